@@ -1,0 +1,31 @@
+# Needs Python 3.11 or newer with its venv module. Everything else goes into .venv, once, and again when
+# pyproject.toml or constraints.txt change.
+#   make install   what the project needs, in .venv
+#   make demo      a model learns, in about two minutes
+#   make test      what CI checks, without the slow tests
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: install demo test
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "stretto needs Python 3.11 or newer, and '$(PYTHON)' is not; name one: make PYTHON=/path/to/python3.11 ..." >&2; \
+	  exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { \
+	  echo "'$(PYTHON)' cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  rm -rf .venv; exit 1; }
+	@echo "installing into .venv (minutes the first time: PyTorch is large)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: install
+	@$(BIN)/stretto train recipes/demo.yaml
+	@echo "curves   $(BIN)/tensorboard --logdir runs"
+
+test: install
+	@scripts/check

@@ -1,0 +1,29 @@
+"""Advantages of the rewards of one group, as plain numpy: (samples) -> (samples)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def reward_itself(rewards: Floats) -> Floats:
+    """No baseline."""
+    return rewards
+
+
+def leave_one_out(rewards: Floats) -> Floats:
+    """Each reward less the mean of the others: an unbiased baseline. Kool et al. 2019."""
+    others = (rewards.sum() - rewards) / (len(rewards) - 1)
+    return rewards - others
+
+
+def group_normalised(rewards: Floats, *, epsilon: float = 1e-4) -> Floats:
+    """Centred and divided by the sample standard deviation (ddof 1). Shao et al. 2024, eq. 3.
+
+    A group without variance has advantage 0, and so has a group of one.
+    """
+    if len(rewards) < 2:
+        return np.zeros_like(rewards)
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + epsilon)

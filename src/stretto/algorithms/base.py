@@ -1,0 +1,99 @@
+"""What an algorithm is: a frozen record of pure functions, and the streams those functions read.
+
+The trainer accumulates, reduces, clips and steps; it never tests a name. An algorithm turns finished groups into
+credited samples and a vector of log-probabilities into sums. Losses are *sums*: the global denominator is applied
+once, at the end of the step, so packing, micro-batching and the number of devices cannot change the gradient.
+
+N is the number of trained tokens in a micro-batch, C the number of conversations.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.config.schema import AlgorithmSection
+from stretto.types import Group, Sample
+
+Denominator = Literal["tokens", "conversations", "trajectories", "constant"]
+"""What a term's sum over the whole step is divided by; `constant` is 1."""
+
+Streams = Mapping[str, Mapping[tuple[str, int, int, int], NDArray[np.float64]]]
+"""Extra numbers per trained token that credit may need: name ("reference", "values") -> sample key -> stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Streams over the trained tokens of one micro-batch, conversation after conversation."""
+
+    advantage: Tensor
+    """(N) credit per token."""
+    engine: Tensor
+    """(N) the engine's log-probabilities when it sampled."""
+    conversation: Tensor
+    """(N) which conversation of the micro-batch a token belongs to, 0 to C-1."""
+    lengths: Tensor
+    """(C) trained tokens per conversation."""
+    old: Tensor | None = None
+    """(N) the trainer's log-probabilities at the sampling weights; none while the weights have not moved since."""
+    reference: Tensor | None = None
+    """(N) reference log-probabilities, if needed."""
+    values: Tensor | None = None
+    """(N) the critic's values, if needed."""
+
+
+TermFunction = Callable[[Tensor, Rows], Tensor]
+"""(log-probabilities (N), rows) -> numbers that may be summed in any order: one per token or per conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One summand of the objective."""
+
+    name: str
+    """Name in reports."""
+    denominator: Denominator
+    """What the step's sum is divided by."""
+    loss: TermFunction
+    """The numbers to sum."""
+    watch: Mapping[str, TermFunction]
+    """Metric name -> numbers whose sum over the step, divided by the trained tokens, is reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """How rewards become a gradient."""
+
+    name: str
+    """Name in the catalog."""
+    scope: Literal["sample", "group", "batch"]
+    """What `advantage` must see at once."""
+    needs: frozenset[str]
+    """Streams that somebody must provide: old, reference, values, vstar."""
+    min_samples: int
+    """Fewest samples per prompt."""
+    terms: tuple[Term, ...]
+    """The objective."""
+    advantage: Callable[[Sequence[Group], Streams], tuple[Sample, ...]]
+    """Groups with verdicts -> credited samples; one group at a time unless scope is "batch"."""
+    drop: Callable[[Group], bool]
+    """True for a group that is not worth training on."""
+
+
+def keep(group: Group) -> bool:
+    """The `drop` of an algorithm that drops nothing."""
+    return False
+
+
+def build(section: AlgorithmSection) -> Algorithm:
+    """The algorithm a recipe names, with its numbers."""
+    module = importlib.import_module(CATALOG[section.name].module)
+    algorithm: Algorithm = module.build(section)
+    return algorithm

@@ -1,0 +1,36 @@
+"""Estimators of KL(policy || reference) from the log-probabilities of sampled tokens.
+
+With u = reference - policy: k1 = -u is unbiased with high variance, k2 = u^2/2 has the gradient of the reverse KL
+when used as a loss on policy, k3 = exp(u) - 1 - u is unbiased and never negative. As a loss k1 has no expected
+gradient on policy. The formulas work on torch tensors and numpy arrays alike. Schulman 2020, "Approximating KL
+divergence".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def k1(policy: Any, reference: Any) -> Any:
+    """Log-ratio."""
+    return policy - reference
+
+
+def k2(policy: Any, reference: Any) -> Any:
+    """Half the squared log-ratio."""
+    return (policy - reference) ** 2 / 2
+
+
+def k3(policy: Any, reference: Any) -> Any:
+    """exp(u) - 1 - u, computed without cancellation near u = 0."""
+    u = reference - policy
+    return (torch.expm1(u) if isinstance(u, Tensor) else np.expm1(u)) - u
+
+
+ESTIMATORS: dict[str, Callable[[Any, Any], Any]] = {"k1": k1, "k2": k2, "k3": k3}
+"""By the name that recipes use."""

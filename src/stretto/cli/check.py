@@ -1,0 +1,58 @@
+"""`stretto check RECIPE`: what a recipe means, or everything that is wrong with it. It reads, and starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from stretto.cli import render
+from stretto.cli.recipe import open_recipe
+from stretto.config.describe import batch_sentence, changes_of, objective, plan_sentence
+from stretto.config.resolve import dump
+from stretto.config.schema import Recipe
+
+
+def check(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as batch.samples=4.")
+    ] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Also check tokenizer, lengths and adapter targets.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Check a recipe and say in words what it does. Loads no weights; without --deep it takes about a second."""
+    opened = open_recipe(recipe, changes or (), deep=deep)
+    if json:
+        render.document(
+            {
+                "ok": True,
+                "problems": [],
+                "objective": objective(opened),
+                "batch": batch_sentence(opened),
+                "recipe": opened.model_dump(mode="json"),
+            }
+        )
+    else:
+        render.screen().print(_page(opened))
+
+
+def _page(recipe: Recipe) -> Text:
+    """The resolved recipe, what of it is not a default, and what it means."""
+    differing = [
+        f"{name}: {render.shown(value)}  (default {render.shown(default)})"
+        for name, value, default in changes_of(recipe)
+    ]
+    page = Text()
+    for title, body in (
+        ("recipe", dump(recipe)),
+        ("not the default", "\n".join(differing) or "nothing"),
+        ("objective", objective(recipe)),
+        ("a step", batch_sentence(recipe)),
+        ("plan", plan_sentence(recipe)),
+    ):
+        page.append(f"{title}\n", style="bold")
+        page.append("".join(f"  {line}\n" for line in render.plain(body).splitlines())).append("\n")
+    return page.append("nothing wrong was found", style="green")

@@ -1,0 +1,35 @@
+"""`stretto eval RUN|RECIPE`: how good a model is on the held-out prompts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.cli import render
+from stretto.cli.recipe import folder_of, open_recipe
+
+
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run's folder, or a recipe.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
+    from stretto.run.session import evaluate_recipe, evaluate_run
+
+    if target.is_dir():
+        result = evaluate_run(target, changes=changes or ())
+    else:
+        result = evaluate_recipe(open_recipe(target, changes or (), deep=True), root=folder_of(target))
+    if json:
+        render.document(asdict(result))
+        return
+    low, high = result.interval
+    lines = [f"accuracy     {result.accuracy:.3f}  (95 % interval {low:.3f} to {high:.3f}, {result.n} prompts)"]
+    lines += [f"pass@{k:<7} {chance:.3f}" for k, chance in result.pass_at_k.items()]
+    render.screen().print("\n".join([*lines, f"mean length  {result.length_mean:.1f} tokens"]))

@@ -1,0 +1,71 @@
+"""`stretto`: the commands, and the one place where exceptions become exit codes and readable lines.
+
+A command is a function in a file of its own that raises `StrettoError`s and prints its result. Nothing heavy is
+imported before a command runs, so `--help` is instant. No traceback ever reaches the screen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from stretto import __version__
+from stretto.cli import render
+from stretto.cli.check import check
+from stretto.cli.evaluate import evaluate
+from stretto.cli.train import resume, train
+from stretto.errors import StrettoError
+
+app = typer.Typer(
+    name="stretto",
+    help="Reinforcement learning for language models, strictly on policy: from a recipe to a better model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+app.command()(resume)
+app.command(name="eval")(evaluate)
+app.command()(check)
+
+JSON_KEYS = {
+    "check": ("objective", "batch", "recipe"),
+    "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
+}
+"""What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"stretto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reinforcement learning for language models, strictly on policy: from a recipe to a better model."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
+    try:
+        app(args=given, prog_name="stretto")
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return show.usage() if code == 2 else code
+    except StrettoError as error:
+        return show.expected(error)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return show.bug(error)
+    return 0

@@ -1,0 +1,47 @@
+"""From a path on the command line to a recipe in which nothing wrong was found: how commands that take one begin.
+
+Hands `config.check` what it must not import: how tasks are read and rewards judged. Loads torch for the second tier
+only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from stretto.config.check import Probes, checked_recipe
+from stretto.config.schema import Recipe, RewardPart, Task
+from stretto.errors import Problem, RecipeError
+from stretto.rewards import parts
+from stretto.tasks import source
+from stretto.types import Prompt
+
+
+def folder_of(path: Path) -> Path:
+    """The folder that a recipe's own paths are looked for in first."""
+    return Path(os.path.abspath(path)).parent
+
+
+def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool) -> Recipe:
+    """The resolved recipe; raises a RecipeError with every problem of the first tier, or, if `deep`, of the second."""
+    recipe = checked_recipe(path, changes, root=folder_of(path), probes=PROBES)
+    if deep:
+        from stretto.run.inspect import deep_problems
+
+        if problems := deep_problems(recipe, folder_of(path)):
+            raise RecipeError(*problems)
+    return recipe
+
+
+def _task(task: Task, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem]]:
+    beginning = source.peek(task, root, rows)
+    return beginning.prompts, beginning.problems
+
+
+def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
+    return parts.problems(section, [str(root), str(Path.cwd())])
+
+
+PROBES = Probes(task=_task, rewards=_rewards)
+"""The answers of the real rooms."""

@@ -1,0 +1,106 @@
+"""How results and failures look: JSON documents on standard output, readable lines on standard error.
+
+Text from recipes, data and models is shown as it is, never read as markup, and characters that would move a
+terminal's cursor are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stretto import __version__
+from stretto.errors import Problem, RecipeError, StrettoError
+
+
+def screen(*, error: bool = False) -> Console:
+    """A console that shows text as it is."""
+    return Console(stderr=error, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def plain(text: str) -> str:
+    """Text without characters that would move a terminal's cursor."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def shown(value: object) -> str:
+    """A value of a recipe as YAML would have it on one line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def document(content: Mapping[str, Any]) -> None:
+    """The one JSON document of a command that was asked for one."""
+    print(json.dumps(content, indent=2, allow_nan=False))
+
+
+def problem_list(problems: Sequence[Problem]) -> Text:
+    """Every problem: where, why, and what to do."""
+    count = len(problems)
+    lines = Text(f"{count} problem{'' if count == 1 else 's'}; nothing was started\n", style="bold")
+    for problem in problems:
+        lines.append("\n").append(plain(problem.field), style="red").append(f": {plain(problem.reason)}\n")
+        lines.append("    fix: ", style="green").append(f"{plain(problem.fix)}\n")
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """Shows why a command ends early, and returns its exit code."""
+
+    as_json: bool
+    """True to print a JSON document on standard output, for programs."""
+    keys: tuple[str, ...]
+    """What else the command's document would hold; null here."""
+
+    def expected(self, error: StrettoError) -> int:
+        """Something that stretto raised on purpose."""
+        problems = error.problems if isinstance(error, RecipeError) else ()
+        if self.as_json:
+            self._document(problems, str(error))
+        elif problems:
+            screen(error=True).print(problem_list(problems), end="")
+        else:
+            screen(error=True).print(Text(plain(str(error)) or type(error).__name__, style="red"))
+        return error.exit_code
+
+    def usage(self) -> int:
+        """A command line that was not understood; the reason is on standard error already."""
+        reason, fix = "the command line was not understood; standard error says why", "run the command with --help"
+        if self.as_json:
+            self._document((Problem(field="arguments", reason=reason, fix=fix),), reason)
+        return 2
+
+    def bug(self, error: Exception) -> int:
+        """A failure of ours; the traceback goes to a file, not to the screen."""
+        first = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        text = f"this is a bug in stretto, not in your recipe: {plain(first)}\n{_keep(error)}"
+        if self.as_json:
+            self._document((), text)
+        else:
+            screen(error=True).print(Text(text, style="red"))
+        return 1
+
+    def _document(self, problems: Sequence[Problem], text: str) -> None:
+        listed = [asdict(problem) for problem in problems]
+        document({"ok": False, "problems": listed, "error": text} | dict.fromkeys(self.keys))
+
+
+def _keep(error: Exception) -> str:
+    """Writes the traceback to a file of its own and says where it is."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="stretto-bug-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(f"stretto {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n")
+            file.writelines(traceback.format_exception(error))
+    except OSError as reason:
+        return f"the details could not be written: {reason.strerror}"
+    return f"the details are in {file.name}; please send them along when you report it"

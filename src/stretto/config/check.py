@@ -1,0 +1,109 @@
+"""The first tier of refusal: everything that can be told from the recipe, the first prompts and the model's header.
+
+Every rule is run, so all problems come at once. No torch; about a second. The second tier, which needs a tokenizer
+and a model without weights, is `stretto.train.inspect`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from stretto.config.load import read_recipe
+from stretto.config.resolve import resolve
+from stretto.config.rules import idle, limits, place, reserved, task
+from stretto.config.rules.base import Probes, Rule, Scene
+from stretto.config.schema import Recipe
+from stretto.errors import Problem, RecipeError
+
+__all__ = ["RULES", "Probes", "check", "checked_recipe", "examine"]
+
+RULES: tuple[Rule, ...] = (
+    reserved.keys_wait_for_their_part,
+    reserved.algorithm_exists,
+    reserved.environment_exists,
+    reserved.reference_is_the_base,
+    reserved.one_device,
+    reserved.logs_exist,
+    idle.keys_have_an_effect,
+    idle.clip_is_used,
+    idle.warmup_rate_is_used,
+    idle.best_is_measured,
+    limits.group_is_large_enough,
+    limits.updates_have_trajectories,
+    limits.budget_holds_an_answer,
+    limits.step_fits,
+    limits.warmup_ends,
+    limits.moments_decay,
+    limits.cache_has_memory,
+    limits.temperature_is_sane,
+    limits.adapter_is_small,
+    limits.heads_divide_width,
+    limits.scratch_is_tiny,
+    limits.scratch_holds_an_answer,
+    limits.evaluation_has_prompts,
+    limits.kl_has_a_reference,
+    limits.seeds_fit,
+    limits.counts_fit,
+    task.rewards_make_sense,
+    task.rewards_have_weight,
+    task.answers_can_be_compared,
+    task.characters_cover_the_task,
+    task.some_prompts_are_left,
+    place.model_can_be_found,
+    place.run_folder_is_free,
+    place.logs_can_be_written,
+)
+"""In the order in which their problems are listed."""
+
+MOST_ROWS = 1000
+"""Rows of data that are read at most; enough to see whether holding some out leaves any."""
+
+
+def check(recipe: Recipe, *, root: Path, probes: Probes) -> list[Problem]:
+    """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first."""
+    recipe = resolve(recipe)
+    rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
+    prompts, problems = probes.task(recipe.task, root, rows)
+    complete = len(prompts) < rows and not problems
+    scene = Scene(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
+    return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
+
+
+def examine(
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes
+) -> tuple[Recipe | None, tuple[Problem, ...]]:
+    """A recipe file, resolved, with everything the first tier finds in it.
+
+    Rules are run on what is left without the keys that could not be read; what a rule then says about such a key, or by
+    way of it, is left out, because it would judge a value that nobody gave.
+    """
+    reading = read_recipe(path, changes)
+    if reading.recipe is None:
+        return None, reading.problems
+    found = check(reading.recipe, root=root, probes=probes)
+    sound = [problem for problem in found if not _leans_on(problem, reading.doubtful)]
+    return resolve(reading.recipe), (*reading.problems, *sound)
+
+
+def checked_recipe(path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes) -> Recipe:
+    """The resolved recipe of a file; raises a RecipeError with everything that the first tier finds wrong with it."""
+    recipe, problems = examine(path, changes, root=root, probes=probes)
+    if problems or recipe is None:
+        raise RecipeError(*problems)
+    return recipe
+
+
+def _leans_on(problem: Problem, doubtful: frozenset[str]) -> bool:
+    """True if the problem is at, below, above or in terms of a key whose value could not be read.
+
+    A `kind` or `name` decides what its whole section means.
+    """
+    doubtful |= {name.rpartition(".")[0] for name in doubtful if name.endswith((".kind", ".name"))}
+    words = set(re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", f"{problem.reason} {problem.fix}")) | {problem.field}
+    return any(
+        word == name or word.startswith(f"{name}.") or name.startswith(f"{word}.")
+        for word in words
+        for name in doubtful
+    )

@@ -1,0 +1,124 @@
+"""A resolved recipe in words: the objective as a formula with its numbers, the batch and the plan in a sentence each.
+
+What is printed follows from the same keys and the same catalog that training reads, so it is the recipe, not a
+promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.config.resolve import resolve
+from stretto.config.rules.base import DEFAULTS, is_default, value_of
+from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, Source, Task
+
+ESTIMATORS = {
+    "k1": "k1 = lp - lp_ref",
+    "k2": "k2 = (lp - lp_ref)^2 / 2",
+    "k3": "k3 = exp(lp_ref - lp) - 1 - (lp_ref - lp)",
+}
+"""The formulas of `algorithms.kl`."""
+
+
+def objective(recipe: Recipe) -> str:
+    """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
+    facts, section = CATALOG[recipe.algorithm.name], recipe.algorithm
+    low, high = section.clip or (0.0, 0.0)
+    gain = facts.surrogate.format(low=low, high=high)
+    weight = "" if section.correction.kind == "none" else "w * "
+    lines = [f"loss = -{facts.average} of {weight}{gain}"]
+    if section.kl.coef > 0 and section.kl.where == "loss":
+        lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
+    lines += [facts.advantage, _reward(recipe), _ratio(recipe)]
+    if weight:
+        lines.append(f"w = min(exp(lp_trainer - lp_engine), {section.correction.cap:g}), without gradient")
+    if section.kl.coef > 0:
+        lines.append(_pull(recipe))
+    return "\n".join(lines)
+
+
+def _reward(recipe: Recipe) -> str:
+    parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
+    kl = recipe.algorithm.kl
+    pull = f" - {kl.coef:g} * sum over tokens of {kl.estimator}" if kl.coef > 0 and kl.where == "reward" else ""
+    return f"R = {parts.replace('+ -', '- ')}{pull}"
+
+
+def _ratio(recipe: Recipe) -> str:
+    updates, clip = recipe.batch.updates, recipe.algorithm.clip
+    if updates == 1:
+        inactive = f": clip {clip[0]:g}/{clip[1]:g} is inactive on policy" if clip else ""
+        return f"rho = exp(lp - lp_old) = 1, because batch.updates is 1{inactive}"
+    active = f": clip {clip[0]:g}/{clip[1]:g} acts from the second on" if clip else ""
+    return f"rho = exp(lp - lp_old), lp_old before the first of {updates} updates{active}"
+
+
+def _pull(recipe: Recipe) -> str:
+    kl = recipe.algorithm.kl
+    idle = "; as a loss its expected gradient is 0 on policy" if (kl.estimator, kl.where) == ("k1", "loss") else ""
+    base = "with the adapter off" if recipe.model.adapter else "of a frozen copy"
+    lp = "; lp is the engine's" if kl.where == "reward" else ""
+    return f"{ESTIMATORS[kl.estimator]}, lp_ref {base}{lp}{idle}"
+
+
+def batch_sentence(recipe: Recipe) -> str:
+    """What one step generates and how often it updates: `64 prompts x 8 samples = 512 trajectories, one update`."""
+    batch = recipe.batch
+    total = batch.prompts * batch.samples
+    made = f"{total} trajector{'y' if total == 1 else 'ies'}"
+    size = f"{_count(batch.prompts, 'prompt')} x {_count(batch.samples, 'sample')} = {made}"
+    if batch.updates == 1:
+        return f"{size}, one update"
+    share = f"{total // batch.updates}" if total % batch.updates == 0 else f"about {total / batch.updates:.0f}"
+    return f"{size}, {batch.updates} updates of {share} each"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def plan_sentence(recipe: Recipe) -> str:
+    """Where the models live and in what order stages run."""
+    device = {"1xcpu": "the CPU", "1xgpu": "one GPU"}.get(
+        recipe.placement.cluster, "one device (a GPU if there is one)"
+    )
+    reference = " and asks the reference" if recipe.algorithm.kl.coef > 0 else ""
+    return (
+        f"flatten on {device}: every step generates, then scores{reference}, then trains; "
+        f"the engine samples from the very tensors that are trained"
+    )
+
+
+NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")
+"""Keys that the defaults of other keys follow from."""
+
+
+def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
+    """(dotted name, value, default) of every key whose value is not what leaving it out would have given."""
+    source = Source(kind=recipe.task.source.kind, name=recipe.task.source.name)
+    named = Recipe(
+        model=Model(name=recipe.model.name),
+        task=Task(source=source),
+        rewards=tuple(RewardPart(kind=part.kind) for part in recipe.rewards),
+        algorithm=AlgorithmSection(name=recipe.algorithm.name),
+    )
+    own = [(name, value_of(recipe, name), value_of(DEFAULTS, name)) for name in NAMING if not is_default(recipe, name)]
+    own += [
+        (f"rewards.{index}.kind", part.kind, RewardPart().kind)
+        for index, part in enumerate(recipe.rewards)
+        if part.kind != RewardPart().kind
+    ]
+    return own + list(_differences(recipe.model_dump(mode="json"), resolve(named).model_dump(mode="json"), ""))
+
+
+def _differences(value: Any, default: Any, name: str) -> Iterator[tuple[str, object, object]]:
+    if isinstance(value, dict) and isinstance(default, dict):
+        for key in value:
+            yield from _differences(value[key], default.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(default, list):
+        for index, (item, usual) in enumerate(zip(value, default, strict=False)):
+            yield from _differences(item, usual, f"{name}.{index}")
+    elif value != default:
+        yield name, value, default

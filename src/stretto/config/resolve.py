@@ -1,0 +1,65 @@
+"""Fills in what depends on other keys, so that a printed recipe hides no number, and writes a recipe down.
+
+Only keys that were left open are filled, never one that was given; `auto` stays where it is decided while running.
+Resolving twice changes nothing, and what `dump` writes loads back equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.config import document
+from stretto.config.schema import Recipe, Scratch, Source
+
+SYNTHETIC: dict[str, dict[str, Any]] = {
+    "addition": {"max": 20},
+    "reverse": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
+    "sort": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
+    "copy": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
+}
+"""The keys that each synthetic task reads, with what they are where the recipe leaves them open."""
+
+
+def resolve(recipe: Recipe) -> Recipe:
+    """The recipe with every value that follows from another."""
+    model, algorithm, task, checkpoint = recipe.model, recipe.algorithm, recipe.task, recipe.checkpoint
+    if model.name == "scratch" and model.scratch is None:
+        model = model.model_copy(update={"scratch": Scratch()})
+    if algorithm.clip is None and algorithm.name in CATALOG:
+        algorithm = algorithm.model_copy(update={"clip": CATALOG[algorithm.name].clip})
+    if recipe.evaluate.every == 0 and not best_was_asked(recipe):
+        checkpoint = checkpoint.model_copy(update={"best": None})
+    parts = tuple(
+        part.model_copy(update={"compare": "exact"}) if part.kind == "regex" and part.compare is None else part
+        for part in recipe.rewards
+    )
+    return recipe.model_copy(
+        update={
+            "model": model,
+            "algorithm": algorithm,
+            "task": task.model_copy(update={"source": resolve_source(task.source)}),
+            "checkpoint": checkpoint,
+            "rewards": parts,
+        }
+    )
+
+
+def resolve_source(source: Source) -> Source:
+    """A source with what it leaves open; a file has no name of its own."""
+    if source.kind == "jsonl" and source.name == Source().name:
+        return source.model_copy(update={"name": None})
+    if source.kind != "synthetic":
+        return source
+    open_keys = SYNTHETIC.get(source.name or "", {})
+    return source.model_copy(update={key: value for key, value in open_keys.items() if getattr(source, key) is None})
+
+
+def best_was_asked(recipe: Recipe) -> bool:
+    """True if the recipe itself says which checkpoint is best, rather than the default."""
+    return "checkpoint" in recipe.model_fields_set and "best" in recipe.checkpoint.model_fields_set
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as YAML, every key in the schema's order."""
+    return document.write(recipe.model_dump(mode="json"))

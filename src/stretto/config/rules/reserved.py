@@ -1,0 +1,130 @@
+"""What the recipe format has a name for, and this version does not do. It is refused, never accepted in silence.
+
+Most rules are rows of a table: a key and the values that work. A row goes when the part that it waits for arrives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.algorithms.catalog import CATALOG, PLANNED
+from stretto.config.explain import nearest
+from stretto.config.rules.base import Scene, value_of
+from stretto.config.schema import Recipe, RoleModel
+from stretto.errors import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Only:
+    """A key of which only some values work."""
+
+    field: str
+    """Its dotted name."""
+    values: tuple[Any, ...]
+    """The values that work."""
+    reason: str
+    """Why others do not, with {value} for the one given."""
+    fix: str
+    """What to do."""
+
+
+NOT_YET = "{value} is not available yet"
+ABSENT = "what this key asks for is not available yet"
+
+ONLY = (
+    Only(field="model.quantize", values=("none",), reason=NOT_YET, fix="use none"),
+    Only(
+        field="model.dtype",
+        values=("bfloat16", "float32", "float64"),
+        reason="float16 needs loss scaling, which is not available yet",
+        fix="use bfloat16, which has the range of float32",
+    ),
+    Only(field="model.shape", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="roles.critic", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="algorithm.correction.kind", values=("none", "token"), reason=NOT_YET, fix="use token"),
+    Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
+    Only(field="algorithm.vstar", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="batch.oversample", values=(1.0,), reason=ABSENT, fix="use 1.0"),
+    Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native"),
+    Only(
+        field="engine.top_p",
+        values=(1.0,),
+        reason="nucleus sampling ({value}) would train another distribution than the one that is sampled",
+        fix="use 1.0; engine.temperature is accounted for on both sides",
+    ),
+    Only(field="engine.speculate", values=("auto", False), reason=ABSENT, fix="use auto"),
+    Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="optimizer.name", values=("adamw",), reason=NOT_YET, fix="use adamw"),
+    Only(field="placement.strategy", values=("auto", "flatten"), reason=NOT_YET, fix="use auto"),
+    Only(field="placement.fractions", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0"),
+    Only(field="placement.cells", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out"),
+)
+
+
+def keys_wait_for_their_part(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Every row of the table."""
+    for row in ONLY:
+        value = value_of(recipe, row.field)
+        if value not in row.values:
+            yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
+
+
+def algorithm_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Names of the catalog, and names that are reserved."""
+    name = recipe.algorithm.name
+    if name in CATALOG:
+        return
+    known = ", ".join(CATALOG)
+    if name in PLANNED:
+        yield Problem(field="algorithm.name", reason=f"{name} is not available yet", fix=f"use one of {known}")
+        return
+    close = nearest(name, CATALOG) or nearest(name, PLANNED)
+    fix = f"did you mean {close}?" if close else f"use one of {known}"
+    yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
+
+
+def environment_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """One environment so far."""
+    kind, known = recipe.environment.kind, ("single_turn", "tools", "game", "memory")
+    if kind == "single_turn":
+        return
+    if kind in known or ":" in kind:
+        yield Problem(field="environment.kind", reason=f"{kind} is not available yet", fix="use single_turn")
+        return
+    yield Problem(field="environment.kind", reason=f"there is no environment {kind!r}", fix="use single_turn")
+
+
+def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Another model as reference has to be loaded beside the policy."""
+    if isinstance(recipe.roles.reference, RoleModel):
+        yield Problem(
+            field="roles.reference",
+            reason="a reference other than the model as it was before training is not available yet",
+            fix="use adapter-off",
+        )
+
+
+def one_device(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """`1xcpu` and `1xgpu` name the one device that a run may have."""
+    cluster = recipe.placement.cluster
+    if cluster in ("auto", "1xcpu", "1xgpu"):
+        return
+    several = re.fullmatch(r"(\d+x)?\d+x[\w -]+(\+\d+x[\w -]+)*", cluster)
+    reason = f"{cluster} is not available yet" if several else f"{cluster!r} is no cluster that is known"
+    yield Problem(
+        field="placement.cluster", reason=reason, fix="use auto, or 1xcpu or 1xgpu to say which single device"
+    )
+
+
+def logs_exist(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Where metrics can go besides the run folder."""
+    if "wandb" in recipe.log:
+        yield Problem(field="log", reason="wandb is not available yet", fix="use [tensorboard], or [] for none")

@@ -1,0 +1,111 @@
+"""One exception tree, drawn here, so that a failure is named by the boundary it crossed.
+
+    StrettoError                    exit code 1: the run failed
+    +-- RecipeError                 exit code 2: the recipe or the arguments are wrong; carries every Problem of its
+    tier +-- DeadlineError               exit code 3: a wait had a deadline, and it passed +-- SandboxError
+    user code in a worker process raised, or its process died |   +-- SandboxDeadlineError    ... or did not answer in
+    time, and its process was killed |   +-- SandboxDiedError        ... or its process died by itself +-- RewardError
+    more rewards failed than the recipe allows; carries the first failure |   +-- VerdictError            one
+    trajectory could not be judged; it is marked and dropped, never given 0 +-- EnvironmentFailure          a
+    conversation with the model could not be completed +-- EngineError                 the generating side failed +--
+    TrainingError               the training side failed (a non-finite loss, no memory for one conversation) +--
+    WeightsError                sampler and trainer do not hold the same weights +-- StaleSampleError            a
+    sample came from another version of the weights than the one being trained +-- CheckpointError             a
+    checkpoint is missing, torn or lacks a part +-- GuardError                  a guard of the recipe stopped the run
+
+The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with a recipe: where, why, and what to do about it."""
+
+    field: str
+    """Dotted name of the recipe key (or the file) at fault."""
+    reason: str
+    """What is wrong with it, in one sentence."""
+    fix: str
+    """What the user can do, in one sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}\n    fix: {self.fix}"
+
+
+class StrettoError(Exception):
+    """Anything stretto raises on purpose. `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class RecipeError(StrettoError):
+    """The recipe or the arguments are wrong; every problem of the tier is in `problems`."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+    @classmethod
+    def of(cls, field: str, reason: str, fix: str) -> RecipeError:
+        """The common case of a single problem."""
+        return cls(Problem(field=field, reason=reason, fix=fix))
+
+
+class DeadlineError(StrettoError):
+    """A wait passed its deadline; the message names the stage, since when, and the last progress."""
+
+    exit_code = 3
+
+
+class SandboxError(StrettoError):
+    """User code in a worker process raised or its process died; the message carries what it said."""
+
+
+class SandboxDeadlineError(SandboxError):
+    """User code did not answer within its deadline and its process was killed."""
+
+
+class SandboxDiedError(SandboxError):
+    """The worker process died while user code ran: killed from outside, out of memory, or it left by itself."""
+
+
+class RewardError(StrettoError):
+    """More rewards failed than `guards.reward_error_share` allows."""
+
+
+class VerdictError(RewardError):
+    """One trajectory could not be judged. The message is what the trajectory is marked with."""
+
+
+class EnvironmentFailure(StrettoError):
+    """A trajectory could not be completed: not the model's fault, so never a reward of 0."""
+
+
+class EngineError(StrettoError):
+    """The generating side failed."""
+
+
+class TrainingError(StrettoError):
+    """The training side failed."""
+
+
+class WeightsError(StrettoError):
+    """Sampler and trainer do not hold the same weights."""
+
+
+class StaleSampleError(StrettoError):
+    """A sample was drawn from another version of the weights than the one being trained."""
+
+
+class CheckpointError(StrettoError):
+    """A checkpoint is missing, torn, or lacks a part that the run needs."""
+
+
+class GuardError(StrettoError):
+    """A guard of the recipe stopped the run."""

@@ -1,0 +1,83 @@
+"""A plan: which cells exist on which devices, in which order a device serves them, and how stages follow each other.
+
+A plan is a value. It can be printed, written as JSON, read back and edited by hand; whatever executes a step
+interprets it and knows no strategy by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+ROLES = ("generate", "reference", "train")
+"""Roles of a critic-free step, in the order of their stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One copy of one role in one parallel layout on some devices."""
+
+    name: str
+    """Name in timelines."""
+    role: str
+    """generate, reference, reward, value, train or fit."""
+    devices: tuple[str, ...]
+    """Such as "localhost/cpu:0"."""
+    mesh: Mapping[str, int] = field(default_factory=lambda: {"dp_shard": 1, "tp": 1, "pp": 1, "ep": 1})
+    """Degrees of parallelism inside the cell."""
+    engine: str | None = None
+    """What generates, in a cell that does."""
+    weights: str = "own"
+    """own, shared:<cell> or gather:<cell>."""
+    sleeps: tuple[str, ...] = ()
+    """Phases in which its memory may be given to others."""
+    token_budget: int | None = None
+    """Most tokens in a micro-batch; none if measured at run time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where everything lives."""
+
+    strategy: str
+    """The name it came from; nothing that executes it looks here."""
+    flow: Literal["phased", "streamed"]
+    """Barriers between stages, or none."""
+    staleness: int
+    """Versions the sampler may lag behind."""
+    optimizer: Literal["replicated", "sharded"]
+    """How optimizer state is spread over training cells."""
+    cells: tuple[Cell, ...]
+    """Every cell."""
+    priority: Mapping[str, tuple[str, ...]]
+    """Device -> the cells it serves, first served first."""
+    tail: Mapping[str, Any] = field(default_factory=lambda: {"move": False, "gate": None})
+    """When unfinished sequences move onto fewer cells."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plan.json holds it."""
+        return asdict(self)
+
+
+def flatten_on_one_device(device: str, *, needs_reference: bool, engine: str = "native") -> Plan:
+    """Every role on the only device, one after the other, on the same tensors."""
+    roles = [role for role in ROLES if role != "reference" or needs_reference]
+    cells = tuple(
+        Cell(
+            name=role,
+            role=role,
+            devices=(device,),
+            engine=engine if role == "generate" else None,
+            weights="own" if role == "train" else "shared:train",
+        )
+        for role in roles
+    )
+    return Plan(
+        strategy="flatten",
+        flow="phased",
+        staleness=0,
+        optimizer="replicated",
+        cells=cells,
+        priority={device: tuple(cell.name for cell in cells)},
+    )

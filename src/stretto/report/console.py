@@ -1,0 +1,214 @@
+"""How a run shows itself while it goes: a live bar in a terminal, plain lines elsewhere, and curves at the end.
+
+It is told numbers and shows them; it measures and keeps nothing that the run folder does not have. Both kinds share one
+`_Course`, so that they say the same in the same words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from stretto.report.curve import ASCII, BLOCKS, curve
+
+
+class Progress(Protocol):
+    """What the loop tells whoever watches; a context manager that leaves the terminal as it was."""
+
+    def start(self, steps: int, done: int) -> None:
+        """The run has so many steps, of which `done` are behind it."""
+        ...
+
+    def note(self, text: str) -> None:
+        """What is going on outside of steps, such as "warm-up 120/200"."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step ended with these metrics, named as in metrics.jsonl."""
+        ...
+
+    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+        """The held-out accuracy after a step, with its interval."""
+        ...
+
+    def finish(self, summary_lines: Sequence[str]) -> None:
+        """The run ended: draws the curves and prints the lines."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def console_for(stream: TextIO) -> Progress:
+    """A live display if the stream is a terminal that can draw one, else plain lines."""
+    if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        return LiveProgress(Console(file=stream))
+    return PlainProgress(stream)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Course:
+    """What was told so far, in words."""
+
+    steps: int = 0
+    """Steps of the run."""
+    seconds: list[float] = field(default_factory=list)
+    """Seconds of every step seen."""
+    rewards: dict[int, float] = field(default_factory=dict)
+    """Mean reward by step."""
+    accuracies: dict[int, float] = field(default_factory=dict)
+    """Held-out accuracy by step."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Notes a step and says it in a line."""
+        words = []
+        if (reward := metrics.get("reward/mean")) is not None:
+            self.rewards[step] = reward
+            words.append(f"reward {reward:.3f}")
+        if seconds := metrics.get("seconds/step"):
+            self.seconds.append(seconds)
+            if tokens := metrics.get("tokens/generated"):
+                words.append(f"{tokens / seconds:,.0f} tokens/s")
+            words.append(f"{seconds:.1f} s")
+            words.append(f"ETA {self._eta(step)}")
+        return "  ".join(words)
+
+    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> str:
+        """Notes an evaluation and says it in a few words."""
+        self.accuracies[step] = accuracy
+        return f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]"
+
+    def curves(self, width: int, marks: str) -> str:
+        """Both curves, each under its title."""
+        parts = []
+        for title, values in (("reward", self.rewards), ("held-out accuracy", self.accuracies)):
+            if drawn := curve(list(values.values()), width, 5, marks):
+                parts.append(f"{title}, step {min(values)} to {max(values)}\n{drawn}")
+        return "\n\n".join(parts)
+
+    def _eta(self, step: int) -> str:
+        left = (self.steps - step) * sum(self.seconds) / len(self.seconds)
+        return str(timedelta(seconds=round(left)))
+
+
+class PlainProgress:
+    """One line per step, for files, pipes and terminals that cannot draw."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._course = _Course()
+
+    def start(self, steps: int, done: int) -> None:
+        """Says how far the run is."""
+        self._course.steps = steps
+        self._line(f"step {done}/{steps}: {'continuing' if done else 'starting'}")
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self._line(text)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of its own."""
+        steps = self._course.steps
+        self._line(f"step {step:>{len(str(steps))}}/{steps}  {self._course.step(step, metrics)}".rstrip())
+
+    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+        """A line of its own."""
+        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high)}")
+
+    def finish(self, summary_lines: Sequence[str]) -> None:
+        """Curves and summary as text, in characters that the stream can encode."""
+        marks = BLOCKS if self._encodable(BLOCKS) == BLOCKS else ASCII
+        for part in (self._course.curves(60, marks), "\n".join(summary_lines)):
+            if part:
+                self._line("\n" + part)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def _line(self, text: str) -> None:
+        with suppress(OSError):  # nobody listens any more, which is no reason to end a training
+            print(self._encodable(_printable(text)), file=self._stream, flush=True)
+
+    def _encodable(self, text: str) -> str:
+        """The text with a question mark for every letter that the stream cannot take."""
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, errors="replace").decode(encoding)
+
+
+class LiveProgress:
+    """A bar over the steps with the newest numbers beside it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._course = _Course()
+        self._bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            TextColumn("{task.fields[accuracy]}", markup=False),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task("starting", total=None, numbers="", accuracy="")
+
+    def start(self, steps: int, done: int) -> None:
+        """Gives the bar its length."""
+        self._course.steps = steps
+        self._bar.update(self._task, description="training", total=steps, completed=done)
+
+    def note(self, text: str) -> None:
+        """Stands before the bar until something else happens."""
+        self._bar.update(self._task, description=_printable(text))
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Moves the bar and shows the step's numbers."""
+        numbers = self._course.step(step, metrics)
+        self._bar.update(self._task, description="training", completed=step, numbers=numbers)
+
+    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+        """Shows the newest accuracy until the next."""
+        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high))
+
+    def finish(self, summary_lines: Sequence[str]) -> None:
+        """Leaves the bar as it is and prints curves and summary below it."""
+        self._bar.stop()
+        marks = BLOCKS if self._console.encoding.startswith("utf") else ASCII
+        width = max(10, min(80, self._console.width - 12))
+        for part in (self._course.curves(width, marks), "\n".join(summary_lines)):
+            if part:
+                self._console.print(Text("\n" + _printable(part)))
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+def _printable(text: str) -> str:
+    """The text without control characters: what a model said must not steer a terminal."""
+    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")

@@ -1,0 +1,45 @@
+"""A curve in a few lines of text, for terminals and logs. It draws; it knows nothing of what the numbers mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+"""Marks for a character cell, from empty to full."""
+
+ASCII = " .:#"
+"""The same for streams that cannot encode blocks."""
+
+
+def curve(values: Sequence[float], width: int, height: int, marks: str = BLOCKS) -> str:
+    """Bars of `height` lines over `width` columns, with the largest and the smallest value at the left.
+
+    More values than columns are averaged, fewer are stretched; values that are not finite are left out; without any
+    value the answer is empty.
+    """
+    points = _resample([value for value in values if math.isfinite(value)], width)
+    if not points:
+        return ""
+    low, high = min(points), max(points)
+    full = len(marks) - 1
+    scale = (height * full - 1) / (high - low) if high > low else 0.0
+    levels = [1 + round((point - low) * scale) for point in points]
+    labels = {0: f"{low:.3g}"} | ({height - 1: f"{high:.3g}"} if high > low else {})
+    margin = max(map(len, labels.values()))
+    rows = []
+    for row in reversed(range(height)):
+        bars = "".join(marks[min(max(level - row * full, 0), full)] for level in levels)
+        rows.append(f"{labels.get(row, ''):>{margin}} | {bars}".rstrip())
+    return "\n".join(rows)
+
+
+def _resample(values: Sequence[float], width: int) -> list[float]:
+    """`width` values for as many columns."""
+    if not values:
+        return []
+    count = len(values)
+    edges = [column * count // width for column in range(width + 1)]
+    bins = [values[left : max(right, left + 1)] for left, right in pairwise(edges)]
+    return [sum(found) / len(found) for found in bins]

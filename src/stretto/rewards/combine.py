@@ -1,0 +1,73 @@
+"""The parts of a reward, weighed: one trajectory in, one `Reward` out, or the reason why there is none.
+
+`value` is the weighted sum that the algorithm learns from. `outcome` is what accuracy and `drop` read: the mean of the
+parts with a positive weight, weighted by it. So full marks are exactly 1 whatever the weights, and penalties (negative
+weights) do not turn a right answer into a wrong one. If no weight is positive, it is the mean of all parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from stretto.config.schema import RewardPart
+from stretto.errors import RecipeError, SandboxDeadlineError, SandboxDiedError, StrettoError, VerdictError
+from stretto.rewards.base import Verdict
+from stretto.rewards.parts import build, observed, problems
+from stretto.sandbox.pool import Pool
+from stretto.types import Reward, Trajectory
+
+
+class Rewards:
+    """Judges trajectories by all parts of a recipe's `rewards`."""
+
+    def __init__(self, parts: Sequence[RewardPart], pool: Pool) -> None:
+        """RecipeError if a part makes no sense. The pool stays the caller's to close."""
+        wrong = tuple(problems(parts, pool.paths))
+        if wrong:
+            raise RecipeError(*wrong)
+        self._parts = tuple((part, build(part, pool)) for part in parts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parts, in the recipe's order."""
+        return tuple(part.name for part, _ in self._parts)
+
+    async def judge(self, trajectory: Trajectory) -> Reward:
+        """Every part's verdict, weighed. VerdictError naming the part where one could not be had."""
+        observed(trajectory)
+        scores = {part.name: await _verdict(verdict, trajectory, part.name) for part, verdict in self._parts}
+        weights = {part.name: part.weight for part, _ in self._parts}
+        value = sum(weights[name] * score for name, score in scores.items())
+        outcome = full_marks(scores, weights)
+        if not math.isfinite(value) or not math.isfinite(outcome):
+            raise VerdictError(f"the weighted sum of the parts {scores} is not a finite number")
+        return Reward(value=value, outcome=outcome, parts=scores)
+
+
+def full_marks(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The share of the full marks: 1.0 exactly where every part with a positive weight gave 1."""
+    counted = {name: weight for name, weight in weights.items() if weight > 0} or dict.fromkeys(weights, 1.0)
+    return sum(weight * scores[name] for name, weight in counted.items()) / sum(counted.values())
+
+
+async def _verdict(verdict: Verdict, trajectory: Trajectory, name: str) -> float:
+    """One part's finite number. A worker that died or was too slow gets a second chance, an exception does not."""
+    try:
+        try:
+            score = await verdict(trajectory)
+        except (SandboxDeadlineError, SandboxDiedError):
+            score = await verdict(trajectory)
+        return _finite(score)
+    except (StrettoError, ValueError) as error:
+        raise VerdictError(f"reward {name}: {error}") from error
+
+
+def _finite(score: float) -> float:
+    try:
+        number = float(score)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"the verdict is {number}, which is not a finite number")
+    return number

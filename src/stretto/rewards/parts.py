@@ -1,0 +1,138 @@
+"""From a part of the recipe to a verdict, and what is wrong with a part, without running anything of the user's.
+
+Patterns and Python functions run in the pool, under the part's deadline. A user's function is called as
+`reward(answer: str, prompt: {"id", "messages", "reference", "tags"}, signals: dict) -> float`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from stretto.config.schema import RewardPart
+from stretto.errors import Problem, VerdictError
+from stretto.rewards import answer
+from stretto.rewards.base import Verdict
+from stretto.sandbox.pool import Pool
+from stretto.sandbox.target import exists
+from stretto.types import Outcome, Trajectory
+
+KINDS = ("exact", "numeric", "regex")
+"""What a part's `kind` may be, apart from module:name."""
+COMPARING = frozenset(KINDS)
+"""The kinds that need a reference answer."""
+
+
+def problems(parts: Sequence[RewardPart], paths: Sequence[str] = ()) -> Iterator[Problem]:
+    """What is wrong with a recipe's `rewards`; `paths` is where module:name is looked for first."""
+    names = [part.name for part in parts]
+    for index, part in enumerate(parts):
+        yield from _kind(part, f"rewards.{index}", paths)
+        yield from _settings(part, f"rewards.{index}")
+        if part.name in names[:index]:
+            reason = f"a part before it is called {part.name!r} too"
+            yield Problem(field=f"rewards.{index}.name", reason=reason, fix="give every part its own name")
+
+
+def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Problem]:
+    if ":" in part.kind:
+        missing = exists(part.kind, paths)
+        if missing is not None:
+            fix = "write the function into a Python file beside the recipe and name it as file:function"
+            yield Problem(field=f"{field}.kind", reason=missing, fix=fix)
+    elif part.kind not in KINDS:
+        near = get_close_matches(part.kind, KINDS, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(KINDS)}, or module:name"
+        yield Problem(field=f"{field}.kind", reason=f"there is no reward of kind {part.kind!r}", fix=fix)
+
+
+def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
+    """Keys that are missing, wrong, or without effect for the part's kind."""
+    if part.kind == "regex":
+        if part.pattern is None:
+            fix = r"set it to what precedes and captures the answer, such as 'Answer: (\S+)'"
+            yield Problem(field=f"{field}.pattern", reason="a reward of kind regex needs a pattern", fix=fix)
+        else:
+            try:
+                re.compile(part.pattern)
+            except (re.error, OverflowError, RecursionError) as error:
+                reason = f"the pattern is no regular expression: {error}"
+                yield Problem(field=f"{field}.pattern", reason=reason, fix="correct it; Python's re is the syntax")
+        return
+    for key in ("pattern", "compare"):
+        if getattr(part, key) is not None:
+            reason = f"has no effect on a reward of kind {part.kind}"
+            yield Problem(field=f"{field}.{key}", reason=reason, fix="remove it, or use kind: regex")
+    if part.kind != "numeric" and part.pick != "last":
+        reason = f"has no effect on a reward of kind {part.kind}"
+        yield Problem(field=f"{field}.pick", reason=reason, fix="remove it")
+
+
+def build(part: RewardPart, pool: Pool) -> Verdict:
+    """The verdict that a part without problems describes."""
+    match part.kind:
+        case "exact":
+            return _exact
+        case "numeric":
+            return _numeric(part)
+        case "regex":
+            return _regex(part, pool)
+        case _:
+            return _function(part, pool)
+
+
+def observed(trajectory: Trajectory) -> Outcome:
+    """The outcome to judge; a trajectory without one cannot be judged."""
+    if trajectory.outcome is None:
+        raise VerdictError("the environment reported no outcome")
+    return trajectory.outcome
+
+
+def _reference(trajectory: Trajectory) -> str:
+    if trajectory.prompt.reference is None:
+        raise VerdictError(f"prompt {trajectory.prompt.id} has no reference answer to compare with")
+    return trajectory.prompt.reference
+
+
+async def _exact(trajectory: Trajectory) -> float:
+    return answer.exact(observed(trajectory).answer, _reference(trajectory))
+
+
+def _numeric(part: RewardPart) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        return answer.numeric(observed(trajectory).answer, _reference(trajectory), part.pick)
+
+    return verdict
+
+
+def _regex(part: RewardPart, pool: Pool) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        texts = (observed(trajectory).answer, _reference(trajectory))
+        arguments = (*texts, part.pattern, part.pick, part.compare or "exact")
+        return await _called(pool, "stretto.rewards.answer:regex", *arguments, deadline=part.deadline)
+
+    return verdict
+
+
+def _function(part: RewardPart, pool: Pool) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        outcome, prompt = observed(trajectory), trajectory.prompt
+        asked = {
+            "id": prompt.id,
+            "messages": [dict(message) for message in prompt.messages],
+            "reference": prompt.reference,
+            "tags": dict(prompt.tags),
+        }
+        signals = {name: float(value) for name, value in outcome.signals.items()}
+        return await _called(pool, part.kind, outcome.answer, asked, signals, deadline=part.deadline)
+
+    return verdict
+
+
+async def _called(pool: Pool, target: str, *args: object, deadline: float) -> float:
+    """A number from a worker; True and False count as 1 and 0."""
+    value = await pool.call(target, *args, deadline=deadline)
+    if not isinstance(value, int | float):
+        raise VerdictError(f"{target} returned {repr(value)[:80]}, which is not a number")
+    return value

@@ -1,0 +1,120 @@
+"""The seam between whoever wants tokens and whoever generates them.
+
+An engine serves requests by continuous batching. It knows nothing of prompts, groups or rewards: a request is token ids
+in, token ids and their log-probabilities out. The sampling noise is a function of the request's key and the position
+alone, so the same request draws the same tokens whatever else shares the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.types import Receipt, StopReason, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an engine can do, for schedulers and reports."""
+
+    keyed_noise: bool
+    """True if samples depend on the request's key only, not on the batch."""
+    slots: int
+    """How many sequences it decodes at once."""
+    kv_tokens: int
+    """How many tokens of context it can hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call of the model."""
+
+    key: int
+    """64 bits that name the noise and the request; see `noise_key`."""
+    tokens: NDArray[np.int64]
+    """The context."""
+    max_new_tokens: int
+    """Most tokens to sample."""
+    stop: frozenset[int]
+    """Token ids that end the answer; the one that ended it is part of it."""
+    temperature: float
+    """0 is greedy; log-probabilities are those of the distribution at this temperature (at 1 when greedy)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a request became."""
+
+    key: int
+    """The request's key."""
+    tokens: NDArray[np.int64]
+    """The sampled tokens, the ending one included."""
+    logprobs: NDArray[np.float64]
+    """Log-probability of each of them."""
+    stop: StopReason
+    """Why it ended."""
+    version: int
+    """Version of the weights that sampled it."""
+
+
+class Engine(Protocol):
+    """Generates. Submit requests, step until they are complete."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights it samples from."""
+        ...
+
+    @property
+    def facts(self) -> Facts:
+        """What it can do."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests; they are admitted in this order."""
+        ...
+
+    def step(self, budget_seconds: float) -> list[Completion]:
+        """Generates until something completes or the budget is used; an empty list means neither is left to do."""
+        ...
+
+    def abort(self, keys: Sequence[int]) -> list[Completion]:
+        """Takes requests out and returns what they have so far, with stop "abort"."""
+        ...
+
+    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
+        """Log-probability of every token but the first of each row, as this engine computes them."""
+        ...
+
+    def receive(self, weights: Weights) -> Receipt:
+        """Takes over published weights and says what it holds."""
+        ...
+
+    def sleep(self, keep: bool) -> None:
+        """Frees the memory of the cache, and of the weights too unless `keep`."""
+        ...
+
+    def wake(self) -> None:
+        """Undoes `sleep`."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything."""
+        ...
+
+
+def noise_key(*, seed: int, visit: int, prompt: str, attempt: int, context: NDArray[np.int64], occurrence: int) -> int:
+    """64 bits from everything that may tell two calls apart; never from where or when they run.
+
+    `occurrence` counts calls with this very context within one trajectory. The position of a token is added by the
+    sampler.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{seed}|{visit}|{attempt}|{occurrence}|{len(prompt)}|{prompt}|".encode())
+    digest.update(np.ascontiguousarray(context, dtype=np.int64).tobytes())
+    return int.from_bytes(digest.digest(), "little")

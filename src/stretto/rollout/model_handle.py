@@ -1,0 +1,173 @@
+"""The model as one trajectory sees it: chat calls in, conversations with exact token ids out.
+
+A call continues the conversation whose messages its list starts with; only what is new is rendered. If it starts with
+an earlier state of one, it branches off there and shares those tokens. Otherwise it opens a conversation of its own.
+A sampled token is trained in the conversation whose call sampled it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stretto.environments.base import Reply
+from stretto.errors import EnvironmentFailure
+from stretto.rollout.base import Completion, Request, noise_key
+from stretto.rollout.render import Renderer, Tokens
+from stretto.types import Conversation, Message, Prompt, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How every call of a trajectory is sampled."""
+
+    seed: int
+    """The run's seed."""
+    temperature: float
+    """0 is greedy."""
+    max_new_tokens: int
+    """Longest answer of one call, unless the call asks for less."""
+    context: int
+    """Longest conversation the model was made for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A conversation while it grows."""
+
+    messages: list[Message] = field(default_factory=list)
+    """Every message so far, the model's included."""
+    tokens: list[int] = field(default_factory=list)
+    """Every token so far."""
+    trained: list[bool] = field(default_factory=list)
+    """Which of them were sampled here."""
+    logprobs: list[float] = field(default_factory=list)
+    """Their log-probabilities."""
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    """(messages, tokens) after each call: where another conversation may branch off."""
+    parent: tuple[int, int] | None = None
+    """(conversation, shared tokens) it branched from."""
+    stop: StopReason = "stop"
+    """Why the last call ended."""
+    version: int = 0
+    """Weights that sampled the last call."""
+
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Appends context, or sampled tokens with their log-probabilities."""
+        self.tokens += tokens
+        self.trained += [logprobs is not None] * len(tokens)
+        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
+
+    def finished(self) -> Conversation:
+        """The record of it."""
+        return Conversation(
+            tokens=np.array(self.tokens, dtype=np.int64),
+            trained=np.array(self.trained, dtype=np.bool_),
+            logprobs=np.array(self.logprobs, dtype=np.float64),
+            stop=self.stop,
+            version=self.version,
+            parent=self.parent,
+        )
+
+
+class ModelHandle:
+    """What an environment gets as `model`."""
+
+    def __init__(
+        self,
+        *,
+        prompt: Prompt,
+        visit: int,
+        attempt: int,
+        sampling: Sampling,
+        renderer: Renderer,
+        generate: Callable[[Request], Awaitable[Completion]],
+    ) -> None:
+        self.prompt, self.visit, self.attempt = prompt, visit, attempt
+        self.sampling, self.renderer, self.generate = sampling, renderer, generate
+        self.drafts: list[Draft] = []
+        self.rewritten = 0
+        self.seen: Counter[bytes] = Counter()
+
+    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+        """The next assistant message."""
+        draft = self._place(list(messages))
+        completion = await self.generate(self._request(draft, max_new_tokens))
+        if completion.stop == "abort":
+            raise EnvironmentFailure("the call was aborted before the model had finished")
+        draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
+        draft.stop, draft.version = completion.stop, completion.version
+        reply = Reply(
+            text=self.renderer.text(completion.tokens.tolist()),
+            tokens=tuple(completion.tokens.tolist()),
+            stop=completion.stop,
+        )
+        draft.messages = [*messages, reply]
+        draft.turns.append((len(draft.messages), len(draft.tokens)))
+        return reply
+
+    def conversations(self) -> tuple[Conversation, ...]:
+        """Every conversation in which the model has spoken."""
+        return tuple(draft.finished() for draft in self.drafts if draft.turns)
+
+    def _place(self, messages: list[Message]) -> Draft:
+        """The conversation this call speaks in, its context complete."""
+        index, turn = self._longest_match(messages)
+        if index is not None:
+            draft = self.drafts[index]
+            count, length = draft.turns[turn]
+            delta = self.renderer.delta(draft.messages[:count], messages[count:], last=draft.tokens[length - 1])
+            if delta is not None and turn == len(draft.turns) - 1 and len(draft.tokens) == length:
+                draft.extend(delta.tolist())
+                return draft
+            if delta is not None:
+                return self._opened([*draft.tokens[:length], *delta.tolist()], parent=(index, length))
+            self.rewritten += 1
+        return self._opened(self.renderer.open(messages).tolist(), parent=None)
+
+    def _longest_match(self, messages: list[Message]) -> tuple[int | None, int]:
+        """(conversation, turn) whose messages this list starts with, the longest such."""
+        best: tuple[int | None, int] = (None, 0)
+        most = 0
+        for index, draft in enumerate(self.drafts):
+            for turn, (count, _) in enumerate(draft.turns):
+                same = count <= len(messages) and all(
+                    mine is theirs or mine == theirs
+                    for mine, theirs in zip(draft.messages[:count], messages[:count], strict=True)
+                )
+                if same and count > most:
+                    best, most = (index, turn), count
+        return best
+
+    def _opened(self, context: list[int], *, parent: tuple[int, int] | None) -> Draft:
+        draft = Draft(parent=parent)
+        draft.extend(context)
+        self.drafts.append(draft)
+        return draft
+
+    def _request(self, draft: Draft, max_new_tokens: int | None) -> Request:
+        room = self.sampling.context - len(draft.tokens)
+        if room < 1 or not draft.tokens:
+            raise EnvironmentFailure(
+                f"a conversation of {len(draft.tokens)} tokens leaves no room in a context of {self.sampling.context}"
+            )
+        context: Tokens = np.array(draft.tokens, dtype=np.int64)
+        occurrence = self.seen[context.tobytes()]
+        self.seen[context.tobytes()] += 1
+        return Request(
+            key=noise_key(
+                seed=self.sampling.seed,
+                visit=self.visit,
+                prompt=self.prompt.id,
+                attempt=self.attempt,
+                context=context,
+                occurrence=occurrence,
+            ),
+            tokens=context,
+            max_new_tokens=min(max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens, room),
+            stop=self.renderer.stop,
+            temperature=self.sampling.temperature,
+        )

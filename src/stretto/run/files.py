@@ -1,0 +1,100 @@
+"""Writing files so that neither a kill nor a full disk leaves a lie behind.
+
+It knows nothing of what is written. `Disk` is the short list of operations whose order makes a checkpoint crash-proof;
+`replace` swaps a whole file at once; `storing` turns what the operating system says into an error a user can act on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import StrettoError
+
+
+class Disk:
+    """The file operations of a checkpoint; a test can interrupt them one by one behind this seam."""
+
+    def write(self, path: Path, make: Callable[[Path], None]) -> None:
+        """Lets `make` put something at `path`."""
+        make(path)
+
+    def sync(self, path: Path) -> None:
+        """Returns when the file or the folder's list of names is on the medium, not just in memory."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Gives a finished folder its name, in one step that a kill cannot split."""
+        source.rename(target)
+
+    def remove(self, folder: Path) -> None:
+        """Deletes a folder and all in it."""
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def storing(path: Path, error: type[StrettoError] = StrettoError) -> Iterator[None]:
+    """Raises `error`, naming the file and what to do, when the operating system refuses to write."""
+    try:
+        yield
+    except OSError as failure:
+        raise error(
+            f"{failure.filename or path}: cannot be written ({failure.strerror or failure})\n"
+            "    fix: make room or mend the permissions, then `stretto resume` the run"
+        ) from failure
+
+
+def replace(path: Path, lines: Iterable[str]) -> None:
+    """Writes the lines beside `path` and swaps them in: readers see the old content or the new, never a part."""
+    draft = path.with_name(f".{path.name}.partial")
+    with storing(path):
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.writelines(lines)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def to_json(value: Any, **keywords: Any) -> str:
+    """Strict JSON in ASCII: numbers that are not finite become null, numpy arrays and numbers become plain ones."""
+    try:
+        return json.dumps(value, allow_nan=False, default=_plain, **keywords)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, **keywords)
+
+
+def write_all(handle: int, data: bytes, position: int | None = None) -> None:
+    """Writes every byte, at `position` or where the file stands, with no buffer that a kill or an error could keep."""
+    while data:
+        written = os.write(handle, data) if position is None else os.pwrite(handle, data, position)
+        data = data[written:]
+        position = None if position is None else position + written
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value if value is None or isinstance(value, (str, int)) else _finite(_plain(value))

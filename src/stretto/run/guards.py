@@ -1,0 +1,51 @@
+"""When a run should stop rather than go on: every guard of the recipe, one function each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from stretto.config.schema import Guards
+from stretto.errors import GuardError, RewardError
+from stretto.rewards.score import TOO_SMALL, Scored
+from stretto.types import Trajectory
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """Tokens the model sampled in a trajectory."""
+    return sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
+
+
+def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
+    """Stops when too large a share of a step has no verdict, and shows the first reason."""
+    failures = [trajectory for trajectory in scored.failed if trajectory.failure != TOO_SMALL]
+    if failures and (len(failures) > section.reward_error_share * launched or not scored.groups):
+        raise RewardError(
+            f"{len(failures)} of {launched} trajectories of this step have no verdict, more than "
+            f"guards.reward_error_share ({section.reward_error_share:g}) allows. The first one "
+            f"(prompt {failures[0].prompt.id}, attempt {failures[0].attempt}):\n{failures[0].failure}"
+        )
+
+
+def after_step(section: Guards, metrics: Mapping[str, float]) -> None:
+    """Stops on numbers that say the run has left the rails."""
+    k3 = metrics.get("kl/engine_trainer", 0.0)
+    if section.max_k3 is not None and k3 > section.max_k3:
+        raise GuardError(
+            f"engine and trainer disagree: mean k3 is {k3:.3g}, above guards.max_k3 ({section.max_k3:g}); "
+            "the sampler does not compute what is trained, or dtype and temperature make it too noisy"
+        )
+    entropy = metrics.get("entropy")
+    if section.min_entropy is not None and entropy is not None and entropy < section.min_entropy:
+        raise GuardError(f"entropy is {entropy:.3g}, below guards.min_entropy ({section.min_entropy:g})")
+
+
+def free_disk(section: Guards, folder: Path) -> None:
+    """Refuses to write a checkpoint that may not fit."""
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < section.min_disk_gb:
+        raise GuardError(
+            f"{folder}: {free:.1f} GB free, less than guards.min_disk_gb ({section.min_disk_gb:g}); "
+            "make room, then resume"
+        )

@@ -1,0 +1,121 @@
+"""The second tier of checks: what only the tokenizer, all prompts and the model's layers can tell. Loads no weights.
+
+The first tier (`config.check`) reads the recipe and the first rows of the data without torch; `train` runs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from stretto.config.locate import ModelFiles, locate
+from stretto.config.schema import Recipe, Scratch
+from stretto.errors import Problem, RecipeError
+from stretto.rollout.render import Renderer
+from stretto.tasks.source import load_prompts, split
+from stretto.train.adapters import target_problems
+from stretto.train.model import refuse_unknown_attention
+from stretto.train.scratch import UNKNOWN, character_tokenizer, configuration
+from stretto.types import Prompt
+
+MOST_PROMPTS = 20_000
+"""Prompts whose length is measured; a longer one that slips through costs its own trajectory, not the run."""
+
+SHOWN = 3
+"""Offending prompts named in a message."""
+
+
+def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
+    """Every problem of the second tier."""
+    problems = device_problems(recipe)
+    try:
+        prompts = load_prompts(recipe.task, root)
+        split(prompts, recipe.task.holdout)
+        files = locate(recipe.model.name, root)
+        config, tokenizer = describe_model(recipe, files)
+        refuse_unknown_attention(config)
+    except RecipeError as error:
+        return [*problems, *error.problems]
+    problems += prompt_problems(recipe, prompts, config, tokenizer)
+    if recipe.model.adapter is not None:
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config)
+        problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
+    return problems
+
+
+def device_problems(recipe: Recipe) -> list[Problem]:
+    """A GPU that was asked for must be there."""
+    if recipe.placement.cluster != "1xgpu" or torch.cuda.is_available():
+        return []
+    return [
+        Problem(
+            field="placement.cluster",
+            reason="asks for a GPU, and torch sees none on this machine",
+            fix="use auto or 1xcpu, or install a torch build for this machine's GPU",
+        )
+    ]
+
+
+def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
+    """Configuration and tokenizer of the model that would be trained."""
+    if files.kind == "scratch":
+        scratch = recipe.model.scratch or Scratch()
+        return configuration(scratch), character_tokenizer(scratch.characters)
+    where = files.name if files.kind == "hub" else str(files.folder)
+    keywords = {"gguf_file": files.file} if files.kind == "gguf" else {}
+    try:
+        return AutoConfig.from_pretrained(where, **keywords), AutoTokenizer.from_pretrained(where, **keywords)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RecipeError.of(
+            "model.name", f"{files.name} cannot be read: {first_line}", "name a causal language model with a tokenizer"
+        ) from error
+
+
+def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], config: Any, tokenizer: Any) -> list[Problem]:
+    """Prompts that leave no room for an answer, or that a character tokenizer cannot spell."""
+    renderer = Renderer(tokenizer, stop=frozenset())
+    context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
+    room = context - recipe.engine.max_new_tokens
+    unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if recipe.model.name == "scratch" else None
+    too_long: list[str] = []
+    misspelt: list[str] = []
+    for prompt in prompts[:MOST_PROMPTS]:
+        try:
+            tokens = renderer.open(prompt.messages)
+        except Exception as error:  # a template is a program of the model's authors and may raise anything
+            return [
+                Problem(
+                    field="task",
+                    reason=f"the model's chat template cannot render prompt {prompt.id}: {error}",
+                    fix="drop task.system, or use another model",
+                )
+            ]
+        if len(tokens) > room:
+            too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
+        if unknown is not None and unknown in tokens:
+            misspelt.append(prompt.id)
+    problems = []
+    if too_long:
+        problems.append(
+            Problem(
+                field="task",
+                reason=f"{len(too_long)} prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a "
+                f"context of {context}: {', '.join(too_long[:SHOWN])}",
+                fix="shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
+            )
+        )
+    if misspelt:
+        problems.append(
+            Problem(
+                field="model.scratch.characters",
+                reason=f"{len(misspelt)} prompts use characters that are not in it: {', '.join(misspelt[:SHOWN])}",
+                fix="add every character that prompts and answers use",
+            )
+        )
+    return problems

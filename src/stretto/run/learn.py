@@ -1,0 +1,93 @@
+"""The training half of a step: extra streams, credit, and one or several updates."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stretto.algorithms.base import Algorithm, Streams
+from stretto.errors import TrainingError
+from stretto.run.parts import Parts
+from stretto.types import Group, Sample, trajectory_key
+
+
+def reference_streams(parts: Parts, groups: Sequence[Group]) -> Streams:
+    """Reference log-probabilities of every trained token, if the algorithm needs them."""
+    if "reference" not in parts.algorithm.needs:
+        return {}
+    keyed = [
+        ((*trajectory_key(trajectory), index), conversation)
+        for group in groups
+        for trajectory in group.trajectories
+        for index, conversation in enumerate(trajectory.conversations)
+    ]
+    scores = parts.trainer.score(
+        [conversation for _, conversation in keyed],
+        reference=parts.reference,
+        without_adapter=parts.reference is None,
+    )
+    return {"reference": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
+
+
+def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> tuple[Sample, ...]:
+    """Credited samples, a group at a time unless the algorithm must see the whole batch."""
+    if algorithm.scope == "batch":
+        return algorithm.advantage(groups, streams)
+    return tuple(sample for group in groups for sample in algorithm.advantage([group], streams))
+
+
+def learn(parts: Parts, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
+    """Accumulates and applies: one update, or `updates` of them over parts shuffled by key."""
+    trainer, updates = parts.trainer, parts.recipe.batch.updates
+    if updates > 1:
+        old = trainer.score([sample.conversation for sample in samples])
+        samples = [replace(sample, old=logprobs) for sample, logprobs in zip(samples, old, strict=True)]
+    reports: list[Mapping[str, float]] = []
+    for part in minibatches(samples, updates, seed=parts.recipe.seed, step=step):
+        trainer.accumulate(part)
+        report = trainer.apply()
+        if not report.applied and parts.recipe.guards.non_finite == "stop":
+            raise TrainingError(
+                f"train: step {step} is not finite (loss {report.metrics['loss']}, gradient norm "
+                f"{report.metrics['grad_norm']}); lower optimizer.lr, or set guards.non_finite: skip"
+            )
+        reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+    return merged(reports)
+
+
+def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int) -> list[list[Sample]]:
+    """A step's samples in `updates` parts; who is in which follows from keys, never from who finished first.
+
+    The conversations of one trajectory stay together. Fewer trajectories than updates make fewer parts.
+    """
+    if updates == 1:
+        return [list(samples)]
+    trajectories: dict[tuple[str, int, int], list[Sample]] = {}
+    for sample in samples:
+        trajectories.setdefault(sample.key[:3], []).append(sample)
+
+    def shuffled(key: tuple[str, int, int]) -> bytes:
+        return hashlib.blake2b(repr((seed, step, key)).encode()).digest()
+
+    order = sorted(trajectories, key=shuffled)
+    parts = [[sample for key in order[index::updates] for sample in trajectories[key]] for index in range(updates)]
+    return [part for part in parts if part] or [[]]
+
+
+def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Several updates as one line: counts add up, the rest is averaged over the trained tokens."""
+    if len(reports) == 1:
+        return dict(reports[0])
+    tokens = [report["tokens/trained"] for report in reports]
+    total = sum(tokens)
+    line: dict[str, float] = {}
+    for name in reports[0]:
+        values = [report.get(name, 0.0) for report in reports]
+        if name.startswith(("tokens/", "updates/")):
+            line[name] = sum(values)
+        elif name == "learning_rate":
+            line[name] = values[-1]
+        else:
+            line[name] = sum(v * t for v, t in zip(values, tokens, strict=True)) / max(1.0, total)
+    return line

@@ -1,0 +1,106 @@
+"""What a checkpoint says of itself, and whether that is true.
+
+The manifest is the last file written into a checkpoint. It names every part and file: size and SHA-256 of the state,
+the size alone of the model's files, which are large and only there to be loaded by others. It carries a seal over its
+own content, so that a flipped byte in it is noticed as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import CheckpointError
+from stretto.run.files import to_json
+
+FORMAT = 1
+"""Version of the layout; a checkpoint of another one is refused."""
+
+STATE = "state"
+"""The folder in a checkpoint that holds the state of the parts and the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file of a checkpoint."""
+
+    size: int
+    """Bytes."""
+    sha256: str | None
+    """Hash of the content, or none for a file of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything a checkpoint holds."""
+
+    step: int
+    """The step after which it was written."""
+    metrics: Mapping[str, float | None]
+    """The metrics of that step, so that the best checkpoint is known after a resume."""
+    parts: tuple[str, ...]
+    """Names of the parts whose state it holds."""
+    files: Mapping[str, Entry]
+    """Every file but the manifest, by its path inside the checkpoint."""
+
+
+def describe(folder: Path, *, step: int, metrics: Mapping[str, float], parts: tuple[str, ...]) -> Manifest:
+    """The manifest of a folder as it stands."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        files[name] = Entry(size=path.stat().st_size, sha256=_hash(path) if name.startswith(f"{STATE}/") else None)
+    return Manifest(step=step, metrics=dict(metrics), parts=parts, files=files)
+
+
+def write(path: Path, manifest: Manifest) -> None:
+    """Writes the manifest with its seal."""
+    body = json.loads(to_json({"format": FORMAT, **asdict(manifest)}))
+    path.write_text(json.dumps({**body, "seal": _seal(body)}, indent=1), encoding="ascii")
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; CheckpointError says why there is none to trust."""
+    path = folder / STATE / "manifest.json"
+    try:
+        body = json.loads(path.read_text(encoding="ascii"))
+        if body["format"] != FORMAT:
+            raise CheckpointError(f"{path}: written in format {body['format']}, this version of stretto reads {FORMAT}")
+        seal = body.pop("seal")
+        if seal != _seal(body):
+            raise CheckpointError(f"{path}: its content does not match its seal")
+        files = {name: Entry(**entry) for name, entry in body["files"].items()}
+        return Manifest(step=body["step"], metrics=body["metrics"], parts=tuple(body["parts"]), files=files)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: torn or not a manifest") from error
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest, after every file it lists was found as listed; CheckpointError names the first that was not."""
+    manifest = read(folder)
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != entry.size:
+                raise CheckpointError(f"{path}: {size} bytes where the manifest says {entry.size}")
+            if entry.sha256 is not None and _hash(path) != entry.sha256:
+                raise CheckpointError(f"{path}: its content changed after it was written")
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return manifest
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()

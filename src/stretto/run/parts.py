@@ -1,0 +1,195 @@
+"""The parts of a run, assembled from a recipe: who generates, judges and trains. No loop and no file formats here.
+
+Heavy things are loaded in one place, so that the loop, evaluation and the warm-up all speak to the same record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stretto.algorithms.base import Algorithm, build
+from stretto.config.locate import ModelFiles, locate
+from stretto.config.schema import Recipe, Scratch
+from stretto.environments import resolve as resolve_environment
+from stretto.environments.base import Environment
+from stretto.errors import DeadlineError
+from stretto.placement.plan import Plan, flatten_on_one_device
+from stretto.rewards.combine import Rewards
+from stretto.rewards.score import Scored, score
+from stretto.rollout.base import Engine
+from stretto.rollout.collect import Collector, Launch
+from stretto.rollout.model_handle import Sampling
+from stretto.rollout.native import NativeEngine
+from stretto.rollout.render import Renderer
+from stretto.run.warmup import warm_up
+from stretto.sandbox.pool import Pool
+from stretto.tasks.source import PromptSource, load_prompts, split
+from stretto.train.model import Policy, choose_device, load
+from stretto.train.optim import MasterAdamW
+from stretto.train.trainer import Trainer
+from stretto.types import Prompt, Trajectory
+
+AUTO_BUDGET = {"cpu": 4096, "cuda": 16384}
+"""Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
+
+Note = Callable[[str], None]
+EngineFactory = Callable[[Policy], Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything a step needs."""
+
+    recipe: Recipe
+    """What was asked for."""
+    plan: Plan
+    """Where it lives."""
+    policy: Policy
+    """The model that is trained."""
+    reference: Policy | None
+    """A frozen copy, if the algorithm needs one and there is no adapter to switch off."""
+    engine: Engine
+    """Generates."""
+    trainer: Trainer
+    """Learns."""
+    optimizer: MasterAdamW
+    """The trainer's optimizer, for checkpoints."""
+    algorithm: Algorithm
+    """How rewards become a gradient."""
+    environment: Environment
+    """What happens between prompt and verdict."""
+    rewards: Rewards
+    """The verdict."""
+    pool: Pool
+    """Where user code runs."""
+    prompts: PromptSource
+    """Prompts to train on."""
+    heldout: tuple[Prompt, ...]
+    """Prompts to evaluate on."""
+    renderer: Renderer
+    """Messages to tokens."""
+    base: Path | None
+    """The run's own copy of the base model, where transformers could not find it by name."""
+
+    async def collect(self, launches: Sequence[Launch], *, temperature: float) -> list[Trajectory]:
+        """Runs the environment for every launch."""
+        recipe = self.recipe
+        sampling = Sampling(
+            seed=recipe.seed,
+            temperature=temperature,
+            max_new_tokens=recipe.engine.max_new_tokens,
+            context=self.policy.context,
+        )
+        collector = Collector(
+            self.engine,
+            environment=self.environment,
+            renderer=self.renderer,
+            sampling=sampling,
+            environment_deadline=recipe.environment.deadline,
+            deadline=recipe.deadlines.generate,
+        )
+        return await collector.collect(launches)
+
+    async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int) -> Scored:
+        """Judges trajectories and gathers them in groups."""
+        return await score(trajectories, self.rewards, min_samples=min_samples)
+
+    async def close(self) -> None:
+        """Leaves no process and no cache behind."""
+        self.engine.close()
+        await self.pool.close()
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Where everything lives: on the only device, one role after the other."""
+    device = choose_device(recipe.placement.cluster)
+    needs = build(recipe.algorithm).needs
+    return flatten_on_one_device(f"localhost/{device.type}:0", needs_reference="reference" in needs)
+
+
+def assemble(
+    recipe: Recipe, *, plan: Plan, root: Path, folder: Path | None, note: Note, make_engine: EngineFactory | None = None
+) -> Parts:
+    """Loads and connects the parts. `folder` is the run's, where a base model of its own is kept."""
+    started = time.monotonic()
+    prompts = load_prompts(recipe.task, root)
+    training, heldout = split(prompts, recipe.task.holdout)
+    device = choose_device(recipe.placement.cluster)
+    algorithm = build(recipe.algorithm)
+    files = locate(recipe.model.name, root)
+    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=training, note=note)
+    policy = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
+    optimizer = MasterAdamW(policy.trained(), recipe.optimizer, updates=recipe.run.steps * recipe.batch.updates)
+    budget = recipe.batch.token_budget
+    trainer = Trainer(
+        policy,
+        algorithm,
+        optimizer,
+        token_budget=AUTO_BUDGET[device.type] if budget == "auto" else budget,
+        temperature=recipe.engine.temperature,
+        clip=recipe.optimizer.clip,
+        checkpointing=recipe.optimizer.checkpointing,
+    )
+    reference = None
+    if "reference" in algorithm.needs and policy.adapted is None:
+        reference = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
+        reference.network.requires_grad_(False)
+    engine = make_engine(policy) if make_engine else NativeEngine(policy, memory_share=recipe.engine.memory_share)
+    pool = Pool(workers=2, paths=[str(root), str(Path.cwd())])
+    if time.monotonic() - started > recipe.deadlines.start:
+        raise DeadlineError(
+            f"start: loading took {time.monotonic() - started:.0f} s, longer than deadlines.start "
+            f"({recipe.deadlines.start:g} s); raise it"
+        )
+    return Parts(
+        recipe=recipe,
+        plan=plan,
+        policy=policy,
+        reference=reference,
+        engine=engine,
+        trainer=trainer,
+        optimizer=optimizer,
+        algorithm=algorithm,
+        environment=resolve_environment(recipe.environment.kind),
+        rewards=Rewards(recipe.rewards, pool),
+        pool=pool,
+        prompts=PromptSource(training, seed=recipe.seed),
+        heldout=heldout[: recipe.evaluate.prompts],
+        renderer=Renderer(policy.tokenizer, stop=policy.stop_tokens),
+        base=base,
+    )
+
+
+def prepare_base(
+    recipe: Recipe,
+    *,
+    files: ModelFiles,
+    folder: Path | None,
+    device: torch.device,
+    prompts: Sequence[Prompt],
+    note: Note,
+) -> Path | None:
+    """The run's own copy of its base model, made once and found again on resume.
+
+    A scratch model needs one because its warm-up is part of it; a GGUF file, because an adapter must name a base that
+    transformers can load. Other models are found by name, and there is none.
+    """
+    keeps = files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
+    if not keeps or folder is None:
+        return None
+    base = folder / "base"
+    if base.exists():
+        return base
+    plain = recipe.model.model_copy(update={"adapter": None})
+    policy = load(plain, files, seed=recipe.seed, device=device)
+    if files.kind == "scratch":
+        warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
+    draft = folder / ".base.draft"
+    policy.save(draft)
+    draft.rename(base)
+    return base

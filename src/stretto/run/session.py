@@ -1,0 +1,223 @@
+"""Starting, resuming and finishing a run: folders, checkpoints and the terminal around the loop.
+
+What a run is lives in its folder. `start` makes a new one; `resume` goes on in an old one and refuses to go on with
+another recipe than the one the checkpoint was trained with, unless told which keys may differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.config.load import load_recipe
+from stretto.config.resolve import dump
+from stretto.config.schema import Recipe
+from stretto.errors import CheckpointError, Problem, RecipeError
+from stretto.report.console import Progress, console_for
+from stretto.report.tensorboard import TensorBoard
+from stretto.run.checkpoint import Checkpoints, step_of
+from stretto.run.evaluate import Evaluation, evaluate
+from stretto.run.journal import Journal, claim_folder, free_folder
+from stretto.run.loop import Desk, train
+from stretto.run.parts import EngineFactory, assemble, make_plan
+from stretto.types import Stateful, Weights
+from stretto.weights.publish import publish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What a run came to."""
+
+    folder: Path
+    """Its folder."""
+    model: Path
+    """The checkpoint of its last step."""
+    evaluations: tuple[tuple[int, Evaluation], ...]
+    """(step, evaluation), those of this session."""
+
+
+EVALUATION_KEYS = ("evaluate", "engine", "rewards", "environment", "deadlines", "guards", "log", "run", "checkpoint")
+"""What may differ from training when a checkpoint is only asked questions."""
+
+
+class RecipeRecord:
+    """The recipe as a part of a checkpoint, so that a resume knows what it goes on with."""
+
+    name = "recipe"
+
+    def __init__(self, recipe: Recipe, *, allow: Sequence[str] = ()) -> None:
+        self.values = recipe.model_dump(mode="json")
+        self.allow = tuple(allow)
+
+    def state(self) -> dict[str, Any]:
+        """The resolved recipe."""
+        return self.values
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Refuses a recipe that differs in keys that were not allowed to."""
+        changed = sorted(differences(state, self.values))
+        refused = [key for key in changed if not any(key == a or key.startswith(f"{a}.") for a in self.allow)]
+        if refused:
+            raise RecipeError(
+                *(
+                    Problem(
+                        field=key,
+                        reason="differs from what this run was trained with",
+                        fix=f"put the old value back, or pass --allow {key}",
+                    )
+                    for key in refused
+                )
+            )
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the keys in which two recipes differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted({*old, *new})
+        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))]
+    return [] if old == new else [prefix]
+
+
+def start(
+    recipe: Recipe,
+    *,
+    name: str,
+    root: Path,
+    progress: Progress | None = None,
+    make_engine: EngineFactory | None = None,
+) -> Finished:
+    """Trains a recipe in a new folder. `name` is what an automatic folder is called after."""
+    explicit = recipe.run.folder != "auto"
+    folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
+    return asyncio.run(_run(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine))
+
+
+def resume(
+    folder: Path,
+    *,
+    changes: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    progress: Progress | None = None,
+    make_engine: EngineFactory | None = None,
+) -> Finished:
+    """Goes on where the newest sound checkpoint of a run stands; without one, from the beginning."""
+    recipe, root = _recipe_of(folder, changes)
+    return asyncio.run(
+        _run(
+            recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
+        )
+    )
+
+
+def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
+    """How good a run's newest checkpoint is."""
+    recipe, root = _recipe_of(folder, changes)
+    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest()
+    if latest is None:
+        raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
+    return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
+
+
+def evaluate_recipe(recipe: Recipe, *, root: Path) -> Evaluation:
+    """How good the model of a recipe is before training; a scratch model is warmed up for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_evaluate(recipe, root=root, folder=Path(folder), checkpoint=None))
+
+
+async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
+    parts = assemble(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
+    try:
+        if checkpoint is not None:
+            record = RecipeRecord(recipe, allow=EVALUATION_KEYS)
+            Checkpoints(checkpoint.parent, keep=1, best=None).restore(
+                checkpoint, (record, parts.prompts, parts.trainer, parts.optimizer)
+            )
+        return await evaluate(parts, parts.heldout, pass_k=recipe.evaluate.pass_k)
+    finally:
+        await parts.close()
+
+
+def _recipe_of(folder: Path, changes: Sequence[str]) -> tuple[Recipe, Path]:
+    """A run's recipe, and the folder that its relative paths count from; its first line remembers that."""
+    path = folder / "recipe.yaml"
+    if not path.is_file():
+        raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
+    first = path.read_text().partition("\n")[0]
+    root = Path(first.removeprefix("# root: ")) if first.startswith("# root: ") else Path.cwd()
+    return load_recipe(path, changes), root
+
+
+async def _run(
+    recipe: Recipe,
+    *,
+    folder: Path,
+    root: Path,
+    progress: Progress | None,
+    make_engine: EngineFactory | None,
+    again: bool = False,
+    allow: tuple[str, ...] = (),
+) -> Finished:
+    """The whole of a run between its folder and its summary."""
+    checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
+    plan = make_plan(recipe)
+    with progress or console_for(sys.stdout) as screen:
+        screen.note(f"run folder {folder}")
+        latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
+        done = step_of(latest) if latest else 0
+        # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
+        with _journal(recipe, folder, root=root, plan=plan.to_json(), done=done, again=again) as journal:
+            parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
+            try:
+                record = RecipeRecord(recipe, allow=allow)
+                stateful: tuple[Stateful, ...] = (record, parts.prompts, parts.trainer, parts.optimizer)
+                if latest:
+                    checkpoints.restore(latest, stateful)
+                publish(Weights(version=parts.trainer.version, manifest={}, where="shared"), parts.engine)
+                screen.start(recipe.run.steps, done)
+                desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
+                evaluations = await train(parts, desk, done=done)
+                finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
+                screen.finish(summary(finished))
+                return finished
+            finally:
+                await parts.close()
+
+
+def _journal(recipe: Recipe, folder: Path, *, root: Path, plan: Mapping[str, Any], done: int, again: bool) -> Journal:
+    """The run folder, open for the steps after `done`."""
+    board = "tensorboard" in recipe.log
+    sinks = [TensorBoard(folder / "tensorboard", after=done if again else None)] if board else []
+    if again:
+        return Journal.reopen(folder, step=done, sinks=sinks)
+    text = f"# root: {root.resolve()}\n{dump(recipe)}"
+    return Journal.create(folder, recipe=text, plan=plan, sinks=sinks)
+
+
+def _last(checkpoints: Checkpoints) -> Path:
+    latest = checkpoints.latest()
+    if latest is None:
+        raise CheckpointError(f"{checkpoints.folder}: the run ended without a sound checkpoint")
+    return latest
+
+
+def summary(finished: Finished) -> list[str]:
+    """What to tell the user at the end."""
+    lines = []
+    if finished.evaluations:
+        (first, before), (last, after) = finished.evaluations[0], finished.evaluations[-1]
+        low, high = after.interval
+        lines.append(
+            f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
+            f"95 % interval {low:.2f} to {high:.2f}, {after.n} prompts"
+        )
+    return [
+        *lines,
+        f"model    {finished.model}",
+        f"metrics  {finished.folder / 'metrics.jsonl'}",
+        f"samples  {finished.folder / 'samples'}",
+    ]

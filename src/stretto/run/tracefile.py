@@ -1,0 +1,60 @@
+"""timeline.json: a Chrome trace that grows by a step at a time and is a whole JSON document all the while.
+
+Rewriting the file at every step would cost the square of the run's length, so the closing bracket is overwritten in
+place: first blanks are added behind it, which JSON allows and which reserves the room, so that a full disk is noticed
+while the document is still whole; then one write replaces bracket and blanks by the new events and the bracket. Only a
+kill within that one write can tear the file, and `reopen` drops what it tore: every event is a line of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stretto.run.files import replace, storing, to_json, write_all
+
+HEAD = '{"displayTimeUnit": "ms", "traceEvents": [\n'
+TAIL = "\n]}\n"
+
+
+class TraceFile:
+    """The file, ready for more events."""
+
+    def __init__(self, path: Path, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        lines = [to_json(event) for event in events]
+        replace(path, [HEAD, ",\n".join(lines), TAIL])
+        self._path = path
+        self._empty = not lines
+        self._end = path.stat().st_size
+
+    @classmethod
+    def reopen(cls, path: Path, *, step: int) -> TraceFile:
+        """Goes on with a file, without the events of later steps and without a torn end."""
+        with storing(path):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        events = [event for event in map(_event, lines) if event is not None]
+        return cls(path, [event for event in events if event.get("args", {}).get("step", 0) <= step])
+
+    def append(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Adds events behind those that are there."""
+        lines = [to_json(event) for event in events]
+        if not lines:
+            return
+        text = ("" if self._empty else ",\n") + ",\n".join(lines) + TAIL
+        data = text.encode("ascii")
+        start = self._end - len(TAIL)
+        with storing(self._path), self._path.open("r+b", buffering=0) as file:
+            write_all(file.fileno(), b" " * (len(data) - len(TAIL)), self._end)
+            write_all(file.fileno(), data, start)
+        self._end, self._empty = start + len(data), False
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """The event on a line, or none where the line is the document's head, its tail, or torn."""
+    try:
+        event = json.loads(line.rstrip().rstrip(","))
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "ph" in event else None

@@ -1,0 +1,109 @@
+"""One worker process as its parent sees it: start, exchange a line, kill, bury.
+
+It knows nothing of queues, deadlines of calls or retries; that is `pool`. A process is only ever signalled between
+its start and its burial, while the kernel cannot have given its id to anybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from stretto.sandbox import worker
+
+MAX_REPLY = 16 * 1024 * 1024
+"""Bytes that a result may have as JSON."""
+BURIAL_SECONDS = 5.0
+"""How long a killed process may take to disappear."""
+
+
+class Process:
+    """A running worker. Its standard input and output are /dev/null; its standard error is the parent's."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Starts the process; `connect` then waits until it is ready."""
+        self._socket, theirs = socket.socketpair()
+        self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(MAX_REPLY), *paths]
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", worker.__file__, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of its group and session."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """False once its end of the line is closed."""
+        return self._stream is not None and not self._stream[0].at_eof()
+
+    async def connect(self) -> None:
+        """Waits until it is ready for calls. EOFError or OSError if it dies before."""
+        self._stream = await asyncio.open_connection(sock=self._socket, limit=MAX_REPLY + 1024)
+        await self._stream[0].readuntil(b"\n")
+
+    async def exchange(self, request: bytes) -> dict[str, Any]:
+        """One request, one answer. EOFError or OSError if it died, ValueError if what it wrote is no answer."""
+        assert self._stream is not None, "exchange before connect"
+        reader, writer = self._stream
+        writer.write(request)
+        await writer.drain()
+        try:
+            answer = json.loads(await reader.readuntil(b"\n"))
+        except (asyncio.LimitOverrunError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        if not isinstance(answer, dict) or not answer.keys() & {"result", "error"}:
+            raise ValueError("neither a result nor an error")
+        return answer
+
+    def kill(self) -> None:
+        """Kills it and everything in its process group, at once and without asking."""
+        if self._child.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        if self._stream is not None:
+            self._stream[1].transport.abort()
+        else:
+            self._socket.close()
+
+    async def bury(self) -> bool:
+        """Waits until a killed process is gone; False if the kernel still holds it after a while."""
+        wait = 0.001
+        clock = asyncio.get_running_loop().time
+        end = clock() + BURIAL_SECONDS
+        while self._child.poll() is None and clock() < end:
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, 0.05)
+        await asyncio.sleep(0)
+        return self._child.returncode is not None
+
+    def epitaph(self) -> str:
+        """How a buried process ended, in words."""
+        code = self._child.returncode
+        if code is None:
+            return "does not die; the kernel still holds it"
+        if code >= 0:
+            return f"exited with code {code}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+        hints = {"SIGKILL": " (as the system does when memory runs out)", "SIGXCPU": " (its CPU time was used up)"}
+        return f"was killed by signal {name}{hints.get(name, '')}"

@@ -1,0 +1,87 @@
+"""Whether a `module:name` of a recipe exists, asked without running a line of the user's code.
+
+The top of the module is read as a syntax tree. So the answer is exact for a function that is written down, and generous
+where only running would tell (star imports, a module-level `__getattr__`, compiled modules).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+ANYTHING = "*"
+"""Stands for names that only running the module would tell."""
+
+
+def exists(target: str, paths: Sequence[str] = ()) -> str | None:
+    """A sentence on why `target` cannot be found on `paths` or among installed modules, or None if it is there."""
+    module, _, name = target.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return f"{target!r} is not of the form module:name"
+    spec, missing = _find(module, [os.path.abspath(path) for path in paths])
+    if spec is None:
+        where = ", ".join(str(path) for path in paths) or "the installed packages"
+        return f"there is no module {missing!r} in {where}"
+    if spec.origin is None:
+        return f"{module!r} is a folder without code of its own"
+    if not spec.origin.endswith(".py"):
+        return None
+    try:
+        names = _names(spec.origin)
+    except OSError as error:
+        return f"{spec.origin} cannot be read: {error.strerror}"
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return f"{spec.origin} is not valid Python: {error}"
+    if name in names or ANYTHING in names or "__getattr__" in names:
+        return None
+    near = get_close_matches(name, sorted(names), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{spec.origin} defines no {name!r}{hint}"
+
+
+def _find(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
+    """The module's spec, and the dotted name that is missing where there is none. Imports no package on the way."""
+    importlib.invalidate_caches()
+    top, *rest = module.split(".")
+    try:
+        spec = PathFinder.find_spec(top, [*paths, *sys.path]) or find_spec(top)
+    except ValueError:
+        spec = None
+    found = top
+    for part in rest:
+        if spec is None:
+            break
+        found = f"{found}.{part}"
+        spec = PathFinder.find_spec(found, spec.submodule_search_locations or [])
+    return spec, found
+
+
+def _names(file: str) -> set[str]:
+    """Every name that the module's top level binds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(Path(file).read_bytes(), file)
+    return set(_bound(tree.body))
+
+
+def _bound(body: Sequence[ast.AST]) -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Import() | ast.ImportFrom():
+                yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                continue
+            case _:
+                yield from _bound(list(ast.iter_child_nodes(node)))

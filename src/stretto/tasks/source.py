@@ -1,0 +1,132 @@
+"""The door to a task: its prompts, which of them are held out, and in what order a run draws the others.
+
+Everything is keyed by prompt ids, never by positions in a file: shuffling a dataset changes nothing, and adding to it
+changes as little as possible. The cursor of `PromptSource` is one number, so a resumed run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from stretto.config.schema import Holdout, Task
+from stretto.errors import CheckpointError, Problem, RecipeError
+from stretto.tasks import jsonl, synthetic
+from stretto.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peek:
+    """The beginning of a task: enough for the cheap tier of checks."""
+
+    prompts: tuple[Prompt, ...]
+    """The first prompts."""
+    problems: tuple[Problem, ...]
+    """What is wrong with the settings or with these rows."""
+
+
+def peek(task: Task, root: Path, rows: int = 5) -> Peek:
+    """Looks at the settings and the first rows only. `root` is the recipe's folder. Never raises for bad data."""
+    prompts, problems = _read(task, root, rows)
+    return Peek(prompts=tuple(prompts), problems=tuple(problems))
+
+
+def load_prompts(task: Task, root: Path) -> tuple[Prompt, ...]:
+    """All prompts of the task, in the source's order. RecipeError with what is wrong; `root` is the recipe's folder."""
+    prompts, problems = _read(task, root, None)
+    if problems:
+        raise RecipeError(*problems)
+    return tuple(prompts)
+
+
+def _read(task: Task, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+    match task.source.kind:
+        case "synthetic":
+            problems = list(synthetic.problems(task))
+            if task.source.path is not None or task.source.columns:
+                reason = "path and columns have no effect on a synthetic source"
+                problems.append(Problem(field="task.source", reason=reason, fix="remove them, or use kind: jsonl"))
+            return ([] if problems else list(islice(synthetic.prompts(task), limit))), problems
+        case "jsonl":
+            problems = list(jsonl.problems(task))
+            path = jsonl.locate(task, root)
+            if isinstance(path, Problem):
+                return [], [*problems, path]
+            prompts, wrong = jsonl.read(task, path, limit)
+            return prompts, problems + wrong
+        case kind:
+            fix = "use kind: jsonl or kind: synthetic"
+            return [], [Problem(field="task.source.kind", reason=f"{kind} is not available yet", fix=fix)]
+
+
+def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """(to train on, held out), both in the order of a keyed hash of their ids.
+
+    So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out.
+    """
+    if holdout.prompts >= len(prompts):
+        reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
+        fix = f"use at most {len(prompts) - 1}, or more data"
+        raise RecipeError.of("task.holdout.prompts", reason, fix)
+    ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
+    return tuple(ranked[holdout.prompts :]), tuple(ranked[: holdout.prompts])
+
+
+def _rank(key: str, id: str) -> tuple[bytes, str]:
+    """Where an id stands in the order that belongs to a key."""
+    return hashlib.blake2b(f"{key}|{id}".encode(), digest_size=8).digest(), id
+
+
+class PromptSource:
+    """Draws prompts for ever: every epoch all of them once, in an order of its own. Stateful."""
+
+    name = "prompts"
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int) -> None:
+        """The order follows from the seed and the ids; the order of `prompts` does not matter."""
+        if not prompts:
+            raise ValueError("there are no prompts to draw from")
+        self._prompts = tuple(prompts)
+        self._seed = seed
+        self._drawn = 0
+        self._order: tuple[int, list[Prompt]] = (-1, [])
+        ids = hashlib.blake2b(f"{seed}|".encode(), digest_size=16)
+        for id in sorted(prompt.id for prompt in prompts):
+            ids.update(f"{len(id)}|{id}".encode())
+        self._fingerprint = ids.hexdigest()
+
+    def take(self, n: int) -> list[tuple[Prompt, int]]:
+        """The next n prompts, each with the number of times it was drawn before in this run."""
+        drawn = []
+        for index in range(self._drawn, self._drawn + n):
+            epoch, place = divmod(index, len(self._prompts))
+            drawn.append((self._epoch(epoch)[place], epoch))
+        self._drawn += len(drawn)
+        return drawn
+
+    def state(self) -> Mapping[str, Any]:
+        """How many were drawn, and from what."""
+        return {"drawn": self._drawn, "fingerprint": self._fingerprint}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state` was taken. CheckpointError if it belongs to other prompts or another seed."""
+        if state.get("fingerprint") != self._fingerprint:
+            raise CheckpointError(
+                "the checkpoint was written with other prompts or another seed; restore the data and the recipe it "
+                "was made with, or start a new run"
+            )
+        drawn = state.get("drawn")
+        if not isinstance(drawn, int) or drawn < 0:
+            raise CheckpointError(f"the checkpoint's prompt cursor is {drawn!r}, which is not a count")
+        self._drawn = drawn
+
+    def _epoch(self, epoch: int) -> list[Prompt]:
+        """The order of one epoch; only the current one is kept."""
+        if self._order[0] != epoch:
+            key = f"order|{self._seed}|{epoch}"
+            self._order = (epoch, sorted(self._prompts, key=lambda prompt: _rank(key, prompt.id)))
+        return self._order[1]

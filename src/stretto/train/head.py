@@ -1,0 +1,115 @@
+"""Log-probabilities of given tokens without ever holding the logits of a whole batch.
+
+The head's logits are N x V numbers, the largest tensor of a step at a vocabulary of 49k and more. Here they exist for a
+chunk of rows at a time: the forward keeps log-probabilities and normalisers, the backward makes each chunk's logits
+again. No loss sees logits, which is why the seam between model and algorithm is the vector of log-probabilities.
+
+N trained tokens, W hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+CHUNK_NUMBERS = 1 << 24
+"""Most logits alive at once: 64 MiB in fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What turns hidden states into logits."""
+
+    weight: Tensor
+    """(V, W)."""
+    bias: Tensor | None = None
+    """(V), for the few models that have one."""
+    softcap: float | None = None
+    """Logits become softcap * tanh(logits / softcap), as Gemma's do."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that normalisers are computed in: fp32, or fp64 where the model is."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def chunk_logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
+    """Logits of a chunk of rows at the sampling temperature, in the wide type."""
+    logits = linear(hidden, head.weight, head.bias).to(wide(hidden.dtype))
+    if head.softcap is not None:
+        logits = torch.tanh(logits / head.softcap) * head.softcap
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def chunks(rows: int, vocabulary: int) -> list[slice]:
+    """Slices of rows whose logits fit."""
+    size = max(1, CHUNK_NUMBERS // vocabulary)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class _Logprobs(torch.autograd.Function):
+    """(hidden (N, W), weight, bias, targets (N)) -> log-probabilities (N), entropies (N, without gradient)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        softcap: float | None,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        head = Head(weight=weight, bias=bias, softcap=softcap)
+        logprobs = hidden.new_empty(len(hidden), dtype=wide(hidden.dtype))
+        normalisers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        for rows in chunks(len(hidden), weight.shape[0]):
+            logits = chunk_logits(hidden[rows], head, temperature)
+            normalisers[rows] = logits.logsumexp(-1)
+            logprobs[rows] = logits.gather(-1, targets[rows, None])[:, 0] - normalisers[rows]
+            shifted = logits - normalisers[rows, None]
+            entropies[rows] = -(shifted.exp() * shifted).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
+        ctx.softcap, ctx.temperature = softcap, temperature
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normalisers = ctx.saved_tensors
+        head = Head(weight=weight, bias=bias, softcap=ctx.softcap)
+        outgoing = gradients[0]
+        hidden_grad = torch.empty_like(hidden)
+        trains_head = ctx.needs_input_grad[1]
+        weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype)) if trains_head else None
+        bias_grad = torch.zeros_like(bias, dtype=wide(bias.dtype)) if ctx.needs_input_grad[2] else None
+        for rows in chunks(len(hidden), weight.shape[0]):
+            logits = chunk_logits(hidden[rows], head, ctx.temperature)
+            grad = -(logits - normalisers[rows, None]).exp() * outgoing[rows, None]
+            grad.scatter_add_(-1, targets[rows, None], outgoing[rows, None].to(grad.dtype))
+            if ctx.softcap is not None:
+                grad *= 1 - (logits * ctx.temperature / ctx.softcap) ** 2
+            grad = (grad / ctx.temperature).to(hidden.dtype)
+            hidden_grad[rows] = grad @ weight
+            if weight_grad is not None:
+                weight_grad += grad.T @ hidden[rows]
+            if bias_grad is not None:
+                bias_grad += grad.sum(0)
+        return (
+            hidden_grad,
+            None if weight_grad is None else weight_grad.to(weight.dtype),
+            None if bias_grad is None else bias_grad.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def logprobs_of(hidden: Tensor, head: Head, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target given its hidden state, and the entropy of the distribution it was taken from."""
+    result: tuple[Tensor, Tensor] = _Logprobs.apply(hidden, head.weight, head.bias, targets, head.softcap, temperature)
+    return result

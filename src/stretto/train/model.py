@@ -1,0 +1,218 @@
+"""The model that is trained: loading it, and the two things anyone asks of it, hidden states and the head.
+
+Engine and trainer use the same modules through this class, so publishing weights on one device is free. Everything else
+(packing, losses, sampling) works on what `Policy.hidden` returns and never calls the network itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from stretto.config.locate import ModelFiles
+from stretto.config.schema import Model, Scratch
+from stretto.errors import RecipeError
+from stretto.train import attention
+from stretto.train.adapters import add_adapter
+from stretto.train.head import Head
+from stretto.train.scratch import character_tokenizer, fresh_network, keep_norms_exact
+
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+
+@dataclass(slots=True, kw_only=True)
+class Policy:
+    """A causal language model with its tokenizer, ready for packed rows."""
+
+    network: PreTrainedModel
+    """The causal model; adapters, where there are any, sit inside its layers."""
+    tokenizer: PreTrainedTokenizerBase
+    """Its tokenizer, with a chat template."""
+    adapted: Any = None
+    """PEFT's wrapper around `network`, or none for full fine-tuning."""
+    portable: bool = True
+    """False if the base is nothing that transformers could load by name, so that a run must keep a copy."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self.network.dtype
+
+    @property
+    def context(self) -> int:
+        """Longest sequence it was made for."""
+        return int(getattr(self.network.config, "max_position_embeddings", 1 << 30))
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
+        found: set[int] = set()
+        settings = self.network.generation_config
+        for value in (
+            self.tokenizer.eos_token_id,
+            self.network.config.eos_token_id,
+            settings and settings.eos_token_id,
+        ):
+            found.update([value] if isinstance(value, int) else value or [])
+        return frozenset(found)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
+        """(T) token ids of one row -> (T, W) states before the head."""
+        decoder = self.network.get_decoder()
+        output = decoder(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{attention.KEYWORD: layout}
+        )
+        states: Tensor = output.last_hidden_state[0]
+        return states
+
+    def head(self) -> Head:
+        """What turns hidden states into logits."""
+        module = self.network.get_output_embeddings()
+        softcap = getattr(self.network.config, "final_logit_softcapping", None)
+        return Head(weight=module.weight, bias=getattr(module, "bias", None), softcap=softcap)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The model as it was before training, where an adapter is what is trained."""
+        if self.adapted is None:
+            raise ValueError("full fine-tuning has no adapter to switch off; keep a frozen copy")
+        with self.adapted.disable_adapter():
+            yield
+
+    def save(self, folder: Path, *, base: Path | None = None) -> None:
+        """Writes a Hugging Face folder, or a PEFT adapter that names `base` as what it adapts."""
+        self.tokenizer.save_pretrained(folder)
+        if self.adapted is None:
+            self.network.save_pretrained(folder)
+            return
+        if base is not None:
+            self.adapted.peft_config["default"].base_model_name_or_path = str(base)
+        self.adapted.save_pretrained(folder)
+
+
+def choose_device(cluster: str) -> torch.device:
+    """The first GPU if there is one, unless the recipe asks for the CPU."""
+    return torch.device("cuda" if cluster != "1xcpu" and torch.cuda.is_available() else "cpu")
+
+
+def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None = None) -> Policy:
+    """Loads the model a recipe names. `base` is a run's own copy, which is then read instead.
+
+    A scratch model comes out random; warming it up is the run's business, because it needs a task.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if files.kind == "scratch" and base is None:
+        scratch = section.scratch or Scratch()
+        network: PreTrainedModel = fresh_network(scratch, seed=seed)
+        tokenizer: PreTrainedTokenizerBase = character_tokenizer(scratch.characters)
+    else:
+        own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
+        network, tokenizer = load_files(files if base is None else own)
+    refuse_unknown_attention(network.config)
+    network.set_attn_implementation(attention.NAME)
+    network.to(device=device, dtype=DTYPES[section.dtype])
+    network.config.use_cache = False
+    if files.kind == "scratch":
+        keep_norms_exact(network)
+    # Never in eval mode: quantised bases repack their weights there, and without dropout the modes are equal.
+    network.train()
+    policy = Policy(network=network, tokenizer=tokenizer, portable=files.kind in ("hub", "folder"))
+    if section.adapter is None:
+        return policy
+    return replace(policy, adapted=add_adapter(network, section.adapter, seed=seed))
+
+
+def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Reads weights and tokenizer from a hub id, a folder or a GGUF file."""
+    where = files.name if files.kind == "hub" else str(files.folder)
+    keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **keywords)
+        network = AutoModelForCausalLM.from_pretrained(
+            where, dtype="auto" if not keywords else torch.float32, **keywords
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RecipeError.of(
+            "model.name",
+            f"{files.name} could not be loaded: {first_line}",
+            "name a causal language model with a tokenizer",
+        ) from error
+    if keywords:
+        network = plain_copy(network)
+    return network, tokenizer
+
+
+def plain_copy(network: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model without the mark of the GGUF file, which would refuse to be saved."""
+    settings = network.config.to_dict()
+    settings.pop("quantization_config", None)
+    config = type(network.config).from_dict(settings)
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config)
+    plain.load_state_dict(network.state_dict(), assign=True)
+    plain.tie_weights()
+    # Buffers that no state dict holds (rotary frequencies) still are on "meta"; the loaded model has them.
+    for name, buffer in network.named_buffers():
+        parent, _, leaf = name.rpartition(".")
+        plain.get_submodule(parent).register_buffer(leaf, buffer, persistent=False)
+    return plain
+
+
+def refuse_unknown_attention(config: Any) -> None:
+    """Refuses what packed rows would compute wrongly without a sound."""
+    settings = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rope = getattr(settings, "rope_parameters", None) or {}
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    if kind in ("dynamic", "longrope"):
+        raise RecipeError.of(
+            "model.name",
+            f"its positions ({kind} RoPE) depend on the longest sequence of the row, so packing would change results",
+            "use a model with another RoPE type",
+        )
+    layers = set(getattr(settings, "layer_types", None) or [])
+    unknown = layers - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise RecipeError.of(
+            "model.name",
+            f"layers of type {', '.join(sorted(unknown))} are not available yet",
+            "use an attention-only decoder",
+        )
+    dropouts = [
+        name
+        for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop")
+        if getattr(settings, name, 0)
+    ]
+    for name in dropouts:
+        setattr(settings, name, 0.0)
+
+
+def offline() -> bool:
+    """True if the hub must not be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def read_config(files: ModelFiles) -> Any:
+    """A model's configuration without its weights."""
+    where = files.name if files.kind == "hub" else str(files.folder)
+    keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
+    return AutoConfig.from_pretrained(where, **keywords)

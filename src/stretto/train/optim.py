@@ -1,0 +1,83 @@
+"""AdamW over fp32 masters, and the course of the learning rate.
+
+Modules may compute in bf16; an update of one part in a thousand would drown in its rounding. So the optimizer steps a
+master copy in fp32 (fp64 where the module is) and rounds once. Parameters that already are fp32 are their own
+masters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.config.schema import Optimizer as Section
+from stretto.train.head import wide
+
+
+def learning_rate(section: Section, *, update: int, updates: int) -> float:
+    """The rate of update number `update` (from 0) out of `updates`."""
+    if update < section.warmup:
+        return section.lr * (update + 1) / section.warmup
+    if section.schedule == "constant":
+        return section.lr
+    course = (update - section.warmup) / max(1, updates - section.warmup)
+    return section.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, course)))
+
+
+class MasterAdamW:
+    """AdamW whose state and masters are wide, whatever the modules compute in."""
+
+    name = "optimizer"
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], section: Section, *, updates: int) -> None:
+        self.parameters = dict(parameters)
+        self.section = section
+        self.updates = updates
+        self.update = 0
+        self.masters = {
+            name: weight if weight.dtype == wide(weight.dtype) else nn.Parameter(weight.detach().to(wide(weight.dtype)))
+            for name, weight in self.parameters.items()
+        }
+        self.adamw = torch.optim.AdamW(
+            self.masters.values(), lr=section.lr, betas=section.betas, weight_decay=section.weight_decay, fused=True
+        )
+
+    def step(self, gradients: Mapping[str, Tensor]) -> float:
+        """One update along `gradients`; returns the learning rate it used."""
+        rate = learning_rate(self.section, update=self.update, updates=self.updates)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        for name, master in self.masters.items():
+            master.grad = gradients[name]
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self.update += 1
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                if master is not self.parameters[name]:
+                    self.parameters[name].copy_(master)
+        return rate
+
+    def state(self) -> dict[str, Any]:
+        """Masters, moments and the number of updates made."""
+        moments = {name: dict(self.adamw.state[master].items()) for name, master in self.masters.items()}
+        return {
+            "update": self.update,
+            "masters": {name: master.detach() for name, master in self.masters.items()},
+            "moments": moments,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Puts masters, moments and modules back exactly."""
+        self.update = state["update"]
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(state["masters"][name])
+                if master is not self.parameters[name]:
+                    self.parameters[name].copy_(master)
+                moments = state["moments"].get(name, {})
+                self.adamw.state[master] = {key: value.to(master.device) for key, value in moments.items()}

@@ -1,0 +1,176 @@
+"""Samples -> micro-batches: rows without padding, in which what conversations share is computed once.
+
+A micro-batch is one row of tokens laid out as a tree of segments: the prompt of a group stands once, and every answer
+continues it. Which samples share a row, and in which order, changes neither a loss nor a gradient beyond rounding,
+because each token still sees exactly its own conversation. The only size anybody sets is the token budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stretto.algorithms.base import Rows
+from stretto.train.attention import Segment, TreeLayout
+from stretto.types import Sample
+
+Tokens = NDArray[np.int64]
+
+WORTH_SHARING = 16
+"""Fewest tokens that sharing a prefix must save; below, a segment of its own costs more in kernel calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Token sequences merged where they begin alike."""
+
+    tokens: Tokens
+    """The row."""
+    positions: Tokens
+    """Position of each token in its own sequence."""
+    segments: tuple[Segment, ...]
+    """Who continues whom."""
+    places: tuple[Tokens, ...]
+    """Per sequence, in the order given: where each of its tokens stands in the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One packed row and the streams of its trained tokens."""
+
+    samples: tuple[Sample, ...]
+    """What was packed."""
+    tokens: torch.Tensor
+    """(T) token ids."""
+    positions: torch.Tensor
+    """(T) positions within each conversation."""
+    layout: TreeLayout
+    """Segments and their parents."""
+    sources: torch.Tensor
+    """(N) where in the row the hidden state stands that predicts each trained token."""
+    targets: torch.Tensor
+    """(N) the trained tokens."""
+    rows: Rows
+    """(N) their streams."""
+    conversation_tokens: int
+    """Tokens of all conversations together; what exceeds T was shared."""
+
+
+def shared_prefix(first: Tokens, second: Tokens) -> int:
+    """How many leading tokens are equal."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+def merge(sequences: Sequence[Tokens]) -> Tree:
+    """Merges sequences (none empty) into a tree, depth first, in the order of their first appearance."""
+    row: list[Tokens] = []
+    positions: list[Tokens] = []
+    segments: list[Segment] = []
+    places: list[list[Tokens]] = [[] for _ in sequences]
+    end = 0
+
+    def place(members: list[int], depth: int, ancestors: tuple[int, ...]) -> None:
+        nonlocal end
+        for branch in branches(members, depth):
+            length = common_length([sequences[member] for member in branch])
+            here = len(segments)
+            segments.append(Segment(start=end, length=length - depth, ancestors=ancestors))
+            row.append(sequences[branch[0]][depth:length])
+            positions.append(np.arange(depth, length))
+            for member in branch:
+                places[member].append(np.arange(end, end + length - depth))
+            end += length - depth
+            place([member for member in branch if len(sequences[member]) > length], length, (*ancestors, here))
+
+    def branches(members: list[int], depth: int, reach: int = 1) -> list[list[int]]:
+        """Members by how they go on: together where that saves enough, else apart where they first differ."""
+        groups: dict[bytes, list[int]] = {}
+        for member in members:
+            groups.setdefault(sequences[member][depth : depth + reach].tobytes(), []).append(member)
+        found: list[list[int]] = []
+        for group in groups.values():
+            shared = common_length([sequences[member] for member in group]) - depth
+            if len(group) == 1 or shared * (len(group) - 1) >= WORTH_SHARING:
+                found.append(group)
+            elif shared < reach:  # they end here, all alike, and are too short to bother
+                found += [[member] for member in group]
+            else:
+                found += branches(group, depth, shared + 1)
+        return found
+
+    place(list(range(len(sequences))), 0, ())
+    return Tree(
+        tokens=np.concatenate(row),
+        positions=np.concatenate(positions),
+        segments=tuple(segments),
+        places=tuple(np.concatenate(parts) for parts in places),
+    )
+
+
+def common_length(sequences: Sequence[Tokens]) -> int:
+    """How many leading tokens all sequences share."""
+    return min((shared_prefix(sequences[0], other) for other in sequences), default=0)
+
+
+def divide(samples: Sequence[Sample], budget: int) -> list[tuple[Sample, ...]]:
+    """Cuts samples, in their order, into rows of at most `budget` tokens; a conversation is never cut.
+
+    A token that a conversation shares with the one before it in the row is not counted again, which is what `merge`
+    saves when the answers of a group stand side by side.
+    """
+    rows: list[list[Sample]] = []
+    used = 0
+    for sample in samples:
+        tokens = sample.conversation.tokens
+        shared = shared_prefix(rows[-1][-1].conversation.tokens, tokens) if rows else 0
+        if rows and used + len(tokens) - shared <= budget:
+            rows[-1].append(sample)
+            used += len(tokens) - shared
+        else:
+            rows.append([sample])
+            used = len(tokens)
+    return [tuple(row) for row in rows]
+
+
+def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    """Lays samples out as one row; streams get `dtype`."""
+    tree = merge([sample.conversation.tokens for sample in samples])
+    trained = [np.flatnonzero(sample.conversation.trained) for sample in samples]
+    lengths = np.array([len(places) for places in trained])
+    sources = np.concatenate([place[at - 1] for place, at in zip(tree.places, trained, strict=True)])
+    targets = np.concatenate([s.conversation.tokens[at] for s, at in zip(samples, trained, strict=True)])
+
+    def stream(pieces: Sequence[NDArray[np.float64] | None]) -> torch.Tensor | None:
+        present = [piece for piece in pieces if piece is not None]
+        if len(present) < len(pieces):
+            return None
+        return torch.as_tensor(np.concatenate(present), dtype=dtype, device=device)
+
+    def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
+        return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
+
+    rows = Rows(
+        advantage=required([sample.advantage for sample in samples]),
+        engine=required([s.conversation.logprobs[s.conversation.trained] for s in samples]),
+        conversation=torch.as_tensor(np.repeat(np.arange(len(samples)), lengths), device=device),
+        lengths=torch.as_tensor(lengths, device=device),
+        old=stream([sample.old for sample in samples]),
+        reference=stream([sample.reference for sample in samples]),
+        values=stream([sample.values for sample in samples]),
+    )
+    return MicroBatch(
+        samples=tuple(samples),
+        tokens=torch.as_tensor(tree.tokens, device=device),
+        positions=torch.as_tensor(tree.positions, device=device),
+        layout=TreeLayout(segments=tree.segments),
+        sources=torch.as_tensor(sources, device=device),
+        targets=torch.as_tensor(targets, device=device),
+        rows=rows,
+        conversation_tokens=int(sum(len(sample.conversation.tokens) for sample in samples)),
+    )

@@ -1,0 +1,265 @@
+"""Accumulates gradients of samples, and makes one update of them. It knows no algorithm by name.
+
+A step is `begin`, any number of `accumulate` calls in any order, and `apply`. Gradients are sums in fp32
+accumulators, fed by hooks as they appear; what they are divided by is known only at the end, when everything has been
+counted. Weights move in `apply` alone, so a step that fails half-way has changed nothing.
+
+Running out of memory does not change a result either. In a forward nothing has been accumulated yet, so the row is
+cut in two and tried again. In a backward some layers already have their share, so the accumulators are void: the
+smaller token budget is remembered and every sample of the step is done again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.algorithms.base import Algorithm, Denominator, Rows, Term
+from stretto.errors import StaleSampleError, TrainingError
+from stretto.train.head import logprobs_of, wide
+from stretto.train.memory import OutOfMemory, memory_errors
+from stretto.train.meter import Meter
+from stretto.train.model import Policy
+from stretto.train.optim import MasterAdamW
+from stretto.train.packing import MicroBatch, divide, pack
+from stretto.types import Conversation, Sample, Weights
+
+SMALLEST_BUDGET = 16
+"""Below this many tokens the token budget is not halved any more."""
+
+Accumulators = dict[Denominator, dict[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one update did."""
+
+    metrics: Mapping[str, float]
+    """By the names of metrics.jsonl."""
+    applied: bool
+    """False if the gradient was not finite and the update was skipped."""
+
+
+class Trainer:
+    """Gradients and updates of one policy."""
+
+    name = "trainer"
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        optimizer: MasterAdamW,
+        *,
+        token_budget: int,
+        temperature: float,
+        clip: float | None,
+        checkpointing: str | bool,
+    ) -> None:
+        self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
+        self.token_budget, self.temperature, self.clip = token_budget, temperature, clip
+        self.version = 0
+        self.recomputes = False
+        self.may_recompute = checkpointing == "auto"
+        self.trained = policy.trained()
+        self.terms_by_denominator: dict[Denominator, list[Term]] = defaultdict(list)
+        for term in algorithm.terms:
+            self.terms_by_denominator[term.denominator].append(term)
+        self.current: Denominator | None = None
+        self.hooks = [
+            weight.register_post_accumulate_grad_hook(self._collector(name)) for name, weight in self.trained.items()
+        ]
+        if checkpointing is True:
+            self.recompute()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets gradients, counters and samples of a step."""
+        self.accumulators: Accumulators = {}
+        self.meter = Meter(self.algorithm.terms)
+        self.ledger: list[Sample] = []
+
+    def accumulate(self, samples: Sequence[Sample]) -> None:
+        """Adds the gradients of these samples to the step."""
+        for sample in samples:
+            if sample.conversation.version != self.version:
+                raise StaleSampleError(
+                    f"sample {sample.key} comes from weights {sample.conversation.version}, not from {self.version}"
+                )
+        useful = [sample for sample in samples if sample.conversation.trained.any()]
+        self.ledger += useful
+        try:
+            self._accumulate(useful)
+        except OutOfMemory:
+            self._redo()
+
+    def apply(self) -> StepReport:
+        """Divides by the global denominators, clips, and makes one update; then the step is over."""
+        gradients = self._mean_gradients()
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+        metrics = {**self.meter.metrics(), "grad_norm": norm}
+        finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
+        if finite and self.ledger:
+            if self.clip is not None and norm > self.clip:
+                torch._foreach_mul_(list(gradients.values()), self.clip / norm)
+            metrics["learning_rate"] = self.optimizer.step(gradients)
+        self.begin()
+        return StepReport(metrics=metrics, applied=finite)
+
+    def weights(self) -> Weights:
+        """The weights as they are now, under a new version; where they are, engines on this device read them."""
+        self.version += 1
+        return Weights(version=self.version, manifest={}, where="shared")
+
+    def score(
+        self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
+    ) -> list[NDArray[np.float64]]:
+        """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy."""
+        scorer = reference or self.policy
+        empty = np.zeros(0)
+        samples = [
+            Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(int(c.trained.sum())), leads=True)
+            for index, c in enumerate(conversations)
+            if c.trained.any()
+        ]
+        scores: dict[int, NDArray[np.float64]] = {}
+        queue = deque(divide(samples, self.token_budget))
+        with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
+            while queue:
+                piece = queue.popleft()
+                try:
+                    batch = self._pack(piece)
+                    logprobs, _ = self._forward(batch, scorer)
+                except OutOfMemory:
+                    queue.extendleft(reversed(self._halves(piece)))
+                    continue
+                parts = np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
+                scores.update({sample.key[3]: part for sample, part in zip(piece, parts, strict=True)})
+        return [scores.get(index, empty) for index in range(len(conversations))]
+
+    def close(self) -> None:
+        """Takes its hooks off the policy, which may get another trainer."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def recompute(self) -> None:
+        """Switches gradient checkpointing on: less memory for a third more arithmetic, the same gradient."""
+        self.policy.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.recomputes = True
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on."""
+        return {"version": self.version, "token_budget": self.token_budget, "recomputes": self.recomputes}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        self.version, self.token_budget = state["version"], state["token_budget"]
+        if state["recomputes"] and not self.recomputes:
+            self.recompute()
+        self.begin()
+
+    def _accumulate(self, samples: Sequence[Sample]) -> None:
+        """Rows in order; a row whose forward does not fit is cut in two."""
+        queue = deque(divide(samples, self.token_budget))
+        while queue:
+            piece = queue.popleft()
+            try:
+                batch = self._pack(piece)
+                logprobs, entropy = self._forward(batch, self.policy)
+                losses = self._losses(logprobs, batch.rows)
+            except OutOfMemory:
+                queue.extendleft(reversed(self._halves(piece)))
+                continue
+            self._backward(losses)
+            self.meter.count(batch, logprobs.detach(), entropy, losses)
+
+    def _redo(self) -> None:
+        """Does every sample of the step again within a smaller budget, after a backward ran out of memory."""
+        while True:
+            if self.token_budget > SMALLEST_BUDGET:
+                self.token_budget //= 2
+            else:
+                self._save_memory()
+            ledger = self.ledger
+            self.begin()
+            self.ledger = ledger
+            for weight in self.trained.values():
+                weight.grad = None
+            try:
+                return self._accumulate(ledger)
+            except OutOfMemory:
+                continue
+
+    def _halves(self, piece: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+        """A row cut in two; what cannot be cut needs less memory per token instead."""
+        if len(piece) == 1:
+            self._save_memory()
+            return [tuple(piece)]
+        middle = len(piece) // 2
+        tokens = sum(len(sample.conversation.tokens) for sample in piece)
+        self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens) // 2)
+        return [tuple(piece[:middle]), tuple(piece[middle:])]
+
+    def _save_memory(self) -> None:
+        """The last resort: recompute activations, if the recipe leaves that open."""
+        if self.recomputes or not self.may_recompute:
+            raise TrainingError(
+                "the device has too little memory to train a single conversation; lower engine.max_new_tokens, "
+                "train an adapter or a smaller model, or set optimizer.checkpointing: true"
+            )
+        self.recompute()
+
+    def _pack(self, samples: Sequence[Sample]) -> MicroBatch:
+        return pack(samples, device=self.policy.device, dtype=wide(self.policy.dtype))
+
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of a row's trained tokens."""
+        with memory_errors():
+            hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
+            return logprobs_of(hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature)
+
+    def _losses(self, logprobs: Tensor, rows: Rows) -> dict[Denominator, Tensor]:
+        """The row's share of every sum, one number per denominator."""
+        with memory_errors():
+            return {
+                denominator: torch.stack([term.loss(logprobs, rows).sum() for term in terms]).sum()
+                for denominator, terms in self.terms_by_denominator.items()
+            }
+
+    def _backward(self, losses: Mapping[Denominator, Tensor]) -> None:
+        """One backward per denominator: their sums are divided by different counts at the end."""
+        with memory_errors():
+            for index, (denominator, loss) in enumerate(losses.items()):
+                self.current = denominator
+                loss.backward(retain_graph=index + 1 < len(losses))
+
+    def _collector(self, name: str) -> Callable[[Tensor], None]:
+        """A hook that moves a parameter's gradient into the accumulator as soon as it is complete."""
+
+        def collect(weight: Tensor) -> None:
+            assert weight.grad is not None and self.current is not None
+            gradient, weight.grad = weight.grad, None
+            mine = self.accumulators.setdefault(self.current, {})
+            if name in mine:
+                mine[name] += gradient
+            else:
+                mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+
+        return collect
+
+    def _mean_gradients(self) -> dict[str, Tensor]:
+        """Accumulated sums over their denominators, added up."""
+        total = {name: torch.zeros_like(weight, dtype=wide(weight.dtype)) for name, weight in self.trained.items()}
+        for kind, gradients in self.accumulators.items():
+            for name, gradient in gradients.items():
+                total[name].add_(gradient, alpha=1 / self.meter.denominator(kind))
+        return total

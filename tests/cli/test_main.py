@@ -1,0 +1,200 @@
+"""The command line as programs and people meet it: exit codes, what stands where, and that help is instant."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from stretto import __version__
+from stretto.cli import main as entry
+from stretto.cli import recipe as opening
+from stretto.cli.main import main
+from stretto.config.check import Probes
+from stretto.config.load import load_recipe
+from stretto.errors import DeadlineError, EngineError
+
+RECIPE = """
+model:
+  name: scratch
+  scratch: {layers: 1, width: 16, heads: 2, characters: "0123456789="}
+  dtype: float32
+  adapter: null
+task: {source: {name: reverse, count: 50}, prompt: "{text}=", holdout: {prompts: 10}}
+rewards: [{kind: exact}]
+batch: {prompts: 64, samples: 8}
+evaluate: {prompts: 10}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return "r.yaml"
+
+
+def test_check_prints_the_recipe_the_objective_and_the_batch(recipe, tmp_path, capsys):
+    assert main(["check", recipe, "seed=7"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    assert "64 prompts x 8 samples = 512 trajectories, one update" in out
+    assert "clip 0.2/0.2 is inactive on policy" in out
+    assert "seed: 7  (default 0)" in out
+    printed = out.partition("recipe\n")[2].partition("\nnot the default")[0]
+    (tmp_path / "printed.yaml").write_text(printed)
+    assert load_recipe(tmp_path / "printed.yaml").seed == 7
+    assert main(["check", "printed.yaml"]) == 0
+
+
+def test_check_reads_and_leaves_no_trace(recipe, tmp_path):
+    assert main(["check", recipe]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["r.yaml", "--json"], ["--json", "r.yaml", "seed=7"], ["r.yaml", "seed=7", "--json", "run.steps=9"]],
+)
+def test_json_is_one_document_and_nothing_else(recipe, capsys, arguments):
+    assert main(["check", *arguments]) == 0
+    out, error = capsys.readouterr()
+    document = json.loads(out)
+    assert error == ""
+    assert list(document) == ["ok", "problems", "objective", "batch", "recipe"]
+    assert document["ok"] is True
+    assert document["problems"] == []
+    assert document["objective"].startswith("loss = ")
+    assert document["batch"].startswith("64 prompts x 8 samples")
+    assert document["recipe"]["algorithm"]["clip"] == [0.2, 0.2]
+    assert document["recipe"]["seed"] == (7 if "seed=7" in arguments else 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (["check", "r.yaml", "sead=1", "batch.samples=1", "--json"], ["sead", "batch.samples"]),
+        (["check", "absent.yaml", "--json"], ["absent.yaml"]),
+        (["check", "--json"], ["arguments"]),
+        (["check", "r.yaml", "--jsn", "--json"], ["arguments"]),
+    ],
+)
+def test_a_failure_is_one_json_document_too(recipe, capsys, arguments, fields):
+    assert main(arguments) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert [problem["field"] for problem in document["problems"]] == fields
+    assert all(problem["reason"] and problem["fix"] for problem in document["problems"])
+    assert document["objective"] is document["batch"] is document["recipe"] is None
+
+
+def test_problems_are_listed_on_standard_error(recipe, capsys):
+    assert main(["check", recipe, "batch.sampels=1", "algorithm.name=gpro", "engine.top_p=0.5"]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("3 problems; nothing was started\n")
+    assert "batch.sampels: there is no such key in `batch`\n    fix: did you mean `batch.samples`?" in error
+    assert "algorithm.name: there is no algorithm 'gpro'\n    fix: did you mean grpo?" in error
+
+
+def test_what_a_recipe_says_cannot_move_the_cursor(recipe, capsys):
+    hostile = ['log=["\\e[2J\\e[31m[red]x"]', 'placement.cluster="\\e]0;x\\a"', "\x1b[2J=1", "model.name=[bold]"]
+    assert main(["check", recipe, *hostile]) == 2
+    error = capsys.readouterr().err
+    assert "\x1b" not in error
+    assert "\x07" not in error
+    assert "[red]x" in error
+
+
+@pytest.mark.parametrize("arguments", [[], ["chek"], ["check"], ["check", "--nonsense"], ["--nonsense"]])
+def test_a_command_line_that_makes_no_sense_exits_with_2(recipe, capsys, arguments):
+    assert main(arguments) == 2
+    out, error = capsys.readouterr()
+    assert "Usage" in out + error
+    assert "Traceback" not in out + error
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"stretto {__version__}\n"
+
+
+def failing(monkeypatch, error):
+    """Makes the task's room raise."""
+
+    def task(*_):
+        raise error
+
+    monkeypatch.setattr(opening, "PROBES", Probes(task=task, rewards=opening.PROBES.rewards))
+
+
+@pytest.mark.parametrize(("error", "code"), [(EngineError("it broke"), 1), (DeadlineError("too late"), 3)])
+def test_a_failure_on_purpose_is_its_message_and_its_code(recipe, capsys, monkeypatch, error, code):
+    failing(monkeypatch, error)
+    assert main(["check", recipe]) == code
+    out, text = capsys.readouterr()
+    assert (out, text) == ("", f"{error}\n")
+    assert main(["check", recipe, "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["error"]) == (False, str(error))
+
+
+def test_an_interruption_exits_with_130(recipe, monkeypatch, capsys):
+    failing(monkeypatch, KeyboardInterrupt())
+    assert main(["check", recipe]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_of_ours_is_admitted_and_kept_in_a_file(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failing(monkeypatch, ZeroDivisionError("secretly divided"))
+    assert main(["check", recipe]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "this is a bug in stretto" in error
+    assert "ZeroDivisionError: secretly divided" in error
+    assert "Traceback" not in error
+    (file,) = tmp_path.glob("stretto-bug-*.txt")
+    assert str(file) in error
+    assert "Traceback" in file.read_text()
+    assert "in task" in file.read_text()
+    assert main(["check", recipe, "--json"]) == 1
+    assert "bug in stretto" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_bug_is_admitted_where_nothing_can_be_written(recipe, monkeypatch, capsys):
+    failing(monkeypatch, ZeroDivisionError())
+    monkeypatch.setattr("stretto.config.rules.place.unwritable", lambda folder: None)
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    assert main(["check", recipe]) == 1
+    assert "could not be written" in capsys.readouterr().err
+
+
+HEAVY = ["torch", "transformers", "peft", "accelerate", "vllm", "ray", "datasets", "safetensors"]
+PROBE = """
+import json, sys
+from stretto.cli.main import main
+codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
+heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+print("RESULT", json.dumps([codes, heavy]))
+"""
+
+
+def test_check_and_every_help_load_nothing_heavy(recipe):
+    commands = [command.name or command.callback.__name__ for command in entry.app.registered_commands]
+    assert "check" in commands
+    runs = [["--help"], ["--version"], ["check", recipe], ["check", recipe, "--json"], ["check", recipe, "sead=1"]]
+    runs += [[name, "--help"] for name in commands]
+    command = [sys.executable, "-W", "error", "-c", PROBE, json.dumps(runs), json.dumps(HEAVY)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    codes, heavy = json.loads(done.stdout.rpartition("RESULT ")[2])
+    assert heavy == []
+    assert codes == [0, 0, 0, 0, 2, *[0] * len(commands)]
+
+
+def test_the_console_script_is_the_entry_point():
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'stretto = "stretto.cli.main:main"' in pyproject

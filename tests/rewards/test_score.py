@@ -1,0 +1,259 @@
+"""From trajectories to groups: weights, failures that never become 0, retries, and groups that got too small."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stretto.config.schema import RewardPart
+from stretto.errors import RecipeError, VerdictError
+from stretto.rewards.combine import Rewards, full_marks
+from stretto.rewards.parts import problems
+from stretto.rewards.score import TOO_SMALL, Scored, score
+from stretto.sandbox.pool import Pool
+from stretto.types import Outcome, Prompt, Reward, Trajectory
+
+USER = """
+import math, os, re, time
+
+def length(answer, prompt, signals): return len(answer)
+def echo(answer, prompt, signals):
+    assert prompt == {"id": "p", "messages": [{"role": "user", "content": "?"}], "reference": "7", "tags": {"a": [1]}}
+    return signals["tokens"]
+def truth(answer, prompt, signals): return answer == prompt["reference"]
+def fragile(answer, prompt, signals):
+    if answer == "bad": raise ValueError("no verdict on " + answer)
+    return 1.0
+def counted(answer, prompt, signals):
+    with open(prompt["tags"]["log"], "a") as log: log.write("x")
+    raise KeyError("again")
+def dies_once(answer, prompt, signals):
+    log = prompt["tags"]["log"]
+    if not os.path.exists(log):
+        open(log, "w").close()
+        os._exit(9)
+    return 0.75
+def hangs(answer, prompt, signals):
+    with open(prompt["tags"]["log"], "a") as log: log.write("x")
+    while True: pass
+def gives(answer, prompt, signals):
+    return {"none": None, "text": "1", "nan": math.nan, "inf": math.inf, "huge": 10**400, "list": [1]}[answer]
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> str:
+    (tmp_path / "user_rewards.py").write_text(USER)
+    return str(tmp_path)
+
+
+def trajectory(answer: str | None, *, id: str = "p", visit: int = 0, attempt: int = 0, **rest: Any) -> Trajectory:
+    prompt = Prompt(
+        id=id,
+        messages=({"role": "user", "content": "?"},),
+        reference=rest.get("reference", "7"),
+        tags=rest.get("tags", {}),
+    )
+    outcome = None if answer is None else Outcome(answer=answer, signals={"tokens": 3})
+    return Trajectory(
+        prompt=prompt,
+        visit=visit,
+        attempt=attempt,
+        conversations=(),
+        outcome=outcome,
+        failure=rest.get("failure"),
+    )
+
+
+def judge(trajectory: Trajectory, *parts: RewardPart, paths: tuple[str, ...] = ()) -> Reward:
+    async def main() -> Reward:
+        async with Pool(paths=paths) as pool:
+            return await Rewards(parts, pool).judge(trajectory)
+
+    return asyncio.run(main())
+
+
+def scored(trajectories: list[Trajectory], *parts: RewardPart, paths: tuple[str, ...] = (), least: int = 1) -> Scored:
+    async def main() -> Scored:
+        async with Pool(paths=paths) as pool:
+            return await score(trajectories, Rewards(parts or (RewardPart(),), pool), min_samples=least)
+
+    return asyncio.run(main())
+
+
+def function(called: str, **rest: Any) -> RewardPart:
+    return RewardPart(kind=f"user_rewards:{called}", **{"deadline": 20.0, **rest})
+
+
+def test_the_value_is_the_weighted_sum_and_the_outcome_the_share_of_full_marks(user: str) -> None:
+    parts = (
+        RewardPart(name="right", weight=0.1),
+        RewardPart(name="tidy", kind="exact", weight=0.7),
+        RewardPart(name="form", kind="regex", pattern=r"(\d+)", compare="numeric", weight=0.2, deadline=20.0),
+        function("length", name="long", weight=-0.5),
+        function("truth", name="seen", weight=0.0),
+    )
+    full = judge(trajectory("7"), *parts, paths=(user,))
+    assert full.parts == {"right": 1.0, "tidy": 1.0, "form": 1.0, "long": 1.0, "seen": 1.0}
+    assert full.value == pytest.approx(0.5)
+    assert full.outcome == 1.0
+    half = judge(trajectory("it is 7"), *parts, paths=(user,))
+    assert half.parts == {"right": 1.0, "tidy": 0.0, "form": 1.0, "long": 7.0, "seen": 0.0}
+    assert half.value == pytest.approx(0.3 - 3.5)
+    assert half.outcome == pytest.approx(0.3)
+
+
+def test_without_positive_weights_the_outcome_is_the_plain_mean() -> None:
+    assert full_marks({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": -1.0}) == 0.5
+
+
+def test_a_users_function_gets_answer_prompt_and_signals(user: str) -> None:
+    assert judge(trajectory("7", tags={"a": [1]}), function("echo"), paths=(user,)).value == 3.0
+
+
+def test_groups_stand_in_launch_order_and_attempts_in_order() -> None:
+    launched = [
+        trajectory("7", id="b", attempt=1),
+        trajectory("8", id="a", attempt=0),
+        trajectory("8", id="b", attempt=0),
+        trajectory("7", id="b", attempt=0, visit=1),
+        trajectory("7", id="a", attempt=1),
+        trajectory("7", id="b", attempt=1, visit=1),
+    ]
+    result = scored(launched, least=2)
+    shape = [(group.prompt.id, [each.attempt for each in group.trajectories]) for group in result.groups]
+    assert shape == [("b", [0, 1]), ("a", [0, 1]), ("b", [0, 1])]
+    assert [[reward.value for reward in group.rewards] for group in result.groups] == [[0, 1], [0, 1], [1, 1]]
+    assert [group.trajectories[0].visit for group in result.groups] == [0, 0, 1]
+    assert result.failed == ()
+
+
+def test_a_reward_that_raises_marks_its_trajectory_and_no_other(user: str) -> None:
+    answers = ["good", "bad", "fine"]
+    launched = [trajectory(answer, attempt=attempt) for attempt, answer in enumerate(answers)]
+    result = scored(launched, function("fragile", name="accuracy"), paths=(user,), least=2)
+    assert [each.attempt for each in result.groups[0].trajectories] == [0, 2]
+    assert len(result.failed) == 1
+    failure = result.failed[0].failure
+    assert failure is not None
+    assert failure.startswith("reward accuracy: ValueError: no verdict on bad (in user_rewards:fragile)")
+    assert "user_rewards.py" in failure
+
+
+def test_a_group_that_failures_made_too_small_is_dropped_whole(user: str) -> None:
+    launched = [
+        trajectory("good", id="a", attempt=0),
+        trajectory("bad", id="a", attempt=1),
+        trajectory("good", id="b", attempt=0),
+        trajectory("good", id="b", attempt=1),
+        trajectory("bad", id="c", attempt=0),
+    ]
+    result = scored(launched, function("fragile"), paths=(user,), least=2)
+    assert [group.prompt.id for group in result.groups] == ["b"]
+    assert [(each.prompt.id, each.attempt) for each in result.failed] == [("a", 0), ("a", 1), ("c", 0)]
+    assert result.failed[0].failure == TOO_SMALL
+
+
+def test_what_failed_before_scoring_keeps_its_reason() -> None:
+    launched = [trajectory(None, failure="the environment broke"), trajectory("7", attempt=1)]
+    result = scored(launched)
+    assert [each.failure for each in result.failed] == ["the environment broke"]
+    assert [each.attempt for each in result.groups[0].trajectories] == [1]
+
+
+def test_nothing_to_score_gives_nothing() -> None:
+    assert scored([]) == Scored(groups=(), failed=())
+
+
+@pytest.mark.parametrize("answer", ["none", "text", "nan", "inf", "huge", "list"])
+def test_a_verdict_that_is_no_finite_number_is_a_failure(user: str, answer: str) -> None:
+    with pytest.raises(VerdictError, match=r"reward accuracy: .*(not a number|not a finite number)"):
+        judge(trajectory(answer), function("gives"), paths=(user,))
+
+
+@pytest.mark.parametrize(
+    ("part", "reference", "says"),
+    [
+        (RewardPart(kind="numeric"), None, "reward accuracy: prompt p has no reference answer"),
+        (RewardPart(kind="exact"), None, "reward accuracy: prompt p has no reference answer"),
+        (RewardPart(kind="numeric"), "seven", "reward accuracy: the reference answer 'seven' holds 0 numbers"),
+    ],
+)
+def test_a_missing_reference_is_our_failure(part: RewardPart, reference: str | None, says: str) -> None:
+    with pytest.raises(VerdictError, match=says):
+        judge(trajectory("7", reference=reference), part)
+
+
+def test_a_trajectory_without_outcome_is_a_failure() -> None:
+    with pytest.raises(VerdictError, match="no outcome"):
+        judge(trajectory(None), RewardPart())
+
+
+def test_a_sum_that_overflows_is_a_failure() -> None:
+    parts = (RewardPart(name="a", weight=1.7e308), RewardPart(name="b", weight=1.7e308))
+    with pytest.raises(VerdictError, match="not a finite number"):
+        judge(trajectory("7"), *parts)
+
+
+def test_an_exception_is_not_tried_again(user: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(VerdictError, match="KeyError"):
+        judge(trajectory("7", tags={"log": str(log)}), function("counted"), paths=(user,))
+    assert log.read_text() == "x"
+
+
+def test_a_worker_that_died_is_tried_once_more(user: str, tmp_path: Path) -> None:
+    tags = {"log": str(tmp_path / "log")}
+    assert judge(trajectory("7", tags=tags), function("dies_once"), paths=(user,)).value == 0.75
+
+
+def test_a_reward_that_hangs_is_tried_twice_and_then_marked(user: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    launched = [trajectory("7", tags={"log": str(log)})]
+    result = scored(launched, function("hangs", deadline=1.0), paths=(user,))
+    assert result.groups == ()
+    failure = "reward accuracy: user_rewards:hangs did not answer within 1 s; its process was killed"
+    assert [each.failure for each in result.failed] == [failure]
+    assert log.read_text() == "xx"
+
+
+def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
+    result = scored([trajectory("a" * 100 + "!")], RewardPart(kind="regex", pattern=r"^(a|aa)+$", deadline=0.5))
+    assert result.groups == ()
+    assert "did not answer within 0.5 s" in (result.failed[0].failure or "")
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "says"),
+    [
+        ({"kind": "numerik"}, "rewards.0.kind", "did you mean numeric?"),
+        ({"kind": "magic"}, "rewards.0.kind", "exact, numeric, regex, or module:name"),
+        ({"kind": "user_rewards:trutth"}, "rewards.0.kind", "did you mean 'truth'?"),
+        ({"kind": "no_file:f"}, "rewards.0.kind", "there is no module 'no_file'"),
+        ({"kind": "regex"}, "rewards.0.pattern", "needs a pattern"),
+        ({"kind": "regex", "pattern": "("}, "rewards.0.pattern", "no regular expression"),
+        ({"kind": "numeric", "pattern": "a"}, "rewards.0.pattern", "has no effect"),
+        ({"kind": "exact", "compare": "exact"}, "rewards.0.compare", "has no effect"),
+        ({"kind": "exact", "pick": "first"}, "rewards.0.pick", "has no effect"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(user: str, part: dict[str, Any], field: str, says: str) -> None:
+    found = list(problems([RewardPart(**part)], [user]))
+    assert [problem.field for problem in found] == [field]
+    assert says in str(found[0])
+    with pytest.raises(RecipeError):
+        Rewards([RewardPart(**part)], Pool(paths=[user]))
+
+
+def test_two_parts_need_two_names() -> None:
+    found = list(problems([RewardPart(), RewardPart(kind="exact")]))
+    assert [problem.field for problem in found] == ["rewards.1.name"]
+
+
+def test_names_are_those_of_the_recipe() -> None:
+    parts = [RewardPart(name="b"), RewardPart(name="a")]
+    assert list(problems(parts)) == []
+    assert Rewards(parts, Pool()).names == ("b", "a")

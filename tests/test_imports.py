@@ -1,0 +1,101 @@
+"""The rooms of the project, who may import whom, and how long a file and a function may be, read from the sources."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "stretto"
+BASE = {"types", "errors", "config.schema", "algorithms.catalog"}
+"""Everyone may import these."""
+EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli"}
+
+ARROWS = {
+    "__init__": {"types", "errors"},
+    "types": set(),
+    "errors": set(),
+    "config": BASE,
+    "algorithms": BASE,
+    "sandbox": BASE,
+    "weights": BASE,
+    "report": BASE,
+    "placement": BASE,
+    "tasks": BASE | {"sandbox"},
+    "environments": BASE | {"sandbox"},
+    "rewards": BASE | {"sandbox"},
+    "rollout": BASE | {"environments.base"},
+    "train": BASE | {"algorithms", "weights", "config.locate"},
+    "run": EVERYTHING,
+    "cli": EVERYTHING | {"cli"},
+}
+"""What each room may import besides itself."""
+
+FILES = {
+    "config.schema": set(),
+    "algorithms.catalog": set(),
+    "rollout.native": BASE | {"rollout", "train.model", "train.attention", "train.head", "train.packing"},
+    "rollout.cache": BASE | {"rollout", "train.attention"},
+}
+"""Files with arrows of their own: fewer, or more for the engine that runs on the very modules that are trained."""
+
+TORCH_FREE = ("types", "errors", "config", "tasks", "environments", "rewards", "sandbox", "placement", "report")
+TORCH_FREE_FILES = (
+    "__init__",
+    "algorithms.catalog",
+    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted")),
+)
+LONG = {"config.schema"}
+"""Files that are lists of facts rather than code."""
+
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imports(tree):
+    """Every name imported anywhere in a tree, written out in full."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name, prefixes):
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def parse(module):
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_room_may(module):
+    room = module.partition(".")[0]
+    allowed = FILES.get(module, ARROWS[room] | {room})
+    inner = [name.removeprefix("stretto.") for name in imports(parse(module)) if within(name, ["stretto", ""])]
+    assert [name for name in inner if not within(name, allowed | {"__version__"})] == []
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if within(module, TORCH_FREE + TORCH_FREE_FILES)])
+def test_a_room_without_torch_imports_none(module):
+    tree = parse(module)
+    if module.startswith("report."):  # a report may load it when it is asked for, never by being imported
+        tree.body = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    assert [name for name in imports(tree) if within(name, ["torch", "transformers", "peft", "accelerate"])] == []
+
+
+@pytest.mark.parametrize(("library", "home"), [("vllm", "rollout.vllm"), ("ray", "execution.ray")])
+def test_a_heavy_library_is_imported_in_one_file_only(library, home):
+    users = [module for module in MODULES if any(within(name, [library]) for name in imports(parse(module)))]
+    assert [module for module in users if module != home] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_and_functions_stay_short(module):
+    lines = MODULES[module].read_text(encoding="utf-8").count("\n")
+    assert lines <= 350 or module in LONG
+    functions = [node for node in ast.walk(parse(module)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    assert {node.name: size for node in functions if (size := node.end_lineno - node.lineno + 1) > 60} == {}
+
+
+def test_every_room_has_its_arrows():
+    assert {module.partition(".")[0] for module in MODULES} == set(ARROWS)
