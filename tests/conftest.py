@@ -1,4 +1,4 @@
-"""What every test relies on: no network, the source tree in every process, and the same examples on every machine."""
+"""What every test relies on: no network, one thread, the source tree in every process, and the same examples on every machine."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The models of tests are tiny: threads cost them more than they bring, above all beside other processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
 
 settings.register_profile("stretto", derandomize=True, deadline=None, database=None)

@@ -1,6 +1,7 @@
 """A checkpoint is whole or it does not count, whatever happens while it is written and whatever happens to it later."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import CheckpointError
-from stretto.run.checkpoint import Checkpoints, step_of
+from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.files import Disk
 from stretto.run.manifest import verify
 
@@ -281,3 +282,16 @@ def test_the_step_just_restored_is_not_written_again(tmp_path):
     born = path.stat().st_ino
     assert save(again, 10) == path
     assert path.stat().st_ino == born
+
+
+def test_a_step_that_was_evaluated_later_is_written_again_with_its_metrics(tmp_path):
+    store = store_in(tmp_path, keep=1, best="eval/accuracy")
+    path = save(store, 10, metrics={"loss": float("nan")})
+    again = store_in(tmp_path, keep=1, best="eval/accuracy")
+    restored(again, path)
+    assert math.isnan(metrics_of(path)["loss"])
+    save(again, 10, metrics={"loss": float("nan"), "eval/accuracy": 0.5})
+    assert again.best() == path
+    assert metrics_of(path)["eval/accuracy"] == 0.5
+    save(again, 20, metrics={"eval/accuracy": 0.4})
+    assert steps(again) == [10, 20]

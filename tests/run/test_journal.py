@@ -96,6 +96,16 @@ def test_reopening_drops_what_is_later_than_the_step_and_what_is_torn(tmp_path, 
     assert [event["args"]["step"] for event in trace["traceEvents"]] == [0, 0, 1, 1]
 
 
+def test_reopening_to_write_a_step_again_drops_its_metrics_and_keeps_its_samples(tmp_path):
+    folder = written(tmp_path / "run")
+    with Journal.reopen(folder, step=2, again=True) as journal:
+        journal.metrics(2, {"loss": 0.5})
+    assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [0, 1, 2]
+    assert lines(folder / "metrics.jsonl")[2]["loss"] == 0.5
+    assert sorted(path.name for path in (folder / "samples").iterdir())[-1] == "step-000002.jsonl"
+    assert [event["kind"] for event in lines(folder / "events.jsonl")].count("started") == 1
+
+
 def test_a_resumed_journal_equals_an_uninterrupted_one(tmp_path):
     whole, resumed = written(tmp_path / "whole", 4), written(tmp_path / "resumed", 3)
     with Journal.reopen(resumed, step=1) as journal:

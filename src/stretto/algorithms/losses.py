@@ -88,7 +88,9 @@ def clipped_share(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float]) ->
 
 
 def truncated_share(logprobs: Tensor, rows: Rows, *, correction: Correction) -> Tensor:
-    """1 where the correction's weight was truncated."""
+    """1 where the correction's weight was truncated; nowhere if there is no correction."""
+    if correction.kind == "none":
+        return torch.zeros_like(logprobs)
     return ((sampling_logprobs(logprobs, rows) - rows.engine).exp() > correction.cap).to(logprobs.dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stretto.cli import render
-from stretto.cli.recipe import folder_of, open_recipe
+from stretto.cli.recipe import check_changed, folder_of, open_recipe
 
 
 def evaluate(
@@ -20,9 +20,10 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
-    from stretto.run.session import evaluate_recipe, evaluate_run
+    from stretto.run.session import evaluate_recipe, evaluate_run, recipe_of
 
     if target.is_dir():
+        check_changed(*recipe_of(target, changes or ()))
         result = evaluate_run(target, changes=changes or ())
     else:
         result = evaluate_recipe(open_recipe(target, changes or (), deep=True), root=folder_of(target))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stretto.config.check import Probes, checked_recipe
+from stretto.config.check import Probes, check, checked_recipe
 from stretto.config.schema import Recipe, RewardPart, Task
 from stretto.errors import Problem, RecipeError
 from stretto.rewards import parts
@@ -32,6 +32,12 @@ def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool) -> Recip
         if problems := deep_problems(recipe, folder_of(path)):
             raise RecipeError(*problems)
     return recipe
+
+
+def check_changed(recipe: Recipe, root: Path) -> None:
+    """Raises a RecipeError with every problem of a run's changed recipe. That its folder exists is as it should be."""
+    if problems := [problem for problem in check(recipe, root=root, probes=PROBES) if problem.field != "run.folder"]:
+        raise RecipeError(*problems)
 
 
 def _task(task: Task, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli.recipe import folder_of, open_recipe
+from stretto.cli.recipe import check_changed, folder_of, open_recipe
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
@@ -33,6 +33,8 @@ def resume(
     ] = None,
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
+    from stretto.run.session import recipe_of
     from stretto.run.session import resume as go_on
 
+    check_changed(*recipe_of(run, changes or ()))
     go_on(run, changes=changes or (), allow=[key for given in allow or () for key in given.split(",")])

@@ -1,7 +1,7 @@
 """Keys and values of sequences that are being decoded, and the two layouts that read and write them.
 
 A sequence lives in a slot; the first n slots are always the n active ones, so that a decode step works on plain
-views. When a sequence ends, the last one moves into its place. Memory is taken as needed and kept.
+views. When a sequence ends, the last one moves into its place. Memory is taken as needed and kept until `clear`.
 
 S slots, K key and value heads, L tokens, D head size.
 """
@@ -30,12 +30,16 @@ class KeyValueCache:
         self.slots = 0
         self.capacity = 0
 
+    def shape_with(self, *, slots: int, tokens: int) -> tuple[int, int]:
+        """(slots, capacity) once there is room for so many sequences of so many tokens beside what is there."""
+        return max(slots, self.slots), max(-(-tokens // GRAIN) * GRAIN, self.capacity)
+
     def reserve(self, *, slots: int, tokens: int) -> None:
         """Makes room for so many sequences of so many tokens, keeping what is there."""
-        tokens = -(-tokens // GRAIN) * GRAIN
-        if slots <= self.slots and tokens <= self.capacity:
+        shape = self.shape_with(slots=slots, tokens=tokens)
+        if shape == (self.slots, self.capacity):
             return
-        self.slots, self.capacity = max(slots, self.slots), max(tokens, self.capacity)
+        self.slots, self.capacity = shape
         for states in (self.keys, self.values):
             for layer, old in states.items():
                 states[layer] = self._room(old.shape[1], old.shape[3], old)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from stretto.environments.base import Environment
@@ -55,6 +56,7 @@ class Collector:
         self.renderer, self.sampling = renderer, sampling
         self.environment_deadline, self.deadline = environment_deadline, deadline
         self.futures: dict[int, asyncio.Future[Completion]] = {}
+        self.waiting: set[_Outside] = set()
         self.changed = asyncio.Event()
 
     async def collect(self, launches: Sequence[Launch]) -> list[Trajectory]:
@@ -75,17 +77,19 @@ class Collector:
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"generate: {alive} of {len(tasks)} trajectories were not finished within {self.deadline:g} s; "
-                    f"{len(self.futures)} of them wait for the engine; raise deadlines.generate or lower the batch"
+                    f"{len(self.waiting)} of them wait for the engine; raise deadlines.generate or lower the batch"
                 )
-            if len(self.futures) < alive:
+            if len(self.waiting) < alive:
                 self.changed.clear()
-                try:
-                    await asyncio.wait_for(self.changed.wait(), PATIENCE)
+                # Not `wait_for`: it swallows a cancellation that comes together with what it waits for (Python 3.11).
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE):
+                        await self.changed.wait()
                     continue
-                except TimeoutError:
-                    pass
             for completion in self.engine.step(SLICE):
-                self.futures.pop(completion.key).set_result(completion)
+                future = self.futures.pop(completion.key)
+                if not future.done():  # given up a moment ago
+                    future.set_result(completion)
             await asyncio.sleep(0)
 
     async def _generate(self, request: Request) -> Completion:
@@ -94,13 +98,24 @@ class Collector:
         self.futures[request.key] = future
         self.engine.submit([request])
         self.changed.set()
-        return await future
+        try:
+            return await future
+        finally:
+            self._give_up(request.key)
+
+    def _give_up(self, key: int) -> None:
+        """Takes a request that nobody waits for any more out of the engine, if it still is there."""
+        if (future := self.futures.pop(key, None)) is not None:
+            self.engine.abort([key])
+            future.cancel()
 
     async def _run(self, launch: Launch) -> Trajectory:
         """One trajectory; whatever goes wrong in it is recorded, never raised."""
-        outside = _Outside(self.environment_deadline)
+        outside = _Outside(self.environment_deadline, waiting=self.waiting)
+        calls: list[int] = []
 
         async def generate(request: Request) -> Completion:
+            calls.append(request.key)
             with outside.paused():
                 return await self._generate(request)
 
@@ -117,16 +132,22 @@ class Collector:
         try:
             async with outside.limit:
                 outcome = await self.environment(launch.prompt, handle)
-        except TimeoutError:
-            failure = f"environment: not finished within {self.environment_deadline:g} s outside the engine"
+        except TimeoutError as error:
+            mine = f"not finished within {self.environment_deadline:g} s outside the engine"
+            failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            failure = f"environment: CancelledError: {error}"
         except StrettoError as error:
             failure = f"environment: {error}"
-        except (
-            Exception
-        ) as error:  # the user's environment may raise anything; it costs its own trajectory, not the run
+        except Exception as error:
+            # The user's environment may raise anything; it costs its own trajectory, not the run.
             failure = f"environment: {type(error).__name__}: {error}"
         if outcome is not None and not handle.conversations():
             failure = f"environment: {EnvironmentFailure('it ended without calling the model')}"
+        for key in calls:
+            self._give_up(key)
         self.changed.set()
         return Trajectory(
             prompt=launch.prompt,
@@ -141,20 +162,30 @@ class Collector:
 class _Outside:
     """Counts the seconds that a trajectory spends outside the engine against its deadline."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, waiting: set[_Outside]) -> None:
         self.left = seconds
         self.since = time.monotonic()
+        self.calls = 0
         self.limit = asyncio.timeout(seconds)
+        self.waiting = waiting
 
-    def paused(self) -> _Outside:
-        """As a context: the time inside does not count."""
-        return self
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside does not count, however many calls of the trajectory overlap."""
+        if self.calls == 0:
+            self.left -= time.monotonic() - self.since
+            self.waiting.add(self)
+            self._limit_to(None)
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            if self.calls == 0:
+                self.since = time.monotonic()
+                self.waiting.discard(self)
+                self._limit_to(asyncio.get_running_loop().time() + max(0.0, self.left))
 
-    def __enter__(self) -> None:
-        self.left -= time.monotonic() - self.since
-        self.limit.reschedule(None)
-
-    def __exit__(self, *exception: object) -> None:
-        self.since = time.monotonic()
-        if not self.limit.expired():
-            self.limit.reschedule(asyncio.get_running_loop().time() + max(0.0, self.left))
+    def _limit_to(self, when: float | None) -> None:
+        with suppress(RuntimeError):  # the trajectory has ended, and what it left behind is not limited any more
+            self.limit.reschedule(when)

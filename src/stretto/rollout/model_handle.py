@@ -8,8 +8,10 @@ A sampled token is trained in the conversation whose call sampled it, and nowher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +41,9 @@ class Draft:
     """A conversation while it grows."""
 
     messages: list[Message] = field(default_factory=list)
-    """Every message so far, the model's included."""
+    """Every message as it was when it was said, the model's included."""
+    replies: list[Reply] = field(default_factory=list)
+    """The model's messages as the environment got them, one per call."""
     tokens: list[int] = field(default_factory=list)
     """Every token so far."""
     trained: list[bool] = field(default_factory=list)
@@ -61,15 +65,15 @@ class Draft:
         self.trained += [logprobs is not None] * len(tokens)
         self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
 
-    def finished(self) -> Conversation:
-        """The record of it."""
+    def finished(self, places: Mapping[int, int]) -> Conversation:
+        """The record of it; `places` says where conversations stand in the trajectory."""
         return Conversation(
             tokens=np.array(self.tokens, dtype=np.int64),
             trained=np.array(self.trained, dtype=np.bool_),
             logprobs=np.array(self.logprobs, dtype=np.float64),
             stop=self.stop,
             version=self.version,
-            parent=self.parent,
+            parent=None if self.parent is None else (places[self.parent[0]], self.parent[1]),
         )
 
 
@@ -94,7 +98,10 @@ class ModelHandle:
 
     async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
         """The next assistant message."""
-        draft = self._place(list(messages))
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        asked = deepcopy([dict(message) for message in messages])  # the environment may change its messages later
+        draft = self._place(asked, messages)
         completion = await self.generate(self._request(draft, max_new_tokens))
         if completion.stop == "abort":
             raise EnvironmentFailure("the call was aborted before the model had finished")
@@ -105,17 +112,20 @@ class ModelHandle:
             tokens=tuple(completion.tokens.tolist()),
             stop=completion.stop,
         )
-        draft.messages = [*messages, reply]
+        draft.messages = [*asked, dict(reply)]
+        draft.replies.append(reply)
         draft.turns.append((len(draft.messages), len(draft.tokens)))
         return reply
 
     def conversations(self) -> tuple[Conversation, ...]:
         """Every conversation in which the model has spoken."""
-        return tuple(draft.finished() for draft in self.drafts if draft.turns)
+        spoken = [index for index, draft in enumerate(self.drafts) if draft.turns]
+        places = {index: place for place, index in enumerate(spoken)}
+        return tuple(self.drafts[index].finished(places) for index in spoken)
 
-    def _place(self, messages: list[Message]) -> Draft:
+    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> Draft:
         """The conversation this call speaks in, its context complete."""
-        index, turn = self._longest_match(messages)
+        index, turn = self._longest_match(messages, given)
         if index is not None:
             draft = self.drafts[index]
             count, length = draft.turns[turn]
@@ -128,18 +138,19 @@ class ModelHandle:
             self.rewritten += 1
         return self._opened(self.renderer.open(messages).tolist(), parent=None)
 
-    def _longest_match(self, messages: list[Message]) -> tuple[int | None, int]:
-        """(conversation, turn) whose messages this list starts with, the longest such."""
+    def _longest_match(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> tuple[int | None, int]:
+        """(conversation, turn) whose messages this list starts with: the longest; of equals, the one whose very
+        replies were `given` back."""
         best: tuple[int | None, int] = (None, 0)
-        most = 0
+        most = (0, 0)
         for index, draft in enumerate(self.drafts):
+            own = 0
             for turn, (count, _) in enumerate(draft.turns):
-                same = count <= len(messages) and all(
-                    mine is theirs or mine == theirs
-                    for mine, theirs in zip(draft.messages[:count], messages[:count], strict=True)
-                )
-                if same and count > most:
-                    best, most = (index, turn), count
+                if count > len(messages) or draft.messages[:count] != messages[:count]:
+                    break
+                own += given[count - 1] is draft.replies[turn]
+                if (count, own) > most:
+                    best, most = (index, turn), (count, own)
         return best
 
     def _opened(self, context: list[int], *, parent: tuple[int, int] | None) -> Draft:
@@ -167,7 +178,7 @@ class ModelHandle:
                 occurrence=occurrence,
             ),
             tokens=context,
-            max_new_tokens=min(max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens, room),
+            max_new_tokens=min(max_new_tokens or room, self.sampling.max_new_tokens, room),
             stop=self.renderer.stop,
             temperature=self.sampling.temperature,
         )

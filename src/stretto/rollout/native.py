@@ -138,7 +138,7 @@ class NativeEngine:
             tree = merge([row])
             tokens = torch.as_tensor(row, device=self.policy.device)
             positions = torch.arange(len(row), device=self.policy.device)
-            hidden = self.policy.hidden(tokens, positions, TreeLayout(segments=tree.segments))
+            hidden = self.policy.hidden(tokens, positions, TreeLayout.of(tree.segments, self.policy.device))
             logprobs, _ = logprobs_of(hidden[:-1], self.policy.head(), tokens[1:], temperature=temperature)
             scores.append(logprobs.double().cpu().numpy())
         return scores
@@ -167,26 +167,26 @@ class NativeEngine:
         self.cache.clear()
 
     def _admit(self) -> None:
-        """Prefills as many waiting requests as there is room for, in their order."""
+        """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
+        if self.waiting and not self.active:
+            # What fits together must not depend on what was asked before, or a resumed run would batch differently.
+            self.cache.clear()
         while self.waiting:
             chosen: list[Request] = []
-            tokens = 0
-            while self.waiting and self._fits([*chosen, self.waiting[0]]):
-                tokens += len(self.waiting[0].tokens)
-                if chosen and tokens > PREFILL_TOKENS:
+            tokens = longest = 0
+            while self.waiting:
+                request = self.waiting[0]
+                longest = max(longest, _room(request))
+                tokens += len(request.tokens)
+                count = len(self.active) + len(chosen) + 1
+                slots, capacity = self.cache.shape_with(slots=count, tokens=longest)
+                full = slots * capacity > self.kv_tokens or count > (self.most_slots or count)
+                if (full and count > 1) or (chosen and tokens > PREFILL_TOKENS):
                     break
                 chosen.append(self.waiting.popleft())
             if not chosen:
                 return
             self._prefill(chosen)
-
-    def _fits(self, new: Sequence[Request]) -> bool:
-        """True if these requests may join; one alone always may."""
-        count = len(self.active) + len(new)
-        if count == 1:
-            return True
-        longest = max(map(_room, [*(progress.request for progress in self.active), *new]))
-        return count * max(longest, self.cache.capacity) <= self.kv_tokens and count <= (self.most_slots or count)
 
     def _prefill(self, requests: Sequence[Request]) -> None:
         """Computes the contexts into free slots and appends the requests to the batch."""
@@ -195,7 +195,7 @@ class NativeEngine:
         tree = merge([request.tokens for request in requests])
         places = [torch.as_tensor(place, device=device) for place in tree.places]
         layout = PrefillLayout(
-            tree=TreeLayout(segments=tree.segments), places=places, first_slot=first, cache=self.cache
+            tree=TreeLayout.of(tree.segments, device), places=places, first_slot=first, cache=self.cache
         )
         hidden = self.policy.hidden(
             torch.as_tensor(tree.tokens, device=device), torch.as_tensor(tree.positions, device=device), layout

@@ -20,7 +20,7 @@ from stretto.types import Message
 Tokens = NDArray[np.int64]
 
 MARK = "\ue000stretto\ue001"
-"""Stands in for the model's words while a template is applied; private-use characters that no template touches."""
+"""Stands behind the model's words while a template is applied; private-use characters that no template touches."""
 
 
 class Tokenizer(Protocol):
@@ -58,17 +58,21 @@ class Renderer:
         """
         if self.tokenizer.chat_template is None:
             raise EnvironmentFailure("this tokenizer has no chat template, so a conversation cannot have a second turn")
-        marked = [*before[:-1], {**before[-1], "content": MARK}]
+        words = str(before[-1]["content"])
+        marked = [*before[:-1], {**before[-1], "content": words + MARK}]
         closed, whole = self._text(marked, ask=False), self._text([*marked, *new], ask=True)
         asked = self._text(before[:-1], ask=True)
-        if not (closed.startswith(asked) and whole.startswith(closed) and closed.count(MARK) == 1):
+        end = closed.rfind(MARK)
+        # White space that a template trims does not matter; words that it leaves out do.
+        kept = closed.startswith(asked) and words.strip() in closed[len(asked) : max(end, 0)]
+        if not (kept and end >= len(asked) and whole.startswith(closed)):
             return None
-        tail = whole[closed.index(MARK) + len(MARK) :]
+        tail = whole[end + len(MARK) :]
         if last in self.stop:
-            end = str(self.tokenizer.decode([last], skip_special_tokens=False))
-            if not tail.startswith(end):
+            ended = str(self.tokenizer.decode([last], skip_special_tokens=False))
+            if not tail.startswith(ended):
                 return None
-            tail = tail[len(end) :]
+            tail = tail[len(ended) :]
         return np.array(self.tokenizer.encode(tail, add_special_tokens=False), dtype=np.int64)
 
     def answer(self, messages: Sequence[Message], text: str) -> Tokens:

@@ -7,6 +7,7 @@ name; what happened to it afterwards is found by `run.manifest`. Whether there i
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 
 from stretto.errors import CheckpointError
 from stretto.run import manifest as manifests
-from stretto.run.files import Disk, storing
+from stretto.run.files import Disk, storing, to_json
 from stretto.run.manifest import STATE
 from stretto.run.state import read_state, write_tensors, write_values
 from stretto.types import Stateful
@@ -51,14 +52,14 @@ class Checkpoints:
         """Stores the run as it is after `step` and returns the folder.
 
         Folders of this and later steps that were there before belong to a course of the run that was given up, and are
-        removed; only the step that this store just saved or restored is not written again.
+        removed; only the step that this store just saved or restored is not written again, unless its metrics changed.
         """
         target = self.folder / f"step-{step:06d}"
         draft = self.folder / f".{target.name}.partial"
         with storing(target, CheckpointError):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
-            if step != self._current or not self._sound(target):
+            if step != self._current or not self._holds(target, metrics):
                 draft.mkdir()
                 try:
                     self._fill(draft, step, parts, write_model, metrics)
@@ -136,12 +137,11 @@ class Checkpoints:
         if found:
             self._disk.write(tensors, lambda path: write_tensors(path, found))
 
-    def _sound(self, path: Path) -> bool:
+    def _holds(self, path: Path, metrics: Mapping[str, float]) -> bool:
         try:
-            manifests.verify(path)
+            return manifests.verify(path).metrics == json.loads(to_json(dict(metrics)))
         except CheckpointError:
             return False
-        return True
 
     def _folders(self) -> list[tuple[int, Path]]:
         """Every visible checkpoint with its step, oldest first."""
@@ -190,6 +190,11 @@ def step_of(path: Path) -> int:
     if match is None:
         raise CheckpointError(f"{path}: is not a checkpoint, whose name would be step-NNNNNN")
     return int(match[1])
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    """The metrics that a checkpoint was written with."""
+    return {name: math.nan if value is None else value for name, value in manifests.read(path).metrics.items()}
 
 
 def _files(folder: Path, part: str) -> tuple[Path, Path]:

@@ -29,23 +29,24 @@ def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
 
 
 def after_step(section: Guards, metrics: Mapping[str, float]) -> None:
-    """Stops on numbers that say the run has left the rails."""
+    """Stops on numbers that say the run has left the rails; one that is no number at all says so too."""
     k3 = metrics.get("kl/engine_trainer", 0.0)
-    if section.max_k3 is not None and k3 > section.max_k3:
+    if section.max_k3 is not None and not k3 <= section.max_k3:
         raise GuardError(
             f"engine and trainer disagree: mean k3 is {k3:.3g}, above guards.max_k3 ({section.max_k3:g}); "
             "the sampler does not compute what is trained, or dtype and temperature make it too noisy"
         )
     entropy = metrics.get("entropy")
-    if section.min_entropy is not None and entropy is not None and entropy < section.min_entropy:
+    if section.min_entropy is not None and entropy is not None and not entropy >= section.min_entropy:
         raise GuardError(f"entropy is {entropy:.3g}, below guards.min_entropy ({section.min_entropy:g})")
 
 
 def free_disk(section: Guards, folder: Path) -> None:
-    """Refuses to write a checkpoint that may not fit."""
-    free = shutil.disk_usage(folder).free / 2**30
+    """Refuses to start, or to write a checkpoint, where it may not fit. The folder need not exist yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free / 2**30
     if free < section.min_disk_gb:
         raise GuardError(
-            f"{folder}: {free:.1f} GB free, less than guards.min_disk_gb ({section.min_disk_gb:g}); "
-            "make room, then resume"
+            f"{there}: {free:.1f} GB free, less than guards.min_disk_gb ({section.min_disk_gb:g}); "
+            "make room, then start or resume"
         )

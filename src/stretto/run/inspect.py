@@ -78,7 +78,7 @@ def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
 
 
 def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], config: Any, tokenizer: Any) -> list[Problem]:
-    """Prompts that leave no room for an answer, or that a character tokenizer cannot spell."""
+    """Prompts that leave no room for an answer, and those that a character tokenizer cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset())
     context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
     room = context - recipe.engine.max_new_tokens
@@ -98,7 +98,7 @@ def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], config: Any, toke
             ]
         if len(tokens) > room:
             too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
-        if unknown is not None and unknown in tokens:
+        if unknown is not None and unknown in [*tokens, *tokenizer.encode(prompt.reference or "")]:
             misspelt.append(prompt.id)
     problems = []
     if too_long:
@@ -114,7 +114,8 @@ def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], config: Any, toke
         problems.append(
             Problem(
                 field="model.scratch.characters",
-                reason=f"{len(misspelt)} prompts use characters that are not in it: {', '.join(misspelt[:SHOWN])}",
+                reason=f"{len(misspelt)} prompts or their answers use characters that are not in it: "
+                f"{', '.join(misspelt[:SHOWN])}",
                 fix="add every character that prompts and answers use",
             )
         )

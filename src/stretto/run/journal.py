@@ -64,10 +64,13 @@ class Journal:
         return journal
 
     @classmethod
-    def reopen(cls, folder: Path, *, step: int, sinks: Sequence[Sink] = ()) -> Journal:
-        """Goes on after `step`: whatever is later, and any line that a crash tore, is dropped."""
-        for name in ("metrics.jsonl", "events.jsonl"):
-            _truncate(folder / name, step)
+    def reopen(cls, folder: Path, *, step: int, again: bool = False, sinks: Sequence[Sink] = ()) -> Journal:
+        """Goes on after `step`: whatever is later, and any line that a crash tore, is dropped.
+
+        With `again` the metrics of `step` itself are dropped too, because they will be written again.
+        """
+        _truncate(folder / "metrics.jsonl", step - again)
+        _truncate(folder / "events.jsonl", step)
         for path in (folder / "samples").glob("step-*.jsonl"):
             match = SAMPLES.fullmatch(path.name)
             if match and int(match[1]) > step:

@@ -76,7 +76,8 @@ def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int
 
 
 def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Several updates as one line: counts add up, the rest is averaged over the trained tokens."""
+    """Several updates as one line: counts add up, of extremes the largest counts, the rest is averaged over the trained
+    tokens."""
     if len(reports) == 1:
         return dict(reports[0])
     tokens = [report["tokens/trained"] for report in reports]
@@ -86,6 +87,8 @@ def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [report.get(name, 0.0) for report in reports]
         if name.startswith(("tokens/", "updates/")):
             line[name] = sum(values)
+        elif name.endswith("/largest"):
+            line[name] = max(values)
         elif name == "learning_rate":
             line[name] = values[-1]
         else:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.config.schema import Recipe
 from stretto.report.console import Progress
 from stretto.report.timeline import to_events
 from stretto.rollout.collect import Launch
@@ -40,32 +41,36 @@ class Desk:
     """What a checkpoint holds."""
 
 
-async def train(parts: Parts, desk: Desk, *, done: int) -> list[tuple[int, Evaluation]]:
-    """Runs the steps after `done`; returns the evaluations made, the one before the first step included."""
+async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, float]) -> list[tuple[int, Evaluation]]:
+    """Runs the steps after `done`; returns the evaluations made.
+
+    `metrics` are those of the step `done`. If its evaluation is missing, it is made up for: before the first step there
+    was none yet, and later one may have been interrupted.
+    """
     recipe, clock = parts.recipe, Clock()
     evaluations: list[tuple[int, Evaluation]] = []
-    metrics: dict[str, float] = {}
-    if done == 0 and recipe.evaluate.every:
-        evaluations.append((0, await evaluated(parts, desk, clock, step=0)))
-        desk.journal.metrics(0, evaluation_metrics(evaluations[-1][1]))
-    step = done
+    if lacks_evaluation(recipe, done, metrics):
+        metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
+        desk.journal.metrics(done, metrics)
+        if done:
+            save(parts, desk, clock, step=done, metrics=metrics)
+        desk.journal.timeline(to_events(clock.spans, host="localhost"))
     for step in range(done + 1, recipe.run.steps + 1):
         cursor = parts.prompts.state()
         clock.begin()
         try:
-            metrics, rows = await one_step(parts, clock, step=step)
+            new, rows = await one_step(parts, clock, step=step)
         except asyncio.CancelledError:
             parts.prompts.restore(cursor)
             save(parts, desk, clock, step=step - 1, metrics=metrics)
             raise
-        last = step == recipe.run.steps
-        if recipe.evaluate.every and (last or step % recipe.evaluate.every == 0):
-            evaluations.append((step, await evaluated(parts, desk, clock, step=step)))
-            metrics |= evaluation_metrics(evaluations[-1][1])
-        desk.journal.metrics(step, metrics)
         desk.journal.samples(step, rows)
+        metrics = new
+        if lacks_evaluation(recipe, step, metrics):
+            metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
+        desk.journal.metrics(step, metrics)
         desk.progress.step(step, metrics)
-        if last or step % recipe.checkpoint.every == 0:
+        if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
             save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(to_events(clock.spans, host="localhost"))
         guards.after_step(recipe.guards, metrics)
@@ -103,12 +108,32 @@ async def one_step(parts: Parts, clock: Clock, *, step: int) -> tuple[dict[str, 
     return {**metrics, **report, **clock.metrics(), "weights/version": receipt.version}, list(rows)
 
 
-async def evaluated(parts: Parts, desk: Desk, clock: Clock, *, step: int) -> Evaluation:
-    """Held-out accuracy after `step`."""
-    with clock.stage("evaluate", "generate", step=step, version=parts.trainer.version):
-        evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
+def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) -> bool:
+    """True if `step` should be followed by an evaluation and its metrics hold none."""
+    every = recipe.evaluate.every
+    due = every > 0 and (step % every == 0 or step == recipe.run.steps)
+    return due and "eval/accuracy" not in metrics
+
+
+async def evaluated(
+    parts: Parts,
+    desk: Desk,
+    clock: Clock,
+    *,
+    step: int,
+    metrics: Mapping[str, float],
+    into: list[tuple[int, Evaluation]],
+) -> dict[str, float]:
+    """The metrics of `step` with its held-out accuracy. Interrupted, the step is kept and a resume evaluates it."""
+    try:
+        with clock.stage("evaluate", "generate", step=step, version=parts.trainer.version):
+            evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
+    except asyncio.CancelledError:
+        save(parts, desk, clock, step=step, metrics=metrics)
+        raise
+    into.append((step, evaluation))
     desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval)
-    return evaluation
+    return {**metrics, **evaluation_metrics(evaluation)}
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:

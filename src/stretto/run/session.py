@@ -20,10 +20,12 @@ from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
-from stretto.run.checkpoint import Checkpoints, step_of
+from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.evaluate import Evaluation, evaluate
+from stretto.run.files import replace
+from stretto.run.guards import free_disk
 from stretto.run.journal import Journal, claim_folder, free_folder
-from stretto.run.loop import Desk, train
+from stretto.run.loop import Desk, lacks_evaluation, train
 from stretto.run.parts import EngineFactory, assemble, make_plan
 from stretto.types import Stateful, Weights
 from stretto.weights.publish import publish
@@ -93,6 +95,7 @@ def start(
 ) -> Finished:
     """Trains a recipe in a new folder. `name` is what an automatic folder is called after."""
     explicit = recipe.run.folder != "auto"
+    free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     return asyncio.run(_run(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine))
 
@@ -106,7 +109,9 @@ def resume(
     make_engine: EngineFactory | None = None,
 ) -> Finished:
     """Goes on where the newest sound checkpoint of a run stands; without one, from the beginning."""
-    recipe, root = _recipe_of(folder, changes)
+    before, root = recipe_of(folder)
+    recipe, _ = recipe_of(folder, changes)
+    RecipeRecord(recipe, allow=allow).restore(before.model_dump(mode="json"))
     return asyncio.run(
         _run(
             recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
@@ -116,7 +121,7 @@ def resume(
 
 def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
     """How good a run's newest checkpoint is."""
-    recipe, root = _recipe_of(folder, changes)
+    recipe, root = recipe_of(folder, changes)
     latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest()
     if latest is None:
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
@@ -130,6 +135,8 @@ def evaluate_recipe(recipe: Recipe, *, root: Path) -> Evaluation:
 
 
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
+    if recipe.task.holdout.prompts == 0:
+        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     parts = assemble(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
     try:
         if checkpoint is not None:
@@ -142,7 +149,7 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
         await parts.close()
 
 
-def _recipe_of(folder: Path, changes: Sequence[str]) -> tuple[Recipe, Path]:
+def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
     """A run's recipe, and the folder that its relative paths count from; its first line remembers that."""
     path = folder / "recipe.yaml"
     if not path.is_file():
@@ -168,19 +175,24 @@ async def _run(
     with progress or console_for(sys.stdout) as screen:
         screen.note(f"run folder {folder}")
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
-        done = step_of(latest) if latest else 0
+        done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
+        pending = lacks_evaluation(recipe, done, metrics)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
-        with _journal(recipe, folder, root=root, plan=plan.to_json(), done=done, again=again) as journal:
+        with _journal(
+            recipe, folder, root=root, plan=plan.to_json(), done=done if again else None, pending=pending
+        ) as journal:
             parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
             try:
                 record = RecipeRecord(recipe, allow=allow)
                 stateful: tuple[Stateful, ...] = (record, parts.prompts, parts.trainer, parts.optimizer)
                 if latest:
                     checkpoints.restore(latest, stateful)
+                if again:
+                    replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
                 publish(Weights(version=parts.trainer.version, manifest={}, where="shared"), parts.engine)
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
-                evaluations = await train(parts, desk, done=done)
+                evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 screen.finish(summary(finished))
                 return finished
@@ -188,14 +200,21 @@ async def _run(
                 await parts.close()
 
 
-def _journal(recipe: Recipe, folder: Path, *, root: Path, plan: Mapping[str, Any], done: int, again: bool) -> Journal:
-    """The run folder, open for the steps after `done`."""
+def _journal(
+    recipe: Recipe, folder: Path, *, root: Path, plan: Mapping[str, Any], done: int | None, pending: bool
+) -> Journal:
+    """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     board = "tensorboard" in recipe.log
-    sinks = [TensorBoard(folder / "tensorboard", after=done if again else None)] if board else []
-    if again:
-        return Journal.reopen(folder, step=done, sinks=sinks)
-    text = f"# root: {root.resolve()}\n{dump(recipe)}"
-    return Journal.create(folder, recipe=text, plan=plan, sinks=sinks)
+    after = None if done is None else done - pending
+    sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
+    if done is not None:
+        return Journal.reopen(folder, step=done, again=pending, sinks=sinks)
+    return Journal.create(folder, recipe=recipe_text(recipe, root), plan=plan, sinks=sinks)
+
+
+def recipe_text(recipe: Recipe, root: Path) -> str:
+    """A run's recipe.yaml, which remembers what its relative paths count from."""
+    return f"# root: {root.resolve()}\n{dump(recipe)}"
 
 
 def _last(checkpoints: Checkpoints) -> Path:

@@ -30,11 +30,14 @@ def linear_names(network: nn.Module, head: nn.Module | None) -> list[str]:
 
 
 def target_problems(targets: str | Iterable[str], network: nn.Module, head: nn.Module | None) -> list[Problem]:
-    """A target that matches no layer would train nothing without a word."""
+    """A target that matches no layer would train nothing without a word, and so would the head.
+
+    The head is left out because log-probabilities are taken from its weight, past any adapter around it.
+    """
     if isinstance(targets, str):
         return []
     known = linear_names(network, head)
-    full = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    full = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and module is not head]
     return [
         Problem(
             field="model.adapter.targets",

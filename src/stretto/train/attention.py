@@ -9,13 +9,18 @@ Shapes: T tokens of the row, H query heads, K key and value heads, D head size; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from stretto.errors import RecipeError
 
 NAME = "stretto"
 """What models are loaded with as `attn_implementation`."""
@@ -34,6 +39,10 @@ class Layout(Protocol):
         ...
 
 
+BLOCK = 256
+"""Consecutive segments are attended to together up to this many tokens: small ones would each cost a kernel call."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A run of consecutive tokens of the row that continues the path of its ancestors."""
@@ -47,60 +56,96 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some consecutive segments as one attention: their queries against every key that any of them may see."""
+
+    queries: slice
+    """Where the queries stand in the row; their own keys come last among the keys."""
+    before: Tensor | None
+    """Where the keys of ancestors outside the block stand, or none."""
+    visible: Tensor | None
+    """(queries, keys), True where a query may look; none for a single root, which is plainly causal."""
+    positions: Tensor
+    """(keys) position of each key on its branch, for sliding windows."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None) -> Tensor:
+        """(1, H, queries, D)."""
+        queries, grouped = query[:, :, self.queries], query.shape[1] != key.shape[1]
+        keys, values = self._reach(key), self._reach(value)
+        mask = self.visible
+        if window is not None:
+            distance = self.positions[-queries.shape[2] :, None] - self.positions[None, :]
+            mask = (distance < window) & ((distance >= 0) if mask is None else mask)
+        return scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+        )
+
+    def _reach(self, states: Tensor) -> Tensor:
+        own = states[:, :, self.queries]
+        return own if self.before is None else torch.cat([states.index_select(2, self.before), own], dim=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLayout:
     """A token sees its ancestors' segments whole and its own up to itself; branches do not see each other."""
 
     segments: tuple[Segment, ...]
     """In row order, parents before children, covering the row without gaps."""
+    blocks: tuple[Block, ...]
+    """The same in the pieces in which it is computed."""
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], device: torch.device) -> TreeLayout:
+        """Cuts a tree into blocks."""
+        blocks: list[list[int]] = []
+        size = 0
+        for index, segment in enumerate(segments):
+            size += segment.length
+            if not blocks or size > BLOCK:
+                blocks.append([])
+                size = segment.length
+            blocks[-1].append(index)
+        return cls(segments=tuple(segments), blocks=tuple(make_block(segments, block, device) for block in blocks))
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
-        """One exact attention per segment, so that no work is spent on padding or on masked branches."""
-        outputs = [
-            attend_segment(query, key, value, segment=segment, path=self.path(segment), scale=scale, window=window)
-            for segment in self.segments
-        ]
-        return torch.cat(outputs, dim=2)
-
-    def path(self, segment: Segment) -> tuple[Segment, ...]:
-        """The segments that a segment's tokens may see, itself last."""
-        return (*(self.segments[index] for index in segment.ancestors), segment)
+        """Exact attention block by block; no work is spent on padding, and little on masked branches."""
+        return torch.cat([block.attend(query, key, value, scale=scale, window=window) for block in self.blocks], dim=2)
 
 
-def attend_segment(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    segment: Segment,
-    path: tuple[Segment, ...],
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
-    """Attention of one segment's queries over the keys and values of its path."""
-    queries = query[:, :, segment.start : segment.start + segment.length]
-    keys, values = gather_path(key, path), gather_path(value, path)
-    before = keys.shape[2] - segment.length
-    grouped = query.shape[1] != key.shape[1]
-    if before == 0 and (window is None or window >= segment.length):
-        return scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
-    mask = causal_mask(before=before, length=segment.length, window=window, device=query.device)
-    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
+def make_block(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> Block:
+    """One block of consecutive segments."""
+    start = segments[members[0]].start
+    stop = segments[members[-1]].start + segments[members[-1]].length
+    outside = sorted({ancestor for member in members for ancestor in segments[member].ancestors} - set(members))
+    before = [place for index in outside for place in _span(segments[index])]
+    key_segment = np.concatenate([np.full(segments[index].length, index) for index in [*outside, *members]])
+    key_position = np.concatenate([_positions(segments, index) for index in [*outside, *members]])
+    visible = None
+    if len(members) > 1 or outside:
+        path = np.zeros((len(segments), len(segments)), dtype=np.bool_)
+        for member in members:
+            path[member, [*segments[member].ancestors, member]] = True
+        queries = slice(len(before), None)
+        visible = path[key_segment[queries, None], key_segment[None, :]]
+        visible &= key_position[queries, None] >= key_position[None, :]
+    return Block(
+        queries=slice(start, stop),
+        before=torch.tensor(before, dtype=torch.long, device=device) if before else None,
+        visible=None if visible is None else torch.as_tensor(visible, device=device),
+        positions=torch.as_tensor(key_position, device=device),
+    )
 
 
-def gather_path(states: Tensor, path: tuple[Segment, ...]) -> Tensor:
-    """Keys or values along a path, root first."""
-    pieces = [states[:, :, segment.start : segment.start + segment.length] for segment in path]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+def _span(segment: Segment) -> range:
+    return range(segment.start, segment.start + segment.length)
 
 
-def causal_mask(*, before: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """(length, before + length), True where a key may be seen; distances are those on the branch, not in the row."""
-    row = torch.arange(before, before + length, device=device)[:, None]
-    column = torch.arange(before + length, device=device)[None, :]
-    mask = column <= row
-    return mask if window is None else mask & (row - column < window)
+def _positions(segments: Sequence[Segment], index: int) -> NDArray[np.int64]:
+    """Positions of a segment's tokens on their branch."""
+    first = sum(segments[ancestor].length for ancestor in segments[index].ancestors)
+    return np.arange(first, first + segments[index].length)
 
 
 def attend(
@@ -121,7 +166,11 @@ def attend(
             f"a model loaded by stretto was called without `{KEYWORD}`; use stretto.train.model.Policy.hidden"
         )
     if keywords.get("softcap") is not None or keywords.get("s_aux") is not None:
-        raise ValueError("this model caps its attention scores or has attention sinks, which is not available yet")
+        raise RecipeError.of(
+            "model.name",
+            "it caps its attention scores or has attention sinks, which is not available yet",
+            "use a decoder such as Llama, Qwen, Mistral or Gemma 3",
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]  # every attention layer of transformers has it
     output = layout.attend(layer, query, key, value, scale=scaling, window=sliding_window)
     return output.transpose(1, 2).contiguous(), None

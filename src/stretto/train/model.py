@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Model, Scratch
 from stretto.errors import RecipeError
-from stretto.train import attention
+from stretto.train import attention, probe
 from stretto.train.adapters import add_adapter
 from stretto.train.head import Head
 from stretto.train.scratch import character_tokenizer, fresh_network, keep_norms_exact
@@ -104,7 +104,7 @@ class Policy:
             self.network.save_pretrained(folder)
             return
         if base is not None:
-            self.adapted.peft_config["default"].base_model_name_or_path = str(base)
+            self.adapted.peft_config["default"].base_model_name_or_path = str(base.resolve())
         self.adapted.save_pretrained(folder)
 
 
@@ -128,17 +128,35 @@ def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, 
         own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
         network, tokenizer = load_files(files if base is None else own)
     refuse_unknown_attention(network.config)
-    network.set_attn_implementation(attention.NAME)
     network.to(device=device, dtype=DTYPES[section.dtype])
     network.config.use_cache = False
     if files.kind == "scratch":
         keep_norms_exact(network)
     # Never in eval mode: quantised bases repack their weights there, and without dropout the modes are equal.
     network.train()
+    switch_dropout_off(network)
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.kind in ("hub", "folder"))
+    take_over_attention(policy)
     if section.adapter is None:
         return policy
     return replace(policy, adapted=add_adapter(network, section.adapter, seed=seed))
+
+
+def take_over_attention(policy: Policy) -> None:
+    """Makes every attention layer ask the layout, and proves on two short conversations that this changed nothing."""
+    own = probe.own_logits(policy.network)
+    policy.network.set_attn_implementation(attention.NAME)
+    probe.refuse_wrong_rows(policy, own)
+
+
+def switch_dropout_off(network: nn.Module) -> None:
+    """Engine and trainer must agree; what modules took from the configuration is theirs, so it is changed in them."""
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -147,16 +165,22 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **keywords)
-        network = AutoModelForCausalLM.from_pretrained(
-            where, dtype="auto" if not keywords else torch.float32, **keywords
+        network, found = AutoModelForCausalLM.from_pretrained(
+            where, dtype="auto" if not keywords else torch.float32, output_loading_info=True, **keywords
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # torn and foreign files make the libraries below raise anything
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecipeError.of(
             "model.name",
             f"{files.name} could not be loaded: {first_line}",
             "name a causal language model with a tokenizer",
         ) from error
+    if missing := sorted(found["missing_keys"]):  # they would be filled with noise
+        raise RecipeError.of(
+            "model.name",
+            f"{files.name} lacks {len(missing)} of its weights ({', '.join(missing[:3])})",
+            "download or save it again, or name a causal language model",
+        )
     if keywords:
         network = plain_copy(network)
     return network, tokenizer
@@ -182,11 +206,12 @@ def refuse_unknown_attention(config: Any) -> None:
     """Refuses what packed rows would compute wrongly without a sound."""
     settings = config.get_text_config() if hasattr(config, "get_text_config") else config
     rope = getattr(settings, "rope_parameters", None) or {}
-    kind = rope.get("rope_type") if isinstance(rope, dict) else None
-    if kind in ("dynamic", "longrope"):
+    kinds = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if moving := kinds & {"dynamic", "longrope"}:
         raise RecipeError.of(
             "model.name",
-            f"its positions ({kind} RoPE) depend on the longest sequence of the row, so packing would change results",
+            f"its positions ({', '.join(sorted(moving))} RoPE) depend on the longest sequence of the row, so packing "
+            "would change results",
             "use a model with another RoPE type",
         )
     layers = set(getattr(settings, "layer_types", None) or [])
@@ -197,13 +222,6 @@ def refuse_unknown_attention(config: Any) -> None:
             f"layers of type {', '.join(sorted(unknown))} are not available yet",
             "use an attention-only decoder",
         )
-    dropouts = [
-        name
-        for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop")
-        if getattr(settings, name, 0)
-    ]
-    for name in dropouts:
-        setattr(settings, name, 0.0)
 
 
 def offline() -> bool:

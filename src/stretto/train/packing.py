@@ -122,7 +122,7 @@ def divide(samples: Sequence[Sample], budget: int) -> list[tuple[Sample, ...]]:
     """Cuts samples, in their order, into rows of at most `budget` tokens; a conversation is never cut.
 
     A token that a conversation shares with the one before it in the row is not counted again, which is what `merge`
-    saves when the answers of a group stand side by side.
+    saves when the answers of a group stand side by side. Where it saves less, the row is cut once more.
     """
     rows: list[list[Sample]] = []
     used = 0
@@ -135,7 +135,16 @@ def divide(samples: Sequence[Sample], budget: int) -> list[tuple[Sample, ...]]:
         else:
             rows.append([sample])
             used = len(tokens)
-    return [tuple(row) for row in rows]
+    return [piece for row in rows for piece in fitting(tuple(row), budget)]
+
+
+def fitting(row: tuple[Sample, ...], budget: int) -> list[tuple[Sample, ...]]:
+    """The row, or its halves where `merge` finds less to share than was counted on."""
+    tokens = [sample.conversation.tokens for sample in row]
+    if len(row) == 1 or sum(map(len, tokens)) <= budget or len(merge(tokens).tokens) <= budget:
+        return [row]
+    middle = len(row) // 2
+    return [*fitting(row[:middle], budget), *fitting(row[middle:], budget)]
 
 
 def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype) -> MicroBatch:
@@ -148,8 +157,10 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
 
     def stream(pieces: Sequence[NDArray[np.float64] | None]) -> torch.Tensor | None:
         present = [piece for piece in pieces if piece is not None]
-        if len(present) < len(pieces):
+        if not present:
             return None
+        if len(present) < len(pieces):  # which term a sample trains must not depend on who shares its row
+            raise ValueError("only some samples have a stream of old, reference or values; give it to all or to none")
         return torch.as_tensor(np.concatenate(present), dtype=dtype, device=device)
 
     def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
@@ -168,7 +179,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         samples=tuple(samples),
         tokens=torch.as_tensor(tree.tokens, device=device),
         positions=torch.as_tensor(tree.positions, device=device),
-        layout=TreeLayout(segments=tree.segments),
+        layout=TreeLayout.of(tree.segments, device),
         sources=torch.as_tensor(sources, device=device),
         targets=torch.as_tensor(targets, device=device),
         rows=rows,

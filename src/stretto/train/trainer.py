@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,11 @@ class Trainer:
                 )
         useful = [sample for sample in samples if sample.conversation.trained.any()]
         self.ledger += useful
-        try:
+        with suppress(OutOfMemory):
             self._accumulate(useful)
-        except OutOfMemory:
-            self._redo()
+            return
+        # Not inside a handler: the exception holds the frames that hold the failed row, and so its memory.
+        self._redo()
 
     def apply(self) -> StepReport:
         """Divides by the global denominators, clips, and makes one update; then the step is over."""
@@ -153,7 +154,11 @@ class Trainer:
 
     def recompute(self) -> None:
         """Switches gradient checkpointing on: less memory for a third more arithmetic, the same gradient."""
-        self.policy.network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        network, how = self.policy.network, {"use_reentrant": False}
+        if hasattr(network, "activation_checkpointing_enable"):  # its name in newer transformers, which warn of the old
+            network.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        else:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
         self.recomputes = True
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,345 @@
+"""The native engine answers every request as if it were alone, with the trainer's own probabilities."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from stretto.algorithms.base import build
+from stretto.algorithms.kl import k3
+from stretto.config.schema import AlgorithmSection, Optimizer
+from stretto.rollout.base import Request
+from stretto.rollout.native import NativeEngine
+from stretto.rollout.sampling import draw, signed
+from stretto.train.optim import MasterAdamW
+from stretto.train.trainer import Trainer
+from stretto.types import Conversation, Weights
+
+PATIENCE = 60.0
+
+
+def peer_of(policy):
+    """The same weights with transformers' own attention."""
+    peer = copy.deepcopy(policy.network).eval()
+    peer.set_attn_implementation("sdpa")
+    return peer
+
+
+@torch.no_grad()
+def alone(peer, request):
+    """The answer without cache, batch or prefill: every token from transformers' forward over the whole context."""
+    tokens, answer, logprobs, stop = request.tokens.tolist(), [], [], "length"
+    while len(answer) < request.max_new_tokens and stop == "length":
+        token, logprob = draw(
+            peer(torch.tensor([tokens]), use_cache=False).logits[:, -1],
+            keys=torch.tensor([signed(request.key)]),
+            positions=torch.tensor([len(answer)]),
+            temperatures=torch.tensor([request.temperature], dtype=torch.float64),
+        )
+        tokens.append(int(token))
+        answer.append(int(token))
+        logprobs.append(float(logprob))
+        stop = "stop" if int(token) in request.stop else "length"
+    return answer, logprobs, stop
+
+
+def drained(engine):
+    """Everything that is left to complete, by key."""
+    done = {}
+    while completions := engine.step(PATIENCE):
+        for completion in completions:
+            assert completion.key not in done, "a request was completed twice"
+            done[completion.key] = completion
+    assert not engine.waiting
+    assert not engine.active
+    return done
+
+
+def assert_alone(policy, requests, done):
+    assert sorted(done) == sorted(request.key for request in requests)
+    peer = peer_of(policy)
+    for request in requests:
+        answer, logprobs, stop = alone(peer, request)
+        completion = done[request.key]
+        assert (completion.tokens.tolist(), completion.stop) == (answer, stop)
+        np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=1e-4)
+
+
+def test_answers_are_those_of_each_request_alone(policy, requests_for):
+    requests = requests_for(20)
+    engine = NativeEngine(policy)
+    engine.submit(requests)
+    done = drained(engine)
+    assert_alone(policy, requests, done)
+    assert {completion.stop for completion in done.values()} == {"stop", "length"}
+    for request in requests:
+        completion = done[request.key]
+        inside = completion.tokens[:-1] if completion.stop == "stop" else completion.tokens
+        assert not set(inside.tolist()) & request.stop
+        assert completion.stop != "stop" or completion.tokens[-1] in request.stop
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, None])
+def test_neither_slots_nor_order_nor_company_change_an_answer(plain_policy, requests_for, slots):
+    requests = requests_for(16)
+    first = NativeEngine(plain_policy)
+    first.submit(requests)
+    expected = drained(first)
+    engine = NativeEngine(plain_policy, slots=slots)
+    order = np.random.default_rng(1).permutation(16)
+    engine.submit([requests[index] for index in order[:9]])
+    done = {completion.key: completion for completion in engine.step(PATIENCE)}
+    assert slots is None or len(engine.active) <= slots
+    engine.submit([requests[index] for index in order[9:]])
+    done |= drained(engine)
+    for key, completion in expected.items():
+        assert done[key].tokens.tolist() == completion.tokens.tolist()
+        np.testing.assert_allclose(done[key].logprobs, completion.logprobs, rtol=0, atol=1e-4)
+
+
+def test_requests_that_share_all_or_part_of_their_context_are_answered_as_alone(plain_policy):
+    context = np.arange(5, 40)
+    contexts = [context, context, context[:20], np.append(context, 9), context[:1], context]
+    requests = [
+        Request(key=index, tokens=tokens, max_new_tokens=6, stop=frozenset({0}), temperature=1.0)
+        for index, tokens in enumerate(contexts)
+    ]
+    engine = NativeEngine(plain_policy)
+    engine.submit(requests)
+    done = drained(engine)
+    assert_alone(plain_policy, requests, done)
+    answers = {tuple(done[key].tokens.tolist()) for key in (0, 1, 5)}
+    assert len(answers) > 1, "equal contexts under different keys drew the same"
+
+
+def test_waiting_requests_enter_in_order_as_others_end(plain_policy):
+    requests = [
+        Request(key=key, tokens=np.array([6, 7]), max_new_tokens=length, stop=frozenset(), temperature=1.0)
+        for key, length in enumerate([3, 5, 1, 1, 4])
+    ]
+    engine = NativeEngine(plain_policy, slots=2)
+    engine.submit(requests)
+    ends = []
+    while completions := engine.step(PATIENCE):
+        ends.append(sorted(completion.key for completion in completions))
+    assert ends == [[0], [2], [1, 3], [4]]
+
+
+def test_a_request_in_progress_goes_on_when_the_budget_of_seconds_is_used(plain_policy, requests_for):
+    requests = requests_for(6)
+    engine = NativeEngine(plain_policy)
+    engine.submit(requests)
+    done = {}
+    for _ in range(200):
+        done |= {completion.key: completion for completion in engine.step(0.0)}
+    assert_alone(plain_policy, requests, done)
+    assert engine.step(0.0) == []
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_the_trainers(policy, requests_for, temperature):
+    requests = [replace(request, temperature=temperature) for request in requests_for(16)]
+    engine = NativeEngine(policy)
+    engine.submit(requests)
+    done = drained(engine)
+    optimizer = MasterAdamW(policy.trained(), Optimizer(lr=0.0), updates=1)
+    trainer = Trainer(
+        policy,
+        build(AlgorithmSection(name="rloo", clip=(0.2, 0.2))),
+        optimizer,
+        token_budget=200,
+        temperature=temperature,
+        clip=None,
+        checkpointing=False,
+    )
+    conversations = [conversation(request, done[request.key]) for request in requests]
+    try:
+        scores = trainer.score(conversations)
+    finally:
+        trainer.close()
+    engines = np.concatenate([done[request.key].logprobs for request in requests])
+    trainers = np.concatenate(scores)
+    np.testing.assert_allclose(engines, trainers, rtol=0, atol=1e-4)
+    assert k3(trainers, engines).mean() <= 1e-6
+    again = engine.score([conversation.tokens for conversation in conversations], temperature)
+    own = [row[c.trained[1:]] for row, c in zip(again, conversations, strict=True)]
+    np.testing.assert_allclose(np.concatenate(own), trainers, rtol=0, atol=1e-4)
+
+
+def conversation(request, completion):
+    tokens = np.concatenate([request.tokens, completion.tokens])
+    trained = np.arange(len(tokens)) >= len(request.tokens)
+    logprobs = np.zeros(len(tokens))
+    logprobs[trained] = completion.logprobs
+    return Conversation(tokens=tokens, trained=trained, logprobs=logprobs, stop=completion.stop, version=0)
+
+
+def test_greedy_answers_are_those_of_transformers(policy, requests_for):
+    peer = peer_of(policy)
+    requests = [replace(request, temperature=0.0) for request in requests_for(10)]
+    engine = NativeEngine(policy)
+    engine.submit(requests)
+    done = drained(engine)
+    for request in requests:
+        context = torch.as_tensor(request.tokens)[None]
+        generated = peer.generate(
+            context,
+            attention_mask=torch.ones_like(context),
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=sorted(request.stop) or None,
+            pad_token_id=0,
+        )
+        assert done[request.key].tokens.tolist() == generated[0, len(request.tokens) :].tolist()
+
+
+def test_an_adapter_changes_the_answers(policy, requests_for):
+    if policy.adapted is None:
+        assert not any("lora_" in name for name in policy.trained())
+        return
+    requests = [replace(request, temperature=0.0) for request in requests_for(6)]
+    engine = NativeEngine(policy)
+    engine.submit(requests)
+    with_adapter = drained(engine)
+    with policy.without_adapter():
+        engine.submit(requests)
+        without = drained(engine)
+    assert any(with_adapter[key].tokens.tolist() != without[key].tokens.tolist() for key in without)
+
+
+def test_aborting_returns_what_is_there_and_leaves_the_others_alone(plain_policy):
+    requests = [
+        Request(key=key, tokens=np.array([6, 7, 8 + key]), max_new_tokens=12, stop=frozenset(), temperature=1.0)
+        for key in range(6)
+    ]
+    engine = NativeEngine(plain_policy, slots=4)
+    engine.submit(requests)
+    for _ in range(3):
+        assert engine.step(0.0) == []
+    partial = {completion.key: completion for completion in engine.abort([0, 2, 5, 99])}
+    assert sorted(partial) == [0, 2, 5]
+    assert {completion.stop for completion in partial.values()} == {"abort"}
+    peer = peer_of(plain_policy)
+    for key, length in ((0, 3), (2, 3), (5, 0)):
+        answer, logprobs, _ = alone(peer, requests[key])
+        assert partial[key].tokens.tolist() == answer[:length]
+        np.testing.assert_allclose(partial[key].logprobs, logprobs[:length], rtol=0, atol=1e-4)
+    assert_alone(plain_policy, [requests[1], requests[3], requests[4]], drained(engine))
+    assert engine.abort([1, 2, 3]) == []
+
+
+def test_an_engine_that_aborted_everything_has_nothing_to_do(plain_policy, requests_for):
+    requests = requests_for(5)
+    engine = NativeEngine(plain_policy)
+    engine.submit(requests)
+    engine.step(0.0)
+    engine.abort([request.key for request in requests])
+    assert engine.step(PATIENCE) == []
+    assert engine.batch is None
+    engine.submit(requests)
+    assert_alone(plain_policy, requests, drained(engine))
+
+
+def test_the_cache_grows_for_longer_requests_and_keeps_what_it_holds(plain_policy):
+    short = Request(key=1, tokens=np.array([6, 7]), max_new_tokens=40, stop=frozenset(), temperature=1.0)
+    long = Request(key=2, tokens=np.arange(140) % 30 + 5, max_new_tokens=30, stop=frozenset(), temperature=1.0)
+    engine = NativeEngine(plain_policy)
+    engine.submit([short])
+    for _ in range(5):
+        engine.step(0.0)
+    before = engine.cache.capacity
+    engine.submit([long])
+    done = drained(engine)
+    assert engine.cache.capacity > before
+    assert_alone(plain_policy, [short, long], done)
+
+
+def test_the_cache_never_takes_more_than_its_share_except_for_one_request_alone(plain_policy):
+    many = [
+        Request(key=key, tokens=np.array([6, 7, key + 8]), max_new_tokens=4, stop=frozenset(), temperature=1.0)
+        for key in range(12)
+    ]
+    long = [
+        Request(key=key, tokens=np.arange(150) % 30 + 5, max_new_tokens=key, stop=frozenset(), temperature=1.0)
+        for key in (21, 22, 23)
+    ]
+    engine = NativeEngine(plain_policy)
+    engine.kv_tokens = 10 * 64
+    done = {}
+    for requests in (many, long, many[:3] + long[:1] + many[3:]):
+        engine.submit([replace(request, key=request.key + 100 * len(done)) for request in requests])
+        while completions := engine.step(0.0) or (engine.active and [None]):
+            assert engine.cache.slots * engine.cache.capacity <= engine.kv_tokens
+            done |= {completion.key: completion for completion in completions if completion}
+    assert len(done) == 12 + 3 + 13
+    huge = Request(key=999, tokens=np.arange(200) % 30 + 5, max_new_tokens=2, stop=frozenset(), temperature=1.0)
+    engine.kv_tokens = 64
+    engine.submit([huge, *many[:2]])
+    assert_alone(plain_policy, [huge, *many[:2]], drained(engine))
+
+
+def test_what_is_admitted_together_does_not_depend_on_what_was_asked_before(plain_policy, requests_for):
+    requests = requests_for(10)
+
+    def course(engine):
+        engine.kv_tokens = 5 * 64
+        engine.submit(requests)
+        sizes = []
+        while completions := engine.step(0.0) or (engine.active and [None]):
+            sizes.append((len(engine.active), len(completions)))
+        return sizes
+
+    used = NativeEngine(plain_policy)
+    used.submit(requests_for(40, seed=5, longest=120))
+    drained(used)
+    assert course(used) == course(NativeEngine(plain_policy))
+
+
+def test_the_share_of_memory_becomes_a_number_of_tokens(plain_policy):
+    small, large = (NativeEngine(plain_policy, memory_share=share).facts for share in (0.1, 0.2))
+    assert large.kv_tokens == pytest.approx(2 * small.kv_tokens, rel=1e-6)
+    assert NativeEngine(plain_policy).kv_tokens > small.kv_tokens
+    assert small.keyed_noise
+    assert NativeEngine(plain_policy, slots=3).facts.slots == 3
+
+
+def test_received_weights_are_the_trainers_and_name_the_version_of_what_follows(plain_policy, requests_for):
+    engine = NativeEngine(plain_policy)
+    receipt = engine.receive(Weights(version=7, manifest={}, where="shared"))
+    assert (receipt.version, receipt.shared) == (7, True)
+    engine.submit(requests_for(2))
+    assert {completion.version for completion in drained(engine).values()} == {7}
+    with pytest.raises(ValueError, match="cannot fetch weights from disk"):
+        engine.receive(Weights(version=8, manifest={}, where="disk"))
+
+
+def test_weights_that_moved_are_sampled_from_at_once(plain_policy, requests_for):
+    policy = copy.deepcopy(plain_policy)
+    engine = NativeEngine(policy)
+    with torch.no_grad():
+        for weight in policy.trained().values():
+            weight.mul_(1.3)
+    requests = requests_for(4)
+    engine.submit(requests)
+    assert_alone(policy, requests, drained(engine))
+
+
+def test_sleeping_gives_the_memory_back_and_closing_forgets_everything(plain_policy, requests_for):
+    requests = requests_for(3)
+    engine = NativeEngine(plain_policy)
+    engine.submit(requests)
+    first = drained(engine)
+    engine.sleep(keep=True)
+    assert not engine.cache.keys
+    engine.wake()
+    engine.submit(requests)
+    assert {key: c.tokens.tolist() for key, c in drained(engine).items()} == {
+        key: c.tokens.tolist() for key, c in first.items()
+    }
+    engine.submit(requests)
+    engine.step(0.0)
+    engine.close()
+    assert engine.step(PATIENCE) == []

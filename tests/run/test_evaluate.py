@@ -1,0 +1,166 @@
+"""Accuracy counts right answers, with an honest interval, and leaves out what could not be judged."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from running import END, ONE, ZERO, metrics, recipe_in, scripted, start
+from stretto.config.schema import Holdout
+from stretto.errors import CheckpointError, RecipeError
+from stretto.run import session
+from stretto.run.evaluate import evaluate, pass_at_k, wilson
+from stretto.run.parts import assemble, make_plan
+from stretto.tasks.source import load_prompts, split
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "interval"),
+    [
+        # Worked by hand from Wilson's formula; the first is in Brown, Cai and DasGupta 2001.
+        (0, 10, (0.0, 0.27753)),
+        (10, 10, (0.72247, 1.0)),
+        (5, 10, (0.23659, 0.76341)),
+        (81, 263, (0.25525, 0.36622)),
+        (0, 0, (0.0, 1.0)),
+    ],
+)
+def test_the_interval_is_wilsons(right, n, interval):
+    assert wilson(right, n) == pytest.approx(interval, abs=1e-4)
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4), (2, 5)])
+def test_pass_at_k_is_the_share_of_choices_that_hold_a_right_answer(right, n):
+    for k in range(1, n + 1):
+        choices = list(itertools.combinations(range(n), k))
+        holding = sum(any(sample < right for sample in choice) for choice in choices)
+        assert pass_at_k(right, n, k) == pytest.approx(holding / len(choices))
+
+
+def evaluated(folder, script, *, pass_k=1, **changes):
+    """What a scripted model scores on the held-out prompts."""
+    recipe = recipe_in(folder, model__scratch__warmup_steps=0, **changes)
+
+    async def run():
+        parts = assemble(
+            recipe, plan=make_plan(recipe), root=folder, folder=None, note=print, make_engine=scripted(script)
+        )
+        try:
+            return await evaluate(parts, parts.heldout, pass_k=pass_k), parts.heldout
+        finally:
+            await parts.close()
+
+    return asyncio.run(run())
+
+
+def copied(request):
+    return [*request.tokens[1:-2].tolist(), END]
+
+
+def test_a_model_that_knows_scores_1_and_one_that_does_not_0(tmp_path):
+    result, prompts = evaluated(tmp_path, copied)
+    assert (result.accuracy, result.n, result.pass_at_k) == (1.0, 4, {})
+    assert result.interval == pytest.approx(wilson(4, 4))
+    assert result.length_mean == pytest.approx(sum(len(prompt.reference) + 1 for prompt in prompts) / 4)
+    result, _ = evaluated(tmp_path, lambda request: [END])
+    assert (result.accuracy, result.length_mean) == (0.0, 1.0)
+
+
+def test_accuracy_is_greedy_and_pass_at_k_is_sampled_at_the_training_temperature(tmp_path):
+    temperatures = []
+
+    def sometimes(request):
+        temperatures.append(request.temperature)
+        right = request.temperature == 0 or len([t for t in temperatures if t]) % 5 == 1
+        return copied(request) if right else [END]
+
+    result, _ = evaluated(tmp_path, sometimes, pass_k=5, engine__temperature=0.8)
+    assert temperatures == [0.0] * 4 + [0.8] * 20
+    assert result.accuracy == 1.0
+    assert result.pass_at_k == pytest.approx({1: 0.2, 2: 0.4, 4: 0.8, 5: 1.0})
+
+
+def test_partial_credit_is_not_a_right_answer(tmp_path):
+    (tmp_path / "half.py").write_text("def first(answer, prompt, signals):\n    return 0.5\n")
+    rewards = [{"name": "a", "kind": "numeric", "pick": "first"}, {"name": "b", "kind": "half:first"}]
+    assert evaluated(tmp_path, copied, rewards=rewards)[0].accuracy == 0.0
+
+
+def test_penalties_do_not_turn_a_right_answer_into_a_wrong_one(tmp_path):
+    (tmp_path / "long.py").write_text("def first(answer, prompt, signals):\n    return len(answer)\n")
+    rewards = [{"name": "a", "kind": "numeric", "pick": "first"}, {"name": "b", "kind": "long:first", "weight": -0.1}]
+    assert evaluated(tmp_path, copied, rewards=rewards)[0].accuracy == 1.0
+
+
+def test_what_could_not_be_judged_is_left_out_and_never_wrong(tmp_path):
+    code = "def first(answer, prompt, signals):\n    assert len(prompt['reference']) > 1\n    return 1.0\n"
+    (tmp_path / "picky.py").write_text(code)
+    rewards = [{"name": "a", "kind": "picky:first"}]
+    source = {"kind": "synthetic", "name": "copy", "length": [1, 2], "alphabet": "01", "count": 6}
+    task = {"source": source, "prompt": "{text}=", "holdout": {"prompts": 5}}
+    result, prompts = evaluated(tmp_path, copied, rewards=rewards, task=task, evaluate__prompts=5)
+    judged = sum(len(prompt.reference) > 1 for prompt in prompts)
+    assert 0 < judged < 5
+    assert (result.accuracy, result.n) == (1.0, judged)
+    nothing = "def first(answer, prompt, signals):\n    raise RuntimeError\n"
+    (tmp_path / "never.py").write_text(nothing)
+    result, _ = evaluated(tmp_path, copied, rewards=[{"name": "a", "kind": "never:first"}], evaluate__prompts=4)
+    assert (result.accuracy, result.n, result.interval) == (0.0, 0, (0.0, 1.0))
+
+
+def test_the_held_out_prompts_are_those_of_the_split(tmp_path):
+    recipe = recipe_in(tmp_path)
+    asked = []
+
+    def note(request):
+        asked.append(request.tokens[1:-2].tolist())
+        return [ZERO, END]
+
+    evaluated(tmp_path, note)
+    _, heldout = split(load_prompts(recipe.task, tmp_path), Holdout(prompts=4))
+    digits = {"0": ZERO, "1": ONE}
+    assert asked == [[digits[character] for character in prompt.reference] for prompt in heldout]
+
+
+def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
+    run = start(tmp_path, evaluate__pass_k=2)
+    result = session.evaluate_run(run.folder)
+    last = metrics(run.folder)[-1]
+    assert result.accuracy == last["eval/accuracy"]
+    assert result.interval == pytest.approx((last["eval/low"], last["eval/high"]))
+    assert result.pass_at_k == {1: last["eval/pass_at_1"], 2: last["eval/pass_at_2"]}
+    more = session.evaluate_run(run.folder, changes=["evaluate.pass_k=3", "engine.temperature=0.5"])
+    assert (more.accuracy, more.pass_at_k.keys()) == (result.accuracy, {1, 2, 3})
+    with pytest.raises(RecipeError) as caught:
+        session.evaluate_run(run.folder, changes=["optimizer.lr=1.0"])
+    assert [problem.field for problem in caught.value.problems] == ["optimizer.lr"]
+
+
+def test_evaluating_a_recipe_gives_what_its_run_begins_with_and_leaves_no_trace(tmp_path):
+    recipe = recipe_in(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    result = session.evaluate_recipe(recipe, root=tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    assert result.accuracy == metrics(start(tmp_path, run__steps=1).folder)[0]["eval/accuracy"]
+
+
+def test_a_run_without_a_checkpoint_cannot_be_evaluated(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def die(name, *told):
+        if name == "start":
+            raise Killed
+
+    with pytest.raises(Killed):
+        start(tmp_path, at=die)
+    (run,) = tmp_path.glob("run*")
+    with pytest.raises(CheckpointError, match="no sound checkpoint yet"):
+        session.evaluate_run(run)
+
+
+def test_evaluation_does_not_change_what_is_trained(tmp_path):
+    often = start(tmp_path, evaluate__every=1).folder
+    never = start(tmp_path, evaluate__every=0).folder
+    keep = [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in metrics(often)[1:]]
+    assert keep == metrics(never)

@@ -1,0 +1,108 @@
+"""The second tier of checks: what only tokenizer, prompts and layers can tell, all of it at once."""
+
+import json
+
+import pytest
+import torch
+
+from running import RECIPE, data_with, recipe_in, start
+from stretto.run.inspect import deep_problems
+
+
+def problems_of(folder, **changes):
+    return {problem.field: problem for problem in deep_problems(recipe_in(folder, **changes), folder)}
+
+
+def asking(folder, rows, **more):
+    """A task that reads these rows."""
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {"source": {"kind": "jsonl", "path": "data.jsonl", "name": None}, "holdout": {"prompts": 1}, **more}
+
+
+def row(text, answer="1"):
+    return {"prompt": text, "answer": answer}
+
+
+def test_a_recipe_that_works_has_no_problems(tmp_path):
+    assert problems_of(tmp_path) == {}
+    assert problems_of(tmp_path, model__adapter={"kind": "lora", "rank": 2, "alpha": 4.0}) == {}
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_named(tmp_path):
+    task = asking(tmp_path, [row("0"), row("1" * 26), row("1" * 27), row("0" * 40)])
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"task"}
+    assert "2 prompts leave no room for 4 new tokens in a context of 32" in found["task"].reason
+    assert "(29 tokens)" in found["task"].reason
+    assert "(42 tokens)" in found["task"].reason
+
+
+@pytest.mark.parametrize("bad", [row("2"), row("1", "2")], ids=["in a prompt", "in an answer"])
+def test_characters_that_the_tokenizer_lacks_are_a_problem_wherever_they_are(tmp_path, bad):
+    task = asking(tmp_path, [row(f"{number:b}=") for number in range(30)] + [bad])
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"model.scratch.characters"}
+    assert found["model.scratch.characters"].reason.startswith("1 prompt")
+
+
+def test_lora_targets_that_match_nothing_are_named_one_by_one(tmp_path):
+    adapter = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["q_proj", "query", "lm"]}
+    found = deep_problems(recipe_in(tmp_path, model__adapter=adapter), tmp_path)
+    assert [problem.field for problem in found] == ["model.adapter.targets"] * 2
+    assert ["'query'" in found[0].reason, "'lm'" in found[1].reason] == [True, True]
+    assert "q_proj" in found[0].fix
+
+
+def test_all_problems_of_the_tier_come_at_once(tmp_path):
+    found = problems_of(
+        tmp_path,
+        task=asking(tmp_path, [row(f"{number:b}=") for number in range(9)] + [row("1" * 40), row("x")]),
+        model__adapter={"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query"]},
+        evaluate__prompts=1,
+    )
+    assert found.keys() == {"task", "model.scratch.characters", "model.adapter.targets"}
+
+
+def test_a_gpu_that_is_not_there_cannot_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = problems_of(tmp_path, placement__cluster="1xgpu")
+    assert found.keys() == {"placement.cluster"}
+    assert problems_of(tmp_path, placement__cluster="1xcpu") == {}
+
+
+@pytest.fixture(scope="module")
+def folder_model(tmp_path_factory):
+    """A model in a folder, as transformers saves it."""
+    return start(tmp_path_factory.mktemp("made"), run__steps=1, evaluate__every=0).model
+
+
+def test_a_model_in_a_folder_is_described_without_its_weights(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            (tmp_path / file.name).write_text(file.read_text())
+    model = {"name": str(tmp_path), "dtype": "float32", "adapter": None}
+    assert problems_of(tmp_path, model=model) == {}
+    long = data_with(task__prompt="{text}" + "1" * 30)["task"]
+    assert problems_of(tmp_path, model=model, task=long).keys() == {"task"}
+
+
+@pytest.mark.parametrize("broken", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_folder_whose_tokenizer_cannot_be_read_is_a_problem_of_the_model(folder_model, tmp_path, broken):
+    for file in folder_model.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_text("{" if file.name == broken else file.read_text())
+    found = problems_of(tmp_path, model={"name": str(tmp_path), "dtype": "float32", "adapter": None})
+    assert found.keys() == {"model.name"}
+
+
+def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_text(file.read_text())
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}{{ 1 }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    model = {"name": str(tmp_path), "dtype": "float32", "adapter": None}
+    assert problems_of(tmp_path, model=model) == {}
+    found = problems_of(tmp_path, model=model, task={**RECIPE["task"], "system": "be brief"})
+    assert found.keys() == {"task"}
+    assert "no system messages" in found["task"].reason
