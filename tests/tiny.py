@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stretto.algorithms.base import Rows, build
-from stretto.algorithms.catalog import CATALOG
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import AlgorithmSection, Model, Scratch
 from stretto.run.learn import credit
@@ -246,8 +245,3 @@ def distance(one, other):
     return max(
         float((one[name] - other[name]).double().norm() / one[name].double().norm().clamp(min=least)) for name in one
     )
-
-
-def algorithms(**choices):
-    """Every registered algorithm with the same choices."""
-    return [build(AlgorithmSection(name=name, **choices)) for name in CATALOG]

@@ -69,7 +69,7 @@ for parameter_name, parameter in ADAPTED.trained().items():
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=6)
+@settings(max_examples=10)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed):
     algorithm, samples = prepared(POLICY, name, choice, seed=seed)
