@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: install
-	@$(BIN)/stretto train recipes/demo.yaml
+	@$(BIN)/stretto train recipes/tiny.yaml
 	@echo "curves   $(BIN)/tensorboard --logdir runs"
 
 test: install

@@ -1,4 +1,4 @@
-"""What every test relies on: no network, one thread, the source tree in every process, and the same examples on every machine."""
+"""What every test relies on: no network, one thread, the source tree in every process, the same examples everywhere."""
 
 import os
 from pathlib import Path

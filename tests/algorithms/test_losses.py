@@ -8,45 +8,17 @@ from math import exp
 import pytest
 import torch
 
-from stretto.algorithms.base import Rows, build
+from four_answers import ENGINE, NEW, OLD, REFERENCE, UNCORRECTED, A, B, C, numbers, rows
+from stretto.algorithms.base import build
+from stretto.algorithms.correction import correction_weight, truncated_share
 from stretto.algorithms.losses import (
     clipped_share,
     clipped_surrogate,
-    correction_weight,
     kl_penalty,
     negative_log_likelihood,
     policy_terms,
-    truncated_share,
 )
 from stretto.config.schema import AlgorithmSection, Correction, Kl
-
-LENGTHS = [3, 2, 4, 1]
-OLD = [-0.5, -1.0, -0.2, -1.5, -0.7, -0.3, -0.9, -2.0, -0.1, -1.6]
-NEW = [-0.2, -1.1, -0.25, -2.2, -0.6, -0.3, -0.5, -2.6, -0.1, -0.1]
-REFERENCE = [-0.6, -1.0, -0.3, -1.4, -0.8, -0.3, -1.0, -1.9, -0.2, -0.5]
-ENGINE = [-0.6, -0.9, -0.2, -1.5, -0.9, -0.4, -0.8, -2.0, -0.1, -2.6]
-
-DEVIATION = (0.6875 / 3) ** 0.5 + 1e-6
-A, B, C = 0.625 / DEVIATION, -0.375 / DEVIATION, 0.125 / DEVIATION
-"""Advantages of rewards 1, 0, 0.5, 0: A for the first answer, C for the third, B for the second and fourth."""
-
-UNCORRECTED = Correction(kind="none")
-
-
-def numbers(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def rows(**changes):
-    streams = {
-        "advantage": numbers([A] * 3 + [B] * 2 + [C] * 4 + [B]),
-        "engine": numbers(ENGINE),
-        "conversation": torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS)),
-        "lengths": torch.tensor(LENGTHS),
-        "old": numbers(OLD),
-        "reference": numbers(REFERENCE),
-    }
-    return Rows(**(streams | changes))
 
 
 def surrogate_by_hand(low, high):

@@ -27,3 +27,14 @@ def group_normalised(rewards: Floats, *, epsilon: float = 1e-4) -> Floats:
     if len(rewards) < 2:
         return np.zeros_like(rewards)
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + epsilon)
+
+
+def group_centred(rewards: Floats) -> Floats:
+    """Each reward less the mean of its group. Liu et al. 2025."""
+    return rewards - rewards.mean()
+
+
+def whitened(values: Floats) -> Floats:
+    """Centred and divided by the (unbiased) standard deviation of all of them; a single one is only centred."""
+    centred = values - values.mean()
+    return centred / np.sqrt(values.var(ddof=1) + 1e-8) if len(values) > 1 else centred

@@ -32,6 +32,8 @@ class Facts:
     """What is summed over tokens, with {low} and {high} for the clip range."""
     average: str
     """The denominator as a prefix of the formula."""
+    constant: bool = False
+    """True if sums are divided by `algorithm.constant`."""
     needs: frozenset[str] = field(default_factory=frozenset)
     """Extra streams it always needs."""
     drops: bool = False
@@ -77,9 +79,54 @@ CATALOG: dict[str, Facts] = {
             surrogate=CLIPPED,
             average="1/conversations * sum over conversations of 1/length * sum over tokens",
         ),
+        Facts(
+            name="dr_grpo",
+            module="stretto.algorithms.dr_grpo",
+            summary="GRPO without division by the deviation, and with one constant instead of each answer's length.",
+            scope="group",
+            min_samples=2,
+            clip=(0.2, 0.2),
+            advantage="A = R - mean(R of the group)",
+            surrogate=CLIPPED,
+            average="1/(trajectories * {constant}) * sum over tokens",
+            constant=True,
+        ),
+        Facts(
+            name="gspo",
+            module="stretto.algorithms.gspo",
+            summary="GRPO with the ratio, and so the clipping, of the whole answer.",
+            scope="group",
+            min_samples=2,
+            clip=(3e-4, 4e-4),
+            advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
+            surrogate="min(s*A, clip(s, 1-{low:g}, 1+{high:g})*A), s = exp(mean over the answer's tokens of log rho)",
+            average="1/conversations * sum over conversations of 1/length * sum over tokens",
+        ),
+        Facts(
+            name="cispo",
+            module="stretto.algorithms.cispo",
+            summary="Clips the importance weight, never a token's gradient; mean over all tokens.",
+            scope="group",
+            min_samples=2,
+            clip=(1.0, 4.0),
+            advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
+            surrogate="clip(rho, 1-{low:g}, 1+{high:g}) * A * lp, the clipped ratio without gradient",
+            average="1/tokens * sum over tokens",
+        ),
+        Facts(
+            name="reinforce_pp",
+            module="stretto.algorithms.reinforce_pp",
+            summary="Returns per token, whitened over the whole batch.",
+            scope="batch",
+            min_samples=1,
+            clip=(0.2, 0.2),
+            advantage="A = (return - mean(returns of the batch)) / std(returns of the batch)",
+            surrogate=CLIPPED,
+            average="1/tokens * sum over tokens",
+        ),
     )
 }
 """Every algorithm that can be named in a recipe."""
 
-PLANNED = ("dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "ppo", "astar_po", "astar_po_course")
+PLANNED = ("dapo", "ppo", "astar_po", "astar_po_course")
 """Names the recipe format reserves for algorithms that are not available yet."""

@@ -7,7 +7,7 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -15,29 +15,26 @@ from torch import Tensor
 
 from stretto.algorithms.base import Denominator, Rows, Term, TermFunction
 from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.correction import (
+    FARTHEST,
+    correction_weight,
+    mean_per_answer,
+    sampling_logprobs,
+    truncated_share,
+)
 from stretto.algorithms.kl import ESTIMATORS
 from stretto.config.schema import AlgorithmSection, Correction
 
-FARTHEST = 20.0
-"""Log-ratios are cut here so that one wild token cannot overflow; it is far outside any clip range."""
+Surrogate = Callable[..., Tensor]
+"""(log-probabilities, rows, clip, correction) -> (N) the policy's loss per token."""
 
-
-def sampling_logprobs(logprobs: Tensor, rows: Rows) -> Tensor:
-    """The trainer's log-probabilities at the sampling weights, without gradient."""
-    return logprobs.detach() if rows.old is None else rows.old
+ClipShare = Callable[..., Tensor]
+"""(log-probabilities, rows, clip) -> (N) 1 where clipping holds a token back."""
 
 
 def log_ratio(logprobs: Tensor, rows: Rows) -> Tensor:
     """How much likelier a token has become since it was sampled, in the trainer's own eyes."""
     return (logprobs - sampling_logprobs(logprobs, rows)).clamp(-FARTHEST, FARTHEST)
-
-
-def correction_weight(logprobs: Tensor, rows: Rows, *, correction: Correction) -> Tensor:
-    """Truncated importance weight of trainer against engine per token, without gradient; 1 where correction is off."""
-    if correction.kind == "none":
-        return torch.ones_like(logprobs)
-    log_weight = (sampling_logprobs(logprobs, rows) - rows.engine).clamp(max=FARTHEST)
-    return log_weight.exp().clamp(max=correction.cap)
 
 
 def clipped_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
@@ -46,6 +43,28 @@ def clipped_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float]
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
     gain = torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
     return -gain * correction_weight(logprobs, rows, correction=correction)
+
+
+def sequence_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
+    """The clipped surrogate of the conversation's ratio, exp(mean log rho), given to each of its tokens.
+
+    Every token carries the value of its conversation's ratio and the gradient of its own log-probability, so a mean
+    over tokens is the conversation's surrogate. Zheng et al. 2025 (GSPO), eq. 5 and 14.
+    """
+    sequence = mean_per_answer(log_ratio(logprobs, rows), rows).exp().detach()
+    ratio = sequence * (logprobs - logprobs.detach()).exp()
+    clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
+    gain = torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
+    return -gain * correction_weight(logprobs, rows, correction=correction)
+
+
+def clipped_weight(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
+    """-clip(rho) A log pi with the clipped ratio as a fixed weight: no token's gradient is ever cut off (CISPO).
+
+    The range is [1 - low, 1 + high] as for the others; a low of 1 means no lower bound. MiniMax 2025, eq. 4.
+    """
+    weight = log_ratio(logprobs, rows).exp().detach().clamp(1 - clip[0], 1 + clip[1])
+    return -weight * rows.advantage * logprobs * correction_weight(logprobs, rows, correction=correction)
 
 
 def kl_penalty(logprobs: Tensor, rows: Rows, *, coef: float, estimator: str) -> Tensor:
@@ -74,38 +93,46 @@ SCALES = {"token": token, "answer": answer}
 """By name, so that a term stays a partial of module functions and can be sent to another process."""
 
 
-def scaled(logprobs: Tensor, rows: Rows, *, loss: TermFunction, scale: str) -> Tensor:
+def scaled(logprobs: Tensor, rows: Rows, *, loss: TermFunction, scale: str, factor: float = 1.0) -> Tensor:
     """A per-token loss times what its token counts."""
-    return loss(logprobs, rows) * SCALES[scale](rows)
+    return loss(logprobs, rows) * SCALES[scale](rows) * factor
 
 
 def clipped_share(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float]) -> Tensor:
-    """1 where the clip range holds a token back: the ratio has left it in the direction its advantage asked for."""
-    ratio = log_ratio(logprobs, rows).exp()
+    """1 where the clip range holds a token back: its ratio has left it in the direction its advantage asked for."""
+    return _held_back(log_ratio(logprobs, rows).exp(), rows, clip)
+
+
+def clipped_sequence_share(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float]) -> Tensor:
+    """The same of the conversation's ratio."""
+    return _held_back(mean_per_answer(log_ratio(logprobs, rows), rows).exp(), rows, clip)
+
+
+def _held_back(ratio: Tensor, rows: Rows, clip: tuple[float, float]) -> Tensor:
     above = (ratio > 1 + clip[1]) & (rows.advantage > 0)
     below = (ratio < 1 - clip[0]) & (rows.advantage < 0)
-    return (above | below).to(logprobs.dtype)
+    return (above | below).to(ratio.dtype)
 
 
-def truncated_share(logprobs: Tensor, rows: Rows, *, correction: Correction) -> Tensor:
-    """1 where the correction's weight was truncated; nowhere if there is no correction."""
-    if correction.kind == "none":
-        return torch.zeros_like(logprobs)
-    return ((sampling_logprobs(logprobs, rows) - rows.engine).exp() > correction.cap).to(logprobs.dtype)
-
-
-def policy_terms(section: AlgorithmSection, *, denominator: Denominator, scale: str) -> tuple[Term, ...]:
-    """The clipped surrogate and, where the recipe asks for it, the KL term beside it, averaged alike."""
+def policy_terms(
+    section: AlgorithmSection,
+    *,
+    denominator: Denominator,
+    scale: str,
+    factor: float = 1.0,
+    surrogate: Surrogate = clipped_surrogate,
+    clipped: ClipShare = clipped_share,
+) -> tuple[Term, ...]:
+    """A surrogate and, where the recipe asks for it, the KL term beside it, averaged alike."""
     clip = section.clip or CATALOG[section.name].clip or (0.2, 0.2)
-    surrogate = partial(clipped_surrogate, clip=clip, correction=section.correction)
+    average = partial(scaled, scale=scale, factor=factor)
     watch: Mapping[str, TermFunction] = {
-        "clip/share": partial(clipped_share, clip=clip),
+        "clip/share": partial(clipped, clip=clip),
         "correction/share": partial(truncated_share, correction=section.correction),
     }
-    policy = Term(
-        name="policy", denominator=denominator, loss=partial(scaled, loss=surrogate, scale=scale), watch=watch
-    )
+    loss = partial(average, loss=partial(surrogate, clip=clip, correction=section.correction))
+    policy = Term(name="policy", denominator=denominator, loss=loss, watch=watch)
     if not (section.kl.coef > 0 and section.kl.where == "loss"):
         return (policy,)
     penalty = partial(kl_penalty, coef=section.kl.coef, estimator=section.kl.estimator)
-    return (policy, Term(name="kl", denominator=denominator, loss=partial(scaled, loss=penalty, scale=scale), watch={}))
+    return (policy, Term(name="kl", denominator=denominator, loss=partial(average, loss=penalty), watch={}))

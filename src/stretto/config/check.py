@@ -1,7 +1,7 @@
 """The first tier of refusal: everything that can be told from the recipe, the first prompts and the model's header.
 
 Every rule is run, so all problems come at once. No torch; about a second. The second tier, which needs a tokenizer
-and a model without weights, is `stretto.train.inspect`.
+and a model without weights, is `stretto.run.inspect`.
 """
 
 from __future__ import annotations

@@ -22,18 +22,28 @@ ESTIMATORS = {
 """The formulas of `algorithms.kl`."""
 
 
+CORRECTIONS = {
+    "token": "exp(lp_trainer - lp_engine)",
+    "sequence": "exp(sum over the answer of lp_trainer - lp_engine)",
+    "geometric": "exp(mean over the answer of lp_trainer - lp_engine)",
+}
+"""The formulas of `algorithms.correction`."""
+
+
 def objective(recipe: Recipe) -> str:
     """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
     facts, section = CATALOG[recipe.algorithm.name], recipe.algorithm
     low, high = section.clip or (0.0, 0.0)
     gain = facts.surrogate.format(low=low, high=high)
     weight = "" if section.correction.kind == "none" else "w * "
-    lines = [f"loss = -{facts.average} of {weight}{gain}"]
+    average = facts.average.format(constant=section.constant)
+    lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
     lines += [facts.advantage, _reward(recipe), _ratio(recipe)]
     if weight:
-        lines.append(f"w = min(exp(lp_trainer - lp_engine), {section.correction.cap:g}), without gradient")
+        ratio = CORRECTIONS[section.correction.kind]
+        lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))
     return "\n".join(lines)

@@ -28,6 +28,8 @@ def resolve(recipe: Recipe) -> Recipe:
         model = model.model_copy(update={"scratch": Scratch()})
     if algorithm.clip is None and algorithm.name in CATALOG:
         algorithm = algorithm.model_copy(update={"clip": CATALOG[algorithm.name].clip})
+    if algorithm.constant is None and algorithm.name in CATALOG and CATALOG[algorithm.name].constant:
+        algorithm = algorithm.model_copy(update={"constant": recipe.engine.max_new_tokens})
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
     parts = tuple(

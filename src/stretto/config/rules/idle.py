@@ -49,10 +49,22 @@ IDLE = (
         fix="leave it out, or use kind: token",
     ),
     Idle(
+        field="algorithm.constant",
+        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].constant,
+        reason="has no effect, because algorithm.name divides by counts alone",
+        fix="leave it out, or use dr_grpo",
+    ),
+    Idle(
         field="model.scratch",
         when=lambda recipe: recipe.model.name != "scratch",
         reason="has no effect unless model.name is scratch",
         fix="leave it out, or use name: scratch",
+    ),
+    Idle(
+        field="task.holdout.seed",
+        when=lambda recipe: recipe.task.holdout.prompts == 0,
+        reason="has no effect while task.holdout.prompts is 0",
+        fix="leave it out, or hold some prompts out",
     ),
     Idle(
         field="batch.max_rounds",

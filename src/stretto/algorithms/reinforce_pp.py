@@ -1,0 +1,58 @@
+"""REINFORCE++: returns per token, whitened over the whole batch instead of within a group. Hu 2025.
+
+The reward stands at the last token, and a KL "in the reward" is subtracted token by token before the returns are
+summed. The mean of the batch shifts every advantage, so nothing can be credited before the last answer is scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from stretto.algorithms.advantages import whitened
+from stretto.algorithms.base import Algorithm, Streams, keep
+from stretto.algorithms.credit import needed_streams, spread
+from stretto.algorithms.kl import ESTIMATORS
+from stretto.algorithms.losses import policy_terms
+from stretto.config.schema import AlgorithmSection, Kl
+from stretto.types import Group, Sample
+
+
+def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample, ...]:
+    """Whitened returns for every trained token of the batch."""
+    samples = [
+        sample
+        for group in groups
+        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+        for sample in spread(trajectory, reward.value, streams)
+    ]
+    if not samples:
+        return ()
+    returns = [sample.advantage - pull_to_come(sample, kl) for sample in samples]
+    shares = np.split(whitened(np.concatenate(returns)), np.cumsum([len(part) for part in returns])[:-1])
+    return tuple(replace(sample, advantage=share) for sample, share in zip(samples, shares, strict=True))
+
+
+def pull_to_come(sample: Sample, kl: Kl) -> np.ndarray:
+    """The KL penalty from each token on to the conversation's end, where the recipe puts it into the reward."""
+    if kl.coef == 0 or kl.where != "reward" or sample.reference is None:
+        return np.zeros_like(sample.advantage)
+    sampled = sample.conversation.logprobs[sample.conversation.trained]
+    penalty: np.ndarray = kl.coef * ESTIMATORS[kl.estimator](sampled, sample.reference)
+    return penalty[::-1].cumsum()[::-1]
+
+
+def build(section: AlgorithmSection) -> Algorithm:
+    """REINFORCE++ with the recipe's numbers."""
+    return Algorithm(
+        name="reinforce_pp",
+        scope="batch",
+        needs=needed_streams(section),
+        min_samples=1,
+        terms=policy_terms(section, denominator="tokens", scale="token"),
+        advantage=partial(credit, kl=section.kl),
+        drop=keep,
+    )
