@@ -1,17 +1,20 @@
 """One exception tree, drawn here, so that a failure is named by the boundary it crossed.
 
     StrettoError                    exit code 1: the run failed
-    +-- RecipeError                 exit code 2: the recipe or the arguments are wrong; carries every Problem of its
-    tier +-- DeadlineError               exit code 3: a wait had a deadline, and it passed +-- SandboxError
-    user code in a worker process raised, or its process died |   +-- SandboxDeadlineError    ... or did not answer in
-    time, and its process was killed |   +-- SandboxDiedError        ... or its process died by itself +-- RewardError
-    more rewards failed than the recipe allows; carries the first failure |   +-- VerdictError            one
-    trajectory could not be judged; it is marked and dropped, never given 0 +-- EnvironmentFailure          a
-    conversation with the model could not be completed +-- EngineError                 the generating side failed +--
-    TrainingError               the training side failed (a non-finite loss, no memory for one conversation) +--
-    WeightsError                sampler and trainer do not hold the same weights +-- StaleSampleError            a
-    sample came from another version of the weights than the one being trained +-- CheckpointError             a
-    checkpoint is missing, torn or lacks a part +-- GuardError                  a guard of the recipe stopped the run
+    +-- RecipeError                 exit code 2: the recipe or the arguments are wrong; carries all Problems of its tier
+    +-- DeadlineError               exit code 3: a wait had a deadline, and it passed
+    +-- SandboxError                user code in a worker process raised, or its process died
+    |   +-- SandboxDeadlineError    ... or did not answer in time, and its process was killed
+    |   +-- SandboxDiedError        ... or its process died by itself
+    +-- RewardError                 more rewards failed than the recipe allows; carries the first failure
+    |   +-- VerdictError            one trajectory could not be judged; it is marked and dropped, never given 0
+    +-- EnvironmentFailure          a conversation with the model could not be completed
+    +-- EngineError                 the generating side failed
+    +-- TrainingError               the training side failed (a non-finite loss, no memory for one conversation)
+    +-- WeightsError                sampler and trainer do not hold the same weights
+    +-- StaleSampleError            a sample came from another version of the weights than the one being trained
+    +-- CheckpointError             a checkpoint is missing, torn or lacks a part
+    +-- GuardError                  a guard of the recipe stopped the run
 
 The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
 """

@@ -87,6 +87,8 @@ class Trajectory:
     """What the environment observed; none if it failed."""
     failure: str | None = None
     """Why there is no verdict (ours or the environment's fault, never the model's), or none."""
+    rewritten: int = 0
+    """How often a call opened a new conversation because the chat template would have rewritten earlier turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

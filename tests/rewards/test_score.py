@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stretto.config.schema import RewardPart
-from stretto.errors import RecipeError, VerdictError
+from stretto.errors import DeadlineError, RecipeError, VerdictError
+from stretto.rewards import answer
 from stretto.rewards.combine import Rewards, full_marks
 from stretto.rewards.parts import problems
 from stretto.rewards.score import TOO_SMALL, Scored, score
 from stretto.sandbox.pool import Pool
-from stretto.types import Outcome, Prompt, Reward, Trajectory
+from stretto.types import Conversation, Outcome, Prompt, Reward, Trajectory
 
 USER = """
 import math, os, re, time
@@ -230,7 +233,7 @@ def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
     ("part", "field", "says"),
     [
         ({"kind": "numerik"}, "rewards.0.kind", "did you mean numeric?"),
-        ({"kind": "magic"}, "rewards.0.kind", "exact, numeric, regex, or module:name"),
+        ({"kind": "magic"}, "rewards.0.kind", "exact, numeric, regex, overlong, or module:name"),
         ({"kind": "user_rewards:trutth"}, "rewards.0.kind", "did you mean 'truth'?"),
         ({"kind": "no_file:f"}, "rewards.0.kind", "there is no module 'no_file'"),
         ({"kind": "regex"}, "rewards.0.pattern", "needs a pattern"),
@@ -257,3 +260,41 @@ def test_names_are_those_of_the_recipe() -> None:
     parts = [RewardPart(name="b"), RewardPart(name="a")]
     assert list(problems(parts)) == []
     assert Rewards(parts, Pool()).names == ("b", "a")
+
+
+def test_verdicts_that_come_too_late_are_a_deadline_that_counts_them(user: str, tmp_path: Path) -> None:
+    tags = {"log": str(tmp_path / "log")}
+    part = RewardPart(name="slow", kind="user_rewards:hangs", deadline=60.0)
+
+    async def judged() -> str:
+        async with Pool(workers=2, paths=[user]) as pool:
+            failed = replace(trajectory("a", id="q"), failure="environment: broke")
+            asked = [failed, *(trajectory("a", attempt=attempt, tags=tags) for attempt in range(3))]
+            with pytest.raises(DeadlineError) as caught:
+                await score(asked, Rewards([part], pool), min_samples=1, deadline=0.5)
+            assert pool.pids == (), "calls that were given up leave no process"
+            return str(caught.value)
+
+    text = asyncio.run(judged())
+    assert text.startswith("reward: 3 of 4 trajectories have no verdict 0.5 s after the last was generated")
+    assert "the first is prompt p, attempt 0" in text
+    assert "raise deadlines.reward" in text
+
+
+@pytest.mark.parametrize(("tokens", "penalty"), [(16384, 0.0), (18432, -0.5), (20480, -1.0), (22000, -1.37109375)])
+def test_the_penalty_for_overlong_answers_by_hand(tokens: int, penalty: float) -> None:
+    assert answer.overlong(tokens, longest=20480, buffer=4096) == pytest.approx(penalty)
+    assert answer.overlong(10, longest=20480, buffer=4096) == 0.0
+
+
+def test_shaping_moves_the_value_and_never_the_outcome() -> None:
+    parts = [RewardPart(name="right", kind="exact"), RewardPart(name="long", kind="overlong", longest=4, buffer=2)]
+    talk = Conversation(tokens=np.arange(5), trained=np.arange(5) > 1, logprobs=np.zeros(5), stop="stop", version=0)
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "?"},), reference="7")
+    made = Trajectory(prompt=prompt, visit=0, attempt=0, conversations=(talk,), outcome=Outcome(answer="7", signals={}))
+
+    async def judged() -> Reward:
+        async with Pool() as pool:
+            return await Rewards(parts, pool).judge(made)
+
+    assert asyncio.run(judged()) == Reward(value=0.5, outcome=1.0, parts={"right": 1.0, "long": -0.5})

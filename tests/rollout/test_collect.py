@@ -14,6 +14,7 @@ from stretto.rollout.model_handle import Sampling
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
 from stretto.rollout.scripted import ScriptedEngine
+from stretto.train.scratch import character_tokenizer
 from stretto.types import Outcome, Prompt
 
 STOP = 0
@@ -304,3 +305,28 @@ def test_many_turns_on_the_native_engine_give_what_one_trajectory_alone_gives(co
         for one, other in zip(trajectory.conversations, alone.conversations, strict=True):
             assert one.tokens.tolist() == other.tokens.tolist()
             np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("again", "rewritten"), [(False, 0), (True, 1)])
+def test_a_conversation_that_the_template_would_have_rewritten_is_counted_in_its_trajectory(again, rewritten):
+    class Rewriting(Renderer):
+        def delta(self, *given, **named):
+            return None
+
+    async def talks(prompt, model):
+        reply = await model.chat(prompt.messages)
+        if again:
+            await model.chat([*prompt.messages, reply, user("2")])
+        return Outcome(answer="")
+
+    tokenizer = character_tokenizer("0123456789")
+    collector = Collector(
+        ScriptedEngine(lambda request: [ZERO, STOP]),
+        environment=talks,
+        renderer=Rewriting(tokenizer, stop=frozenset({STOP})),
+        sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=256),
+        environment_deadline=60.0,
+        deadline=60.0,
+    )
+    (trajectory,) = asyncio.run(collector.collect(launches(1)))
+    assert (trajectory.rewritten, len(trajectory.conversations), trajectory.failure) == (rewritten, 1 + again, None)

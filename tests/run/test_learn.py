@@ -1,5 +1,7 @@
 """The training half of a step: who is in which update follows from keys, and several updates make one line."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,19 +57,49 @@ def test_several_updates_are_one_line():
     line = merged(
         [
             report(10.0, loss=1.0, **{"engine_trainer/largest": 0.5, "learning_rate": 0.1}),
-            report(30.0, loss=2.0, **{"engine_trainer/largest": 0.2, "learning_rate": 0.3, "updates/skipped": 1.0}),
+            report(30.0, loss=2.0, **{"engine_trainer/largest": 0.2, "learning_rate": 0.3}),
         ]
     )
     assert line == pytest.approx(
         {
             "tokens/trained": 40.0,
             "tokens/shared": 2.0,
-            "updates/skipped": 1.0,
+            "updates/skipped": 0.0,
             "learning_rate": 0.3,
             "loss": 1.75,
             "engine_trainer/largest": 0.5,
         }
     )
+
+
+def skipped(tokens):
+    nan = {"loss": math.nan, "grad_norm": math.nan, "engine_trainer/largest": math.nan}
+    return {"tokens/trained": tokens, "tokens/shared": 1.0, "updates/skipped": 1.0, **nan}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_update_that_was_skipped_is_counted_and_spoils_no_average(first):
+    applied = report(10.0, loss=1.0, grad_norm=2.0, **{"engine_trainer/largest": 0.5})
+    other = report(30.0, loss=2.0, grad_norm=4.0, **{"engine_trainer/largest": 0.2, "learning_rate": 0.3})
+    line = merged([skipped(5.0), applied, other] if first else [applied, other, skipped(5.0)])
+    assert line == pytest.approx(
+        {
+            "tokens/trained": 45.0,
+            "tokens/shared": 3.0,
+            "updates/skipped": 1.0,
+            "learning_rate": 0.3,
+            "loss": 1.75,
+            "grad_norm": 3.5,
+            "engine_trainer/largest": 0.5,
+        }
+    )
+
+
+def test_where_every_update_was_skipped_the_line_says_so():
+    line = merged([skipped(5.0), skipped(7.0)])
+    assert (line["updates/skipped"], line["tokens/trained"]) == (2.0, 12.0)
+    assert math.isnan(line["loss"])
+    assert "learning_rate" not in line
 
 
 def test_one_update_is_its_own_line_and_none_that_trained_anything_is_finite():

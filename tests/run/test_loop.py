@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import time
 
 import pytest
 
 from running import END, ONE, ZERO, lines, metrics, resume, scripted, start
-from stretto.errors import DeadlineError, GuardError, RewardError, StrettoError, TrainingError
+from stretto.errors import CheckpointError, DeadlineError, GuardError, RewardError, StrettoError, TrainingError
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.scripted import ScriptedEngine
+from stretto.run import loop
+from stretto.run.checkpoint import Checkpoints
 
 FLAKY = """
 def first(answer, prompt, signals):
@@ -149,8 +152,94 @@ def test_generation_that_takes_too_long_is_a_deadline(tmp_path):
 
 
 def test_loading_that_takes_too_long_is_a_deadline(tmp_path):
-    with pytest.raises(DeadlineError, match=r"start: loading took .* raise it"):
-        start(tmp_path, deadlines={"start": 1e-6})
+    def endless(policy):
+        time.sleep(60)
+
+    with pytest.raises(DeadlineError, match=r"start: step 0 is not finished after 2 s(.|\n)* raise deadlines\.start"):
+        start(tmp_path, engine=endless, deadlines={"start": 2.0})
+
+
+@pytest.mark.parametrize("stage", ["train", "publish"])
+def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_kept(tmp_path, monkeypatch, stage):
+    plain = {"train": loop.learn, "publish": loop.publish}[stage]
+    calls = []
+
+    def hangs(*given, **named):
+        calls.append(stage)
+        if len(calls) == 2:
+            time.sleep(60)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(loop, {"train": "learn", "publish": "publish"}[stage], hangs)
+    with pytest.raises(DeadlineError, match=f"{stage}: step 2 is not finished .* the last to finish was .* of step 2"):
+        start(tmp_path, evaluate__every=0, deadlines={stage: 0.5})
+    (run,) = tmp_path.glob("run*")
+    assert "in hangs" in (run / f"stacks-{stage}-000002.txt").read_text()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_rewards_that_take_too_long_together_are_a_deadline_and_a_resume_goes_on(tmp_path):
+    code = (
+        "import time\nfrom pathlib import Path\n"
+        "def first(answer, *_):\n    Path({!r}).exists() or time.sleep(60)\n    return len(answer)\n"
+    )
+    mended = tmp_path / "mended"
+    rewards = own_reward(tmp_path, "slow", code.format(str(mended)))
+    with pytest.raises(DeadlineError, match=r"reward: 12 of 12 trajectories have no verdict 0\.3 s after"):
+        start(tmp_path, rewards=rewards, evaluate__every=0, run__steps=1, deadlines={"reward": 0.3})
+    mended.touch()
+    (run,) = tmp_path.glob("run*")
+    resume(run, changes=["deadlines.reward=60"], allow=["deadlines"])
+    assert [row["step"] for row in metrics(run)] == [1]
+
+
+FAILING = {
+    "reward": (RewardError, {"reward_error_share": 0.0, "min_disk_gb": 0, "max_k3": None}),
+    "guard": (GuardError, {"reward_error_share": 1.0, "min_disk_gb": 0, "max_k3": None, "min_entropy": 9.0}),
+}
+
+
+@pytest.mark.parametrize("kind", list(FAILING))
+def test_an_error_outside_of_learning_leaves_a_checkpoint_so_that_nothing_is_done_again(tmp_path, kind):
+    error, wanted = FAILING[kind]
+    (tmp_path / "seen").write_text("")
+    code = (
+        "from pathlib import Path\ndef first(answer, *_):\n"
+        f"    with Path({str(tmp_path)!r}, 'seen').open('a') as file:\n        file.write('x')\n"
+        f"    assert not Path({str(tmp_path)!r}, 'broken').exists()\n    return len(answer)\n"
+    )
+
+    def breaks(name, *told):
+        if (name, told[0]) == ("step", 1):
+            (tmp_path / "broken").touch()
+
+    changes = {"rewards": own_reward(tmp_path, f"late_{kind}", code), "evaluate__every": 0, "checkpoint__every": 100}
+    with pytest.raises(error):
+        start(tmp_path, at=breaks, guards=wanted, **changes)
+    (run,) = tmp_path.glob("run*")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000001"]
+    (tmp_path / "broken").unlink()
+    before = len((tmp_path / "seen").read_text())
+    resume(run, changes=["guards.min_entropy=null"], allow=["guards"])
+    assert len((tmp_path / "seen").read_text()) - before == 24, "two steps were left"
+    assert metrics(start(tmp_path, guards=CALM, **changes).folder) == metrics(run)
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path, monkeypatch):
+    def full(self, step, **rest):
+        raise CheckpointError("no room")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    told = []
+    with pytest.raises(GuardError, match="entropy"):
+        start(
+            tmp_path,
+            at=lambda *values: told.append(values),
+            guards__min_entropy=9.0,
+            evaluate__every=0,
+            checkpoint__every=100,
+        )
+    assert ("note", "no checkpoint of step 1 could be written: no room") in told
 
 
 def test_a_run_that_failed_can_be_resumed_when_the_reason_is_gone(tmp_path):

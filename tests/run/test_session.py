@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from running import END, ONE, USER, ZERO, Quiet, lines, metrics, recipe_in, scripted, start, tensors
+from running import END, ONE, USER, ZERO, Quiet, lines, metrics, recipe_in, resume, scripted, start, tensors
 from stretto.algorithms.base import build
 from stretto.algorithms.kl import k3
 from stretto.config.load import load_recipe
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import AlgorithmSection, Optimizer
-from stretto.errors import GuardError
+from stretto.errors import EngineError, GuardError
 from stretto.run import session
 from stretto.train.model import load
 from stretto.train.optim import MasterAdamW
@@ -267,3 +269,41 @@ def test_a_disk_without_room_stops_a_run_before_it_makes_anything(tmp_path):
     with pytest.raises(GuardError, match=r"GB free, less than guards\.min_disk_gb"):
         start(tmp_path, guards__min_disk_gb=1e9)
     assert not list(tmp_path.glob("run*"))
+
+
+@pytest.mark.parametrize("folder", ["mine", "auto"])
+def test_a_run_that_cannot_be_loaded_leaves_no_folder_in_the_way_of_the_next_try(tmp_path, monkeypatch, folder):
+    def fails(policy):
+        raise EngineError("no engine")
+
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_in(tmp_path, run__folder=folder, run__steps=1, log=["tensorboard"])
+    with pytest.raises(EngineError):
+        session.start(recipe, name="tiny", root=tmp_path, progress=Quiet(), make_engine=fails)
+    assert not list(tmp_path.glob("mine*")) + list(tmp_path.glob("runs/*"))
+    finished = session.start(recipe, name="tiny", root=tmp_path, progress=Quiet())
+    assert finished.folder == Path("mine" if folder == "mine" else "runs/tiny-001")
+
+
+def test_a_run_that_cannot_be_loaded_keeps_a_folder_with_anything_else_in_it(tmp_path):
+    def fails(policy):
+        (run,) = tmp_path.glob("run*")
+        (run / "notes.txt").touch()
+        raise EngineError("no engine")
+
+    with pytest.raises(EngineError):
+        start(tmp_path, engine=fails)
+    assert [path.name for path in tmp_path.glob("run*")] == ["run0"]
+
+
+def test_a_resume_that_cannot_be_loaded_keeps_its_folder(tmp_path):
+    def fails(policy):
+        raise EngineError("no engine")
+
+    folder = start(tmp_path, run__steps=1, evaluate__every=0).folder
+    for path in (folder / "checkpoints", folder / "samples"):
+        shutil.rmtree(path)
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(EngineError):
+        resume(folder, engine=fails)
+    assert (folder / "recipe.yaml").exists()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,22 @@ def test_close_kills_running_calls_and_refuses_waiting_ones(user: str) -> None:
         await pool.close()
 
     asyncio.run(main())
+
+
+def test_another_thread_can_kill_every_worker_while_the_loop_is_busy(user: str) -> None:
+    async def body(pool: Pool) -> None:
+        workers = [await pool.call("user_code:pid", deadline=20)]
+        hung = asyncio.create_task(pool.call("user_code:backtrack", deadline=60))
+        await asyncio.sleep(0.05)
+        thread = threading.Thread(target=pool.kill)
+        thread.start()
+        thread.join()
+        with pytest.raises(SandboxDiedError, match="SIGKILL"):
+            await hung
+        assert pool.pids == ()
+        assert await until(lambda: all(map(_ended, workers)))
+
+    within(user, body)
 
 
 def test_a_worker_that_cannot_start_in_time_is_a_deadline(user: str) -> None:

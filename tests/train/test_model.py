@@ -1,5 +1,7 @@
 """Loading: from a folder, from a GGUF file and from nothing; and what loading refuses, in words."""
 
+import os
+import shutil
 from pathlib import Path
 
 import gguf
@@ -13,7 +15,7 @@ from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Adapter, Model, Scratch
 from stretto.errors import RecipeError
 from stretto.train.head import chunk_logits
-from stretto.train.model import choose_device, load, plain_copy
+from stretto.train.model import choose_device, describe, load, plain_copy
 from stretto.train.packing import pack
 from stretto.train.scratch import character_tokenizer, configuration, fresh_network
 from tiny import CHARACTERS, CPU, SCRATCH_FILES, VOCABULARY, sample, scratch_model, scratch_policy
@@ -285,3 +287,35 @@ def test_a_hub_model_that_is_not_here_is_refused_without_the_network():
     with pytest.raises(RecipeError) as caught:
         load(section(), files, seed=0, device=CPU)
     assert "nobody/nothing" in caught.value.problems[0].reason
+
+
+def test_a_gguf_file_is_loaded_without_a_word_on_the_screen(gguf_model, capfd):
+    _, path = gguf_model
+    load(section(), locate(str(path), path.parent), seed=0, device=CPU)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gguf_file_is_described_once_until_it_changes_and_to_everyone_apart(gguf_model, tmp_path, monkeypatch):
+    _, original = gguf_model
+    path = tmp_path / "tiny.gguf"
+    shutil.copy(original, path)
+    readings = []
+    reader = gguf.GGUFReader.__init__
+
+    def counted(self, *given, **named):
+        readings.append(given)
+        reader(self, *given, **named)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
+    config, tokenizer = describe(locate(str(path), path.parent))
+    first = len(readings)
+    assert first > 0
+    config.hidden_size, tokenizer.chat_template = 1, "changed"
+    again, same = describe(locate(str(path), path.parent))
+    assert len(readings) == first
+    assert (again.hidden_size, same.chat_template) != (1, "changed")
+    assert again.hidden_size == 32
+    assert same.encode("abc") == tokenizer.encode("abc")
+    os.utime(path, (1, 1))
+    describe(locate(str(path), path.parent))
+    assert len(readings) == 2 * first

@@ -205,6 +205,11 @@ def test_each_trained_token_is_predicted_from_the_token_before_it(sequences):
     assert batch.positions[batch.sources].tolist() == places
 
 
+def test_a_trained_token_that_nothing_predicts_is_an_error():
+    with pytest.raises(ValueError, match="trains its first token"):
+        packed([sample([1, 2], [1]), sample([3, 4], [0, 1], attempt=1)])
+
+
 @pytest.mark.parametrize("name", ["old", "reference", "values"])
 def test_a_stream_that_only_some_samples_have_is_an_error(name):
     with_stream = replace(sample([1, 2], [1]), **{name: np.array([-1.0])})

@@ -84,7 +84,12 @@ class Algorithm:
     advantage: Callable[[Sequence[Group], Streams], tuple[Sample, ...]]
     """Groups with verdicts -> credited samples; one group at a time unless scope is "batch"."""
     drop: Callable[[Group], bool]
-    """True for a group that is not worth training on."""
+    """True for a group that is not worth training on; other prompts are asked in its place."""
+
+    @property
+    def drops(self) -> bool:
+        """True if it ever drops a group."""
+        return self.drop is not keep
 
 
 def keep(group: Group) -> bool:

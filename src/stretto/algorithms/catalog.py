@@ -92,6 +92,18 @@ CATALOG: dict[str, Facts] = {
             constant=True,
         ),
         Facts(
+            name="dapo",
+            module="stretto.algorithms.dapo",
+            summary="Clips higher upwards, means over all tokens, and replaces groups whose outcomes are all equal.",
+            scope="group",
+            min_samples=2,
+            clip=(0.2, 0.28),
+            advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
+            surrogate=CLIPPED,
+            average="1/tokens * sum over tokens",
+            drops=True,
+        ),
+        Facts(
             name="gspo",
             module="stretto.algorithms.gspo",
             summary="GRPO with the ratio, and so the clipping, of the whole answer.",
@@ -128,5 +140,5 @@ CATALOG: dict[str, Facts] = {
 }
 """Every algorithm that can be named in a recipe."""
 
-PLANNED = ("dapo", "ppo", "astar_po", "astar_po_course")
+PLANNED = ("ppo", "astar_po", "astar_po_course")
 """Names the recipe format reserves for algorithms that are not available yet."""

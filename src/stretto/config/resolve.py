@@ -10,7 +10,7 @@ from typing import Any
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.config import document
-from stretto.config.schema import Recipe, Scratch, Source
+from stretto.config.schema import Recipe, RewardPart, Scratch, Source
 
 SYNTHETIC: dict[str, dict[str, Any]] = {
     "addition": {"max": 20},
@@ -32,10 +32,7 @@ def resolve(recipe: Recipe) -> Recipe:
         algorithm = algorithm.model_copy(update={"constant": recipe.engine.max_new_tokens})
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
-    parts = tuple(
-        part.model_copy(update={"compare": "exact"}) if part.kind == "regex" and part.compare is None else part
-        for part in recipe.rewards
-    )
+    parts = tuple(resolve_part(part, longest=recipe.engine.max_new_tokens) for part in recipe.rewards)
     return recipe.model_copy(
         update={
             "model": model,
@@ -45,6 +42,16 @@ def resolve(recipe: Recipe) -> Recipe:
             "rewards": parts,
         }
     )
+
+
+def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
+    """A part of the reward with what it leaves open."""
+    if part.kind == "regex" and part.compare is None:
+        return part.model_copy(update={"compare": "exact"})
+    if part.kind == "overlong":
+        longest = part.longest or longest
+        return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})
+    return part
 
 
 def resolve_source(source: Source) -> Source:

@@ -173,7 +173,7 @@ class RewardPart(Section):
     name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_]+$")] = "accuracy"
     """Name in reports."""
     kind: Annotated[str, Field(min_length=1)] = "numeric"
-    """exact, numeric, regex, or module:name for a Python function."""
+    """exact, numeric, regex, overlong, or module:name for a Python function."""
     pick: Literal["last", "first", "only"] = "last"
     """Which match in the answer counts; `only` gives nothing when there are several."""
     pattern: str | None = None
@@ -184,6 +184,10 @@ class RewardPart(Section):
     """Factor in the sum."""
     deadline: Seconds = 5.0
     """Seconds one verdict may take."""
+    longest: Count | None = None
+    """overlong: answers of this many tokens get -1; default: engine.max_new_tokens."""
+    buffer: Count | None = None
+    """overlong: over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
 
 
 class Kl(Section):

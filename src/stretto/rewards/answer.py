@@ -61,6 +61,11 @@ def regex(answer: str, reference: str, pattern: str, pick: Pick, compare: Compar
     return numeric(found, reference, "only") if compare == "numeric" else exact(found, reference)
 
 
+def overlong(tokens: int, *, longest: int, buffer: int) -> float:
+    """0 up to `buffer` tokens before `longest`, then falling to -1 at `longest`. Yu et al. 2025 (DAPO), eq. 13."""
+    return min(0.0, (longest - buffer - tokens) / buffer)
+
+
 def _picked(found: Iterator[str], pick: Pick) -> str | None:
     """The first, the last, or the only one of them; none if there is no such."""
     first = next(found, None)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from stretto.config.schema import RewardPart
 from stretto.errors import RecipeError, SandboxDeadlineError, SandboxDiedError, StrettoError, VerdictError
 from stretto.rewards.base import Verdict
-from stretto.rewards.parts import build, observed, problems
+from stretto.rewards.parts import SHAPING, build, observed, problems
 from stretto.sandbox.pool import Pool
 from stretto.types import Reward, Trajectory
 
@@ -39,7 +39,8 @@ class Rewards:
         scores = {part.name: await _verdict(verdict, trajectory, part.name) for part, verdict in self._parts}
         weights = {part.name: part.weight for part, _ in self._parts}
         value = sum(weights[name] * score for name, score in scores.items())
-        outcome = full_marks(scores, weights)
+        judging = {part.name: scores[part.name] for part, _ in self._parts if part.kind not in SHAPING}
+        outcome = full_marks(judging or scores, weights)
         if not math.isfinite(value) or not math.isfinite(outcome):
             raise VerdictError(f"the weighted sum of the parts {scores} is not a finite number")
         return Reward(value=value, outcome=outcome, parts=scores)
@@ -47,7 +48,7 @@ class Rewards:
 
 def full_marks(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """The share of the full marks: 1.0 exactly where every part with a positive weight gave 1."""
-    counted = {name: weight for name, weight in weights.items() if weight > 0} or dict.fromkeys(weights, 1.0)
+    counted = {name: weights[name] for name in scores if weights[name] > 0} or dict.fromkeys(scores, 1.0)
     return sum(weight * scores[name] for name, weight in counted.items()) / sum(counted.values())
 
 

@@ -18,10 +18,12 @@ from stretto.sandbox.pool import Pool
 from stretto.sandbox.target import exists
 from stretto.types import Outcome, Trajectory
 
-KINDS = ("exact", "numeric", "regex")
-"""What a part's `kind` may be, apart from module:name."""
-COMPARING = frozenset(KINDS)
+COMPARING = frozenset({"exact", "numeric", "regex"})
 """The kinds that need a reference answer."""
+SHAPING = frozenset({"overlong"})
+"""The kinds that shape what is learned and say nothing about whether an answer is right."""
+KINDS = (*sorted(COMPARING), *sorted(SHAPING))
+"""What a part's `kind` may be, apart from module:name."""
 
 
 def problems(parts: Sequence[RewardPart], paths: Sequence[str] = ()) -> Iterator[Problem]:
@@ -49,6 +51,16 @@ def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Proble
 
 def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
     """Keys that are missing, wrong, or without effect for the part's kind."""
+    if part.kind in ("exact", "numeric", "overlong") and part.deadline != RewardPart().deadline:
+        reason = f"has no effect on a reward of kind {part.kind}, which does not wait for anything"
+        yield Problem(field=f"{field}.deadline", reason=reason, fix="remove it")
+    for key in ("longest", "buffer"):
+        if getattr(part, key) is not None and part.kind != "overlong":
+            reason = f"has no effect on a reward of kind {part.kind}"
+            yield Problem(field=f"{field}.{key}", reason=reason, fix="remove it, or use kind: overlong")
+    if part.buffer is not None and part.longest is not None and part.buffer > part.longest:
+        reason = f"{part.buffer} is more than longest ({part.longest})"
+        yield Problem(field=f"{field}.buffer", reason=reason, fix=f"use {part.longest} or less")
     if part.kind == "regex":
         if part.pattern is None:
             fix = r"set it to what precedes and captures the answer, such as 'Answer: (\S+)'"
@@ -78,6 +90,8 @@ def build(part: RewardPart, pool: Pool) -> Verdict:
             return _numeric(part)
         case "regex":
             return _regex(part, pool)
+        case "overlong":
+            return _overlong(part)
         case _:
             return _function(part, pool)
 
@@ -102,6 +116,17 @@ async def _exact(trajectory: Trajectory) -> float:
 def _numeric(part: RewardPart) -> Verdict:
     async def verdict(trajectory: Trajectory) -> float:
         return answer.numeric(observed(trajectory).answer, _reference(trajectory), part.pick)
+
+    return verdict
+
+
+def _overlong(part: RewardPart) -> Verdict:
+    """Needs a resolved recipe; `longest` and `buffer` are filled in there."""
+    longest, buffer = part.longest or 1, part.buffer or 1
+
+    async def verdict(trajectory: Trajectory) -> float:
+        tokens = sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
+        return answer.overlong(tokens, longest=longest, buffer=buffer)
 
     return verdict
 

@@ -1,16 +1,18 @@
 """A step's trajectories in, groups with verdicts out; what could not be judged is set aside with the reason.
 
-This is the only place where trajectories become groups. Nothing here is random or timed: the same trajectories with the
-same verdicts give the same groups in the same order, whatever finished first.
+This is the only place where trajectories become groups. Nothing here is random, and time decides nothing but whether a
+deadline has passed: the same trajectories with the same verdicts give the same groups in the same order, whatever
+finished first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stretto.errors import VerdictError
+from stretto.errors import DeadlineError, VerdictError
 from stretto.rewards.combine import Rewards
 from stretto.types import Group, Reward, Trajectory
 
@@ -28,13 +30,15 @@ class Scored:
     """Those without a verdict or without a group, each with its `failure`, in launch order."""
 
 
-async def score(trajectories: Sequence[Trajectory], rewards: Rewards, *, min_samples: int) -> Scored:
+async def score(
+    trajectories: Sequence[Trajectory], rewards: Rewards, *, min_samples: int, deadline: float | None = None
+) -> Scored:
     """Judges all trajectories at once and groups them by prompt and visit.
 
     `trajectories` stand in launch order: a group's place is that of its first trajectory. Groups with fewer than
-    `min_samples` verdicts are dropped whole.
+    `min_samples` verdicts are dropped whole. DeadlineError if some have no verdict after `deadline` seconds.
     """
-    verdicts = await asyncio.gather(*(_judge(trajectory, rewards) for trajectory in trajectories))
+    verdicts = await _verdicts(trajectories, rewards, deadline)
     together: dict[tuple[str, int], list[tuple[int, Trajectory, Reward | str]]] = {}
     for place, (trajectory, verdict) in enumerate(zip(trajectories, verdicts, strict=True)):
         together.setdefault((trajectory.prompt.id, trajectory.visit), []).append((place, trajectory, verdict))
@@ -48,6 +52,33 @@ async def score(trajectories: Sequence[Trajectory], rewards: Rewards, *, min_sam
         else:
             groups.append(_group([(trajectory, reward) for _, trajectory, reward in judged]))
     return Scored(groups=tuple(groups), failed=tuple(failed[place] for place in sorted(failed)))
+
+
+async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadline: float | None) -> list[Reward | str]:
+    """Every verdict, in the order of the trajectories."""
+    began = last = time.monotonic()
+
+    def noted(task: asyncio.Task[Reward | str]) -> None:
+        nonlocal last
+        last = last if task.cancelled() else time.monotonic()
+
+    tasks = [asyncio.ensure_future(_judge(trajectory, rewards)) for trajectory in trajectories]
+    for task in tasks:
+        task.add_done_callback(noted)
+    try:
+        async with asyncio.timeout(deadline) as limit:
+            return await asyncio.gather(*tasks)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        await asyncio.gather(*tasks, return_exceptions=True)  # their processes are being killed
+        waiting = [each for each, task in zip(trajectories, tasks, strict=True) if task.cancelled()]
+        first = f"the first is prompt {waiting[0].prompt.id}, attempt {waiting[0].attempt}; " if waiting else ""
+        raise DeadlineError(
+            f"reward: {len(waiting)} of {len(tasks)} trajectories have no verdict {deadline:g} s after the last was "
+            f"generated; {first}the last verdict came after {last - began:.1f} s\n"
+            "    fix: raise deadlines.reward, lower the deadlines of rewards, or make them faster"
+        ) from error
 
 
 async def _judge(trajectory: Trajectory, rewards: Rewards) -> Reward | str:

@@ -156,6 +156,7 @@ class Collector:
             conversations=handle.conversations(),
             outcome=outcome,
             failure=failure,
+            rewritten=handle.rewritten,
         )
 
 

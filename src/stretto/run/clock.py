@@ -1,4 +1,7 @@
-"""Measures what every stage of a step takes, and turns the spans into the timeline and the step's seconds."""
+"""Measures what every stage of a step takes, and turns the spans into the timeline and the step's seconds.
+
+A watch, if there is one, ends a stage that takes too long; the clock tells it what was finished last.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 
 from stretto.report.timeline import Span, idle
+from stretto.run.watch import Watch
 
 
 class Clock:
     """Seconds since the run's start, and the spans of the step under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None) -> None:
+        self.watch = watch or Watch(limits={}, folder=Path())
+        self.last = "nothing was finished before"
         self.zero = time.monotonic()
         self.began = 0.0
         self.spans: list[Span] = []
@@ -30,8 +38,10 @@ class Clock:
     def stage(self, stage: str, cell: str, *, step: int, version: int) -> Iterator[dict[str, int]]:
         """Times a stage; what the caller puts into the dict (groups, tokens, shared) goes into its span."""
         start, counts = self.now(), dict[str, int]()
-        yield counts
+        with self.watch.stage(stage, step, self.last):
+            yield counts
         seconds = self.now() - start
+        self.last = f"the last to finish was {stage} of step {step}, at {datetime.now():%H:%M:%S}"
         self.spans.append(
             Span(
                 stage=stage,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe, Scratch
@@ -18,7 +18,7 @@ from stretto.errors import Problem, RecipeError
 from stretto.rollout.render import Renderer
 from stretto.tasks.source import load_prompts, split
 from stretto.train.adapters import target_problems
-from stretto.train.model import refuse_unknown_attention
+from stretto.train.model import describe, refuse_unknown_attention
 from stretto.train.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.types import Prompt
 
@@ -66,10 +66,8 @@ def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
     if files.kind == "scratch":
         scratch = recipe.model.scratch or Scratch()
         return configuration(scratch), character_tokenizer(scratch.characters)
-    where = files.name if files.kind == "hub" else str(files.folder)
-    keywords = {"gguf_file": files.file} if files.kind == "gguf" else {}
     try:
-        return AutoConfig.from_pretrained(where, **keywords), AutoTokenizer.from_pretrained(where, **keywords)
+        return describe(files)
     except (OSError, ValueError, KeyError, ImportError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecipeError.of(

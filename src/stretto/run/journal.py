@@ -13,6 +13,7 @@ import json
 import math
 import numbers
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,6 +26,11 @@ from stretto.run.files import replace, storing, to_json, write_all
 from stretto.run.tracefile import TraceFile
 
 SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
+
+BEFORE_THE_FIRST_STEP = frozenset(
+    ("recipe.yaml", "plan.json", "events.jsonl", "timeline.json", "samples", "tensorboard", "base", ".base.draft")
+)
+"""What a run's folder holds before there is a result in it: `base` is made again from the recipe."""
 
 
 class Sink(Protocol):
@@ -144,6 +150,16 @@ def claim_folder(folder: Path) -> Path:
     except FileExistsError as error:
         raise _taken(folder) from error
     return folder
+
+
+def forget_unbegun(folder: Path) -> None:
+    """Removes a run's folder if the run never began, so that the same recipe can be tried again with it.
+
+    It stays when it holds anything but what is made before the first step, such as a metric, a checkpoint or a stack.
+    """
+    kept = [path for path in folder.iterdir() if path.name not in BEFORE_THE_FIRST_STEP]
+    if not kept and not any((folder / "samples").glob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -77,20 +77,21 @@ def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int
 
 def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Several updates as one line: counts add up, of extremes the largest counts, the rest is averaged over the trained
-    tokens."""
+    tokens. An update that was skipped is only counted; its numbers, which need not be any, tell where none was applied.
+    """
     if len(reports) == 1:
         return dict(reports[0])
-    tokens = [report["tokens/trained"] for report in reports]
-    total = sum(tokens)
+    applied = [report for report in reports if not report["updates/skipped"]] or reports
+    total = max(1.0, sum(report["tokens/trained"] for report in applied))
     line: dict[str, float] = {}
-    for name in reports[0]:
-        values = [report.get(name, 0.0) for report in reports]
+    for name in dict.fromkeys(name for report in applied for name in report):
+        told = [report for report in applied if name in report]
         if name.startswith(("tokens/", "updates/")):
-            line[name] = sum(values)
+            line[name] = sum(report[name] for report in reports)
         elif name.endswith("/largest"):
-            line[name] = max(values)
+            line[name] = max(report[name] for report in told)
         elif name == "learning_rate":
-            line[name] = values[-1]
+            line[name] = told[-1][name]
         else:
-            line[name] = sum(v * t for v, t in zip(values, tokens, strict=True)) / max(1.0, total)
+            line[name] = sum(report[name] * report["tokens/trained"] for report in told) / total
     return line

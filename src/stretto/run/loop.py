@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.config.schema import Recipe
+from stretto.errors import StrettoError
 from stretto.report.console import Progress
 from stretto.report.timeline import to_events
-from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
 from stretto.run.evaluate import Evaluation, evaluate
+from stretto.run.gather import Batch, gather
 from stretto.run.journal import Journal
-from stretto.run.learn import credit, learn, reference_streams
+from stretto.run.learn import learn
 from stretto.run.metrics import sample_rows, step_metrics
 from stretto.run.parts import Parts
+from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
 from stretto.weights.publish import publish
 
@@ -47,7 +49,8 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
     `metrics` are those of the step `done`. If its evaluation is missing, it is made up for: before the first step there
     was none yet, and later one may have been interrupted.
     """
-    recipe, clock = parts.recipe, Clock()
+    recipe = parts.recipe
+    clock = Clock(Watch(limits=limits(recipe), folder=desk.journal.folder, last_words=parts.pool.kill))
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):
         metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
@@ -59,53 +62,54 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
         cursor = parts.prompts.state()
         clock.begin()
         try:
-            new, rows = await one_step(parts, clock, step=step)
-        except asyncio.CancelledError:
+            batch = await gather(parts, clock, step=step)
+        except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
-            save(parts, desk, clock, step=step - 1, metrics=metrics)
+            save_before(error, parts, desk, clock, step=step - 1, metrics=metrics)
             raise
+        metrics, rows = learned(parts, clock, batch, step=step)
         desk.journal.samples(step, rows)
-        metrics = new
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         desk.journal.metrics(step, metrics)
         desk.progress.step(step, metrics)
+        if len(batch.accepted) < recipe.batch.prompts:
+            desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
             save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(to_events(clock.spans, host="localhost"))
-        guards.after_step(recipe.guards, metrics)
+        try:
+            guards.after_step(recipe.guards, metrics)
+        except StrettoError as error:
+            save_before(error, parts, desk, clock, step=step, metrics=metrics)
+            raise
     return evaluations
 
 
-async def one_step(parts: Parts, clock: Clock, *, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """One strictly on-policy step; returns its metrics and its rows for the samples file."""
-    recipe, trainer = parts.recipe, parts.trainer
-    version = trainer.version
-    prompts = parts.prompts.take(recipe.batch.prompts)
-    launches = [
-        Launch(prompt=prompt, visit=visit, attempt=attempt)
-        for prompt, visit in prompts
-        for attempt in range(recipe.batch.samples)
-    ]
-    with clock.stage("generate", "generate", step=step, version=version) as counts:
-        trajectories = await parts.collect(launches, temperature=recipe.engine.temperature)
-        counts["groups"], counts["tokens"] = len(prompts), sum(map(guards.sampled_tokens, trajectories))
-    with clock.stage("reward", "reward", step=step, version=version):
-        scored = await parts.score(trajectories, min_samples=parts.algorithm.min_samples)
-    guards.reward_errors(recipe.guards, scored, launched=len(launches))
-    groups = [group for group in scored.groups if not parts.algorithm.drop(group)]
-    with clock.stage("reference", "reference", step=step, version=version):
-        streams = reference_streams(parts, groups)
-    samples = credit(parts.algorithm, groups, streams)
+def learned(parts: Parts, clock: Clock, batch: Batch, *, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """The second half, in which the weights move; returns the step's metrics and its rows for the samples file."""
+    trainer, version = parts.trainer, parts.trainer.version
     with clock.stage("train", "train", step=step, version=version) as counts:
-        report = learn(parts, samples, step=step)
-        counts["groups"], counts["tokens"] = len(groups), int(report["tokens/trained"])
+        report = learn(parts, batch.samples, step=step)
+        counts["groups"], counts["tokens"] = len(batch.accepted), int(report["tokens/trained"])
         counts["shared"] = int(report["tokens/shared"])
     with clock.stage("publish", "publish", step=step, version=version):
         receipt = publish(trainer.weights(), parts.engine)
-    rows = sample_rows(scored, samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
-    metrics = step_metrics(parts, scored, launched=len(launches), used=len(groups))
+    environment = parts.recipe.environment.kind
+    rows = sample_rows(batch.scored, batch.samples, renderer=parts.renderer, environment=environment, step=step)
+    metrics = step_metrics(batch, parts.recipe.batch)
     return {**metrics, **report, **clock.metrics(), "weights/version": receipt.version}, list(rows)
+
+
+def shortage(batch: Batch, wanted: int, *, step: int) -> str:
+    """Why a step trained on fewer groups than the recipe asks for."""
+    judged = len(batch.scored.groups)
+    flat = judged - len(batch.accepted)
+    rounds = f"{batch.rounds} round{'s' if batch.rounds > 1 else ''}"
+    return (
+        f"step {step} trained on {len(batch.accepted)} of {wanted} groups: {batch.launched} were asked in {rounds}, "
+        f"{batch.launched - judged} failed and {flat} had no contrast"
+    )
 
 
 def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) -> bool:
@@ -128,8 +132,8 @@ async def evaluated(
     try:
         with clock.stage("evaluate", "generate", step=step, version=parts.trainer.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
-    except asyncio.CancelledError:
-        save(parts, desk, clock, step=step, metrics=metrics)
+    except (asyncio.CancelledError, StrettoError) as error:
+        save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
     desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval)
@@ -141,6 +145,18 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     low, high = evaluation.interval
     passes = {f"eval/pass_at_{k}": chance for k, chance in evaluation.pass_at_k.items()}
     return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **passes}
+
+
+def save_before(
+    error: BaseException, parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]
+) -> None:
+    """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
+    try:
+        save(parts, desk, clock, step=step, metrics=metrics)
+    except StrettoError as failure:
+        if isinstance(error, asyncio.CancelledError):  # whoever pressed Ctrl-C counts on the checkpoint
+            raise
+        desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
 def save(parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from stretto.config.schema import Batch as BatchSection
 from stretto.rewards.score import Scored
 from stretto.rollout.render import Renderer
+from stretto.run.gather import Batch
 from stretto.run.guards import sampled_tokens
-from stretto.run.parts import Parts
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
 
-def step_metrics(parts: Parts, scored: Scored, *, launched: int, used: int) -> dict[str, float]:
-    """Rewards, lengths, groups and memory of a step."""
+def step_metrics(batch: Batch, section: BatchSection) -> dict[str, float]:
+    """Rewards, lengths, groups and memory of a step, over everything it sampled."""
+    scored = batch.scored
     rewards = [reward for group in scored.groups for reward in group.rewards]
     trajectories = [trajectory for group in scored.groups for trajectory in group.trajectories]
     values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
@@ -33,11 +35,12 @@ def step_metrics(parts: Parts, scored: Scored, *, launched: int, used: int) -> d
         **{f"reward/part/{name}": float(np.mean([reward.parts[name] for reward in rewards])) for name in names},
         "length/mean": float(lengths.mean()),
         "length/truncated": float(np.mean(truncated)) if truncated else 0.0,
-        "groups/used": used,
+        "groups/used": len(batch.accepted),
         "groups/dead": float(dead),
-        "groups/infra": float(parts.recipe.batch.prompts - len(scored.groups)),
+        "groups/infra": float(batch.launched - len(scored.groups)),
         "trajectories/failed": len(scored.failed),
-        "trajectories/launched": launched,
+        "trajectories/launched": batch.launched * section.samples,
+        "conversations/rewritten": sum(trajectory.rewritten for trajectory in [*trajectories, *scored.failed]),
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
     }

@@ -5,7 +5,6 @@ Heavy things are loaded in one place, so that the loop, evaluation and the warm-
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe, Scratch
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
-from stretto.errors import DeadlineError
 from stretto.placement.plan import Plan, flatten_on_one_device
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
@@ -97,7 +95,8 @@ class Parts:
 
     async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int) -> Scored:
         """Judges trajectories and gathers them in groups."""
-        return await score(trajectories, self.rewards, min_samples=min_samples)
+        deadline = self.recipe.deadlines.reward
+        return await score(trajectories, self.rewards, min_samples=min_samples, deadline=deadline)
 
     async def close(self) -> None:
         """Leaves no process and no cache behind."""
@@ -116,7 +115,6 @@ def assemble(
     recipe: Recipe, *, plan: Plan, root: Path, folder: Path | None, note: Note, make_engine: EngineFactory | None = None
 ) -> Parts:
     """Loads and connects the parts. `folder` is the run's, where a base model of its own is kept."""
-    started = time.monotonic()
     prompts = load_prompts(recipe.task, root)
     training, heldout = split(prompts, recipe.task.holdout)
     device = choose_device(recipe.placement.cluster)
@@ -141,11 +139,6 @@ def assemble(
         reference.network.requires_grad_(False)
     engine = make_engine(policy) if make_engine else NativeEngine(policy, memory_share=recipe.engine.memory_share)
     pool = Pool(workers=2, paths=[str(root), str(Path.cwd())])
-    if time.monotonic() - started > recipe.deadlines.start:
-        raise DeadlineError(
-            f"start: loading took {time.monotonic() - started:.0f} s, longer than deadlines.start "
-            f"({recipe.deadlines.start:g} s); raise it"
-        )
     return Parts(
         recipe=recipe,
         plan=plan,

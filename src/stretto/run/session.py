@@ -10,6 +10,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,18 @@ from typing import Any
 from stretto.config.load import load_recipe
 from stretto.config.resolve import dump
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, Problem, RecipeError
+from stretto.errors import CheckpointError, Problem, RecipeError, StrettoError
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
 from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
-from stretto.run.journal import Journal, claim_folder, free_folder
+from stretto.run.interrupt import interrupt_answered
+from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.loop import Desk, lacks_evaluation, train
 from stretto.run.parts import EngineFactory, assemble, make_plan
+from stretto.run.watch import Watch, limits
 from stretto.types import Stateful, Weights
 from stretto.weights.publish import publish
 
@@ -97,7 +100,11 @@ def start(
     explicit = recipe.run.folder != "auto"
     free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
-    return asyncio.run(_run(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine))
+    try:
+        return asyncio.run(_run(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine))
+    except StrettoError:
+        forget_unbegun(folder)
+        raise
 
 
 def resume(
@@ -137,7 +144,8 @@ def evaluate_recipe(recipe: Recipe, *, root: Path) -> Evaluation:
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
     if recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
-    parts = assemble(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
+    with _starting(recipe, folder if checkpoint else Path()):  # a folder for the moment keeps no stacks
+        parts = assemble(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
     try:
         if checkpoint is not None:
             record = RecipeRecord(recipe, allow=EVALUATION_KEYS)
@@ -172,7 +180,7 @@ async def _run(
     """The whole of a run between its folder and its summary."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     plan = make_plan(recipe)
-    with progress or console_for(sys.stdout) as screen:
+    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         screen.note(f"run folder {folder}")
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
         done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
@@ -181,7 +189,8 @@ async def _run(
         with _journal(
             recipe, folder, root=root, plan=plan.to_json(), done=done if again else None, pending=pending
         ) as journal:
-            parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
+            with _starting(recipe, folder):
+                parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
             try:
                 record = RecipeRecord(recipe, allow=allow)
                 stateful: tuple[Stateful, ...] = (record, parts.prompts, parts.trainer, parts.optimizer)
@@ -198,6 +207,11 @@ async def _run(
                 return finished
             finally:
                 await parts.close()
+
+
+def _starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
+    """The deadline of loading and warming up."""
+    return Watch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
 
 
 def _journal(

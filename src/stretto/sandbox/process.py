@@ -76,11 +76,15 @@ class Process:
             raise ValueError("neither a result nor an error")
         return answer
 
-    def kill(self) -> None:
-        """Kills it and everything in its process group, at once and without asking."""
+    def strike(self) -> None:
+        """Kills it and everything in its process group; no more than that, so that any thread may do it."""
         if self._child.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kills it and everything in its process group, at once and without asking, and ends the line to it."""
+        self.strike()
         if self._stream is not None:
             self._stream[1].transport.abort()
         else:

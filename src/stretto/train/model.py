@@ -6,10 +6,12 @@ Engine and trainer use the same modules through this class, so publishing weight
 
 from __future__ import annotations
 
-import os
+import copy
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +166,16 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     where = files.name if files.kind == "hub" else str(files.folder)
     keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **keywords)
-        network, found = AutoModelForCausalLM.from_pretrained(
-            where, dtype="auto" if not keywords else torch.float32, output_loading_info=True, **keywords
-        )
+        config, tokenizer = describe(files)
+        # transformers shows a bar of its own for GGUF files that no setting switches off; failures are raised anyway.
+        with redirect_stderr(io.StringIO()) if keywords else nullcontext():
+            network, found = AutoModelForCausalLM.from_pretrained(
+                where,
+                config=config,
+                dtype="auto" if not keywords else torch.float32,
+                output_loading_info=True,
+                **keywords,
+            )
     except Exception as error:  # torn and foreign files make the libraries below raise anything
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecipeError.of(
@@ -224,13 +232,19 @@ def refuse_unknown_attention(config: Any) -> None:
         )
 
 
-def offline() -> bool:
-    """True if the hub must not be asked."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Configuration and tokenizer of a hub id, a folder or a GGUF file, without its weights; the caller's own."""
+    if files.kind != "gguf" or files.folder is None or files.file is None:
+        where = files.name if files.kind == "hub" else str(files.folder)
+        return AutoConfig.from_pretrained(where), AutoTokenizer.from_pretrained(where)
+    stamp = (files.folder / files.file).stat()
+    return copy.deepcopy(_describe_gguf(str(files.folder), files.file, (stamp.st_mtime_ns, stamp.st_size)))
 
 
-def read_config(files: ModelFiles) -> Any:
-    """A model's configuration without its weights."""
-    where = files.name if files.kind == "hub" else str(files.folder)
-    keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
-    return AutoConfig.from_pretrained(where, **keywords)
+@lru_cache(maxsize=1)
+def _describe_gguf(folder: str, file: str, stamp: tuple[int, int]) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Kept between the checks before a run and its loading: each reading of the vocabulary takes some three seconds."""
+    return (
+        AutoConfig.from_pretrained(folder, gguf_file=file),
+        AutoTokenizer.from_pretrained(folder, gguf_file=file),
+    )

@@ -63,12 +63,14 @@ class MasterAdamW:
         return rate
 
     def state(self) -> dict[str, Any]:
-        """Masters, moments and the number of updates made."""
-        moments = {name: dict(self.adamw.state[master].items()) for name, master in self.masters.items()}
+        """Masters, moments and the number of updates made; copies, which later updates leave alone."""
         return {
             "update": self.update,
-            "masters": {name: master.detach() for name, master in self.masters.items()},
-            "moments": moments,
+            "masters": {name: master.detach().clone() for name, master in self.masters.items()},
+            "moments": {
+                name: {key: value.clone() for key, value in self.adamw.state[master].items()}
+                for name, master in self.masters.items()
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -80,4 +82,4 @@ class MasterAdamW:
                 if master is not self.parameters[name]:
                     self.parameters[name].copy_(master)
                 moments = state["moments"].get(name, {})
-                self.adamw.state[master] = {key: value.to(master.device) for key, value in moments.items()}
+                self.adamw.state[master] = {key: value.to(master.device, copy=True) for key, value in moments.items()}

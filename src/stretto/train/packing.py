@@ -148,7 +148,10 @@ def fitting(row: tuple[Sample, ...], budget: int) -> list[tuple[Sample, ...]]:
 
 
 def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-    """Lays samples out as one row; streams get `dtype`."""
+    """Lays samples out as one row; streams get `dtype`. ValueError for a trained token that nothing predicts."""
+    for sample in samples:
+        if sample.conversation.trained[0]:  # its source would be the last token of whatever stands before it
+            raise ValueError(f"sample {sample.key} trains its first token, which no token before it predicts")
     tree = merge([sample.conversation.tokens for sample in samples])
     trained = [np.flatnonzero(sample.conversation.trained) for sample in samples]
     lengths = np.array([len(places) for places in trained])

@@ -55,6 +55,12 @@ IDLE = (
         fix="leave it out, or use dr_grpo",
     ),
     Idle(
+        field="batch.oversample",
+        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
+        reason="has no effect but to throw answers away, because algorithm.name drops no groups",
+        fix="leave it out, or raise batch.prompts",
+    ),
+    Idle(
         field="model.scratch",
         when=lambda recipe: recipe.model.name != "scratch",
         reason="has no effect unless model.name is scratch",

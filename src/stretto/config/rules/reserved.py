@@ -47,7 +47,6 @@ ONLY = (
     Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
     Only(field="algorithm.vstar", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="batch.oversample", values=(1.0,), reason=ABSENT, fix="use 1.0"),
     Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native"),
     Only(

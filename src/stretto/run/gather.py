@@ -1,0 +1,77 @@
+"""The sampling half of a step: rounds of prompts until there are enough groups worth training on.
+
+An algorithm that drops nothing is served in one round. One that does gets other prompts for the dropped groups, up to
+`batch.max_rounds`; after that the step trains on what is there. Groups are accepted in the order in which they were
+launched, never in the order in which they finished: the first to finish are the short answers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stretto.rewards.score import Scored
+from stretto.rollout.collect import Launch
+from stretto.run import guards
+from stretto.run.clock import Clock
+from stretto.run.learn import credit, reference_streams
+from stretto.run.parts import Parts
+from stretto.types import Group, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a step learns from."""
+
+    scored: Scored
+    """Every trajectory of every round, judged or failed."""
+    accepted: tuple[Group, ...]
+    """The groups to train on, in launch order."""
+    samples: tuple[Sample, ...]
+    """Their conversations with their credit."""
+    launched: int
+    """How many groups were asked for."""
+    rounds: int
+    """How many rounds it took."""
+
+
+async def gather(parts: Parts, clock: Clock, *, step: int) -> Batch:
+    """The first half of a strictly on-policy step: nothing that a checkpoint holds moves, but for the prompt cursor."""
+    batch, algorithm = parts.recipe.batch, parts.algorithm
+    accepted: list[Group] = []
+    every = Scored(groups=(), failed=())
+    launched = rounds = 0
+    while len(accepted) < batch.prompts and rounds < (batch.max_rounds if algorithm.drops else 1):
+        missing = batch.prompts - len(accepted)
+        asked = math.ceil(missing * batch.oversample)
+        scored = await one_round(parts, clock, step=step, prompts=asked)
+        accepted += [group for group in scored.groups if not algorithm.drop(group)]
+        every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)
+        launched, rounds = launched + asked, rounds + 1
+    accepted = accepted[: batch.prompts]
+    with clock.stage("reference", "reference", step=step, version=parts.trainer.version):
+        streams = reference_streams(parts, accepted)
+    return Batch(
+        scored=every,
+        accepted=tuple(accepted),
+        samples=credit(algorithm, accepted, streams),
+        launched=launched,
+        rounds=rounds,
+    )
+
+
+async def one_round(parts: Parts, clock: Clock, *, step: int, prompts: int) -> Scored:
+    """Asks so many prompts and judges the answers."""
+    recipe, version = parts.recipe, parts.trainer.version
+    launches = [
+        Launch(prompt=prompt, visit=visit, attempt=attempt)
+        for prompt, visit in parts.prompts.take(prompts)
+        for attempt in range(recipe.batch.samples)
+    ]
+    with clock.stage("generate", "generate", step=step, version=version) as counts:
+        trajectories = await parts.collect(launches, temperature=recipe.engine.temperature)
+        counts["groups"], counts["tokens"] = prompts, sum(map(guards.sampled_tokens, trajectories))
+    with clock.stage("reward", "reward", step=step, version=version):
+        scored = await parts.score(trajectories, min_samples=parts.algorithm.min_samples)
+    guards.reward_errors(recipe.guards, scored, launched=len(launches))
+    return scored

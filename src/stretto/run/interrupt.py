@@ -1,0 +1,37 @@
+"""An answer to Ctrl-C while what runs is being finished; what the key does is asyncio's affair and stays so.
+
+asyncio cancels the run at its next await, which may be a while after the key was pressed; a second press interrupts at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+HEARD = b"\nfinishing what runs, then a checkpoint is written; press Ctrl-C again to stop at once\n"
+
+
+@contextmanager
+def interrupt_answered() -> Iterator[None]:
+    """Within it, the first Ctrl-C is answered on standard error and then handled as before, as all later ones are."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def answer(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, handler)
+        with suppress(OSError):  # not `print`, which may be what was interrupted
+            os.write(2, HEARD)
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

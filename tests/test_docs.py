@@ -1,0 +1,347 @@
+"""What the pages say is true: links, commands, recipe keys, metrics, errors, and the code of the worked examples."""
+
+import ast
+import asyncio
+import re
+import shlex
+from pathlib import Path
+from typing import get_args, get_origin
+
+import numpy as np
+import pytest
+import typer
+import yaml
+
+from running import END, ZERO, lines, start
+from stretto import errors
+from stretto.algorithms.base import build
+from stretto.algorithms.catalog import CATALOG, CLIPPED, PLANNED, Facts
+from stretto.cli.main import app
+from stretto.cli.recipe import PROBES
+from stretto.config import words
+from stretto.config.check import check, examine
+from stretto.config.load import parse_recipe, read_recipe
+from stretto.config.rules import idle, reserved
+from stretto.config.rules.base import Scene
+from stretto.config.schema import AlgorithmSection, Recipe
+from stretto.types import Conversation, Group, Prompt, Reward, Trajectory
+from test_imports import ARROWS, BASE
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+COMMANDS = typer.main.get_command(app).commands
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+COMMAND = re.compile(r"^(?:\S*/)?stretto (?=\S)")
+
+
+RULES = (
+    reserved.keys_wait_for_their_part,
+    reserved.algorithm_exists,
+    reserved.environment_exists,
+    reserved.logs_exist,
+    idle.keys_have_an_effect,
+    idle.warmup_rate_is_used,
+    idle.best_is_measured,
+)
+"""The rules that a part of a recipe must keep too."""
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page, language):
+    """The code blocks of a page in a language."""
+    return [body for found, body in FENCE.findall(text_of(page)) if found == language]
+
+
+def spans(page):
+    """The words in backquotes, outside of code blocks."""
+    return SPAN.findall(FENCE.sub("", text_of(page)))
+
+
+def marked(name, mark):
+    """The Python blocks of a page that follow the comment <!-- test: MARK -->."""
+    return re.findall(rf"<!-- test: {mark} -->\n```python\n(.*?)^```$", text_of(DOCS / name), re.MULTILINE | re.DOTALL)
+
+
+def headings(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    found = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+def command_lines(page):
+    """Every command line of the page, in code blocks and in backquotes, without its comment."""
+    code = [line.strip() for line in text_of(page).splitlines() if line.startswith("    ")]
+    code += [line.strip() for _, body in FENCE.findall(text_of(page)) for line in body.splitlines()]
+    for line in [*code, *spans(page)]:
+        if COMMAND.match(line):
+            yield COMMAND.sub("", line).partition("  #")[0].strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_relative_link_leads_somewhere(page):
+    for target in LINK.findall(FENCE.sub("", text_of(page))):
+        if not target.startswith(("http://", "https://")):
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), target
+            assert not anchor or anchor in headings(there), target
+
+
+def test_every_page_is_in_the_index():
+    index = {(DOCS / target).resolve() for target in LINK.findall(text_of(DOCS / "README.md"))}
+    pages = {page for page in DOCS.rglob("*.md") if page.name != "README.md"}
+    assert pages - index == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_line_is_one(page):
+    for line in command_lines(page):
+        words = shlex.split(line.replace("[", "").replace("]", "").replace("...", ""))
+        if words[0].startswith("-") or words[0] == "COMMAND":
+            assert words[0] in ("--help", "--version", "COMMAND")
+            continue
+        command = COMMANDS[words[0]]
+        options = {name for option in command.params for name in option.opts} | {"--help"}
+        assert {word for word in words if word.startswith("--")} <= options, line
+        for word in words[1:]:
+            assert not word.startswith(("recipes/", "examples/")) or (ROOT / word).exists(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_change_on_a_command_line_is_possible(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in command_lines(page):
+        changes = [word for word in shlex.split(line) if re.match(r"[a-z][\w.]*=", word)]
+        shipped = next((word for word in shlex.split(line) if word.startswith(("recipes/", "examples/"))), None)
+        path = ROOT / (shipped or "recipes/tiny.yaml")
+        if "algorithm.name=centred" not in changes:  # the worked example, which is tested below
+            _, problems = examine(path, changes, root=path.parent, probes=PROBES)
+            assert [str(problem) for problem in problems] == [], line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_snippet_of_a_recipe_loads_and_asks_for_what_there_is(page):
+    for body in blocks(page, "yaml"):
+        recipe = parse_recipe(yaml.safe_load(body))
+        scene = Scene(root=ROOT, probes=PROBES, prompts=(), complete=False)
+        assert [str(problem) for rule in RULES for problem in rule(recipe, scene)] == [], body
+
+
+def test_the_recipe_on_the_first_page_has_nothing_wrong_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (body,) = blocks(ROOT / "README.md", "yaml")
+    path = tmp_path / "first.yaml"
+    path.write_text(body)
+    reading = read_recipe(path)
+    assert reading.problems == ()
+    assert [str(problem) for problem in check(reading.recipe, root=tmp_path, probes=PROBES)] == []
+
+
+def exists(key):
+    """Whether a recipe has such a key; N stands for any item of a list."""
+    places = [Recipe]
+    for part in key.split("."):
+        if part == "N" or part.isdigit():
+            continue
+        found = [place.model_fields[part].annotation for place in places if part in place.model_fields]
+        if not found:
+            return False
+        alternatives = [kind for annotation in found for kind in words.kinds(annotation)]
+        if any(get_origin(kind.type) is dict for kind in alternatives):
+            return True
+        items = [item for kind in alternatives for each in get_args(kind.type) for item in words.kinds(each)]
+        places = [kind.type for kind in (*alternatives, *items) if words.is_section(kind)]
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_dotted_key_that_a_page_names_exists(page):
+    for span in spans(page):
+        key = span.partition(": ")[0]
+        if re.fullmatch(r"[a-z_]+(\.[a-z_0-9N]+)+", key) and key.split(".")[0] in Recipe.model_fields:
+            assert exists(key) or key.endswith((".py", ".json", ".safetensors")), key
+
+
+def test_the_search_for_keys_finds_them_and_no_others():
+    assert exists("rewards.0.deadline")
+    assert exists("rewards.N.deadline")
+    assert exists("model.adapter.targets")
+    assert exists("roles.reference.name")
+    assert not exists("model.adapter.target")
+    assert not exists("rewards.0.deadlines")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_python_block_compiles(page):
+    for body in blocks(page, "python"):
+        compile(body, str(page), "exec")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_in_the_reference(name):
+    page = text_of(DOCS / "reference" / "cli.md")
+    _, _, section = page.partition(f"## stretto {name}\n")
+    assert section
+    section = section.partition("\n## ")[0]
+    for parameter in COMMANDS[name].params:
+        for option in parameter.opts:
+            assert not option.startswith("--") or option == "--help" or f"`{option}" in section, option
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run that writes everything that a run can write."""
+    changes = {"algorithm__kl": {"coef": 0.01}, "evaluate__pass_k": 2, "log": ["tensorboard"], "run__steps": 2}
+    return start(tmp_path_factory.mktemp("run"), **changes).folder
+
+
+def test_the_glossary_names_exactly_the_metrics_of_a_run(run):
+    rows = re.findall(r"^\| `([^`]+)` \| ", text_of(DOCS / "guides" / "reading-a-run.md"), re.MULTILINE)
+    named = {row for row in rows if "." not in row and not row.endswith("/")}
+    patterns = {name: re.compile(re.sub(r"<\w+>", r"\\w+", name)) for name in named}
+    found = {key for line in lines(run / "metrics.jsonl") for key in line} - {"step"}
+    assert {key for key in found if not any(pattern.fullmatch(key) for pattern in patterns.values())} == set()
+    assert {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, found))} == set()
+
+
+def test_every_file_of_a_run_is_in_the_reference(run):
+    page = text_of(DOCS / "reference" / "run-folder.md")
+    names = {re.sub(r"\d{6}", "NNNNNN", path.name) for path in [*run.iterdir(), *(run / "checkpoints").iterdir()]}
+    state = {path.name for path in next((run / "checkpoints").iterdir()).joinpath("state").iterdir()}
+    assert {name for name in names | state if name not in page} == set()
+
+
+def test_every_field_of_a_sample_is_in_the_reference(run):
+    page = text_of(DOCS / "reference" / "run-folder.md")
+    row = lines(run / "samples" / "step-000001.jsonl")[0]
+    assert {key for key in [*row, *row["conversations"][0]] if f"| `{key}` |" not in page} == set()
+
+
+def test_every_kind_of_event_is_in_the_reference():
+    sources = [*(ROOT / "src").rglob("*.py")]
+    kinds = {kind for path in sources for kind in re.findall(r"\.event\(\"(\w+)\"", text_of(path))}
+    page = text_of(DOCS / "reference" / "run-folder.md")
+    assert kinds
+    assert {kind for kind in kinds if f"| `{kind}` |" not in page} == set()
+
+
+def test_every_error_is_on_its_page_with_its_exit_code():
+    page = text_of(DOCS / "concepts" / "failures.md")
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, errors.StrettoError):
+            assert f"| `{error.__name__}` | {error.exit_code} |" in page
+
+
+def test_every_algorithm_is_in_the_reference_with_its_formula():
+    page = text_of(DOCS / "reference" / "algorithms.md")
+    for facts in CATALOG.values():
+        row = f"| `{facts.name}` | `{facts.advantage}` | `{facts.average}` | at least {facts.min_samples} |"
+        assert row in page
+    assert {name for name in PLANNED if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if CATALOG[name].scope != "batch"])
+def test_the_example_of_the_reference_is_computed_right(name):
+    page = text_of(DOCS / "reference" / "algorithms.md")
+    (row,) = re.findall(rf"^\|[^|]*`{name}`[^|]*\| ([-\d./]+, [-\d./]+, [-\d./]+, [-\d./]+) \|$", page, re.MULTILINE)
+    shown = [float(a) / float(b or 1) for a, _, b in (number.partition("/") for number in row.split(", "))]
+    assert advantages(build(AlgorithmSection(name=name)), [1, 0, 0, 0]) == pytest.approx(shown, abs=1e-4)
+
+
+def test_every_room_has_a_paragraph():
+    page = text_of(DOCS / "concepts" / "rooms.md")
+    rooms = {path.name for path in (ROOT / "src" / "stretto").iterdir() if (path / "__init__.py").exists()}
+    assert {room for room in rooms if not re.search(rf"^\*\*{room}\.\*\*", page, re.MULTILINE)} == set()
+
+
+def test_the_table_of_rooms_is_the_one_that_is_enforced():
+    page = text_of(DOCS / "concepts" / "rooms.md")
+    table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    rooms = {room: allowed - BASE for room, allowed in ARROWS.items() if (ROOT / "src" / "stretto" / room).is_dir()}
+    assert table.pop("cli") == "everything"
+    assert table.pop("run") == "everything but `cli`"
+    said = {room: set(re.findall(r"`([\w.]+)`", text)) for room, text in table.items()}
+    assert said == {room: allowed for room, allowed in rooms.items() if room not in ("cli", "run")}
+
+
+def test_the_promises_name_tests_that_exist():
+    """Links to them are checked above; here, that the table has any."""
+    assert len(re.findall(r"\]\((tests/[\w/]+\.py)\)", text_of(ROOT / "README.md"))) >= 8
+
+
+@pytest.fixture
+def centred(tmp_path, monkeypatch):
+    """The worked example as its page says: a file and an entry, under a module name of the test's own."""
+    (file,), (entry,) = (
+        marked("concepts/algorithms.md", "centred file"),
+        marked("concepts/algorithms.md", "centred facts"),
+    )
+    (tmp_path / "centred_of_the_docs.py").write_text(file)
+    monkeypatch.syspath_prepend(tmp_path)
+    facts = eval(
+        entry.replace("stretto.algorithms.centred", "centred_of_the_docs"), {"Facts": Facts, "CLIPPED": CLIPPED}
+    )
+    monkeypatch.setitem(CATALOG, facts.name, facts)
+    assert len(ast.parse(file).body) < 30
+    return file
+
+
+def advantages(algorithm, rewards):
+    """What an algorithm credits the answers of a group of these rewards with."""
+    conversation = Conversation(
+        tokens=np.array([ZERO, ZERO, END]),
+        trained=np.array([False, True, True]),
+        logprobs=np.array([0.0, -1.0, -1.0]),
+        stop="stop",
+        version=0,
+    )
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "0"},))
+    trajectories = tuple(
+        Trajectory(prompt=prompt, visit=0, attempt=attempt, conversations=(conversation,), outcome=None)
+        for attempt in range(len(rewards))
+    )
+    verdicts = tuple(Reward(value=float(value), outcome=float(value), parts={}) for value in rewards)
+    group = Group(prompt=prompt, trajectories=trajectories, rewards=verdicts)
+    return [sample.advantage[0] for sample in algorithm.advantage([group], {})]
+
+
+def test_the_worked_algorithm_computes_what_its_page_says(centred):
+    algorithm = build(AlgorithmSection(name="centred"))
+    assert advantages(algorithm, [1, 0, 0, 0]) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert [term.denominator for term in algorithm.terms] == ["tokens"]
+
+
+def test_the_worked_algorithm_trains(centred, tmp_path):
+    run = start(tmp_path, algorithm={"name": "centred"}, run__steps=2).folder
+    assert [line["step"] for line in lines(run / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_the_worked_algorithm_and_the_example_are_the_same_code(centred):
+    def functions(text):
+        return {node.name: ast.dump(node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+
+    example = functions(text_of(ROOT / "examples" / "own_algorithm.py"))
+    worked = functions(centred)
+    assert worked.keys() == {"centred", "build"}
+    assert all(example[name] == code for name, code in worked.items())
+
+
+def test_the_worked_environment_runs_in_real_steps(monkeypatch, capsys):
+    function, program = marked("guides/your-own-environment.md", "environment")
+    monkeypatch.chdir(ROOT)
+    scope = {}
+    exec(function + program.replace("asyncio.run(steps(2))", ""), scope)
+    asyncio.run(scope["steps"](1))
+    step, reward, length, text = capsys.readouterr().out.split(maxsplit=3)
+    assert step == "1"
+    assert float(reward) >= 0
+    assert float(length) > 0
+    assert text.count("<|user|>") >= 2, "an untrained model is wrong, so it was asked again"

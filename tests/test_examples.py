@@ -1,0 +1,110 @@
+"""Every example runs, does what its first lines say, and leaves a run behind."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from running import lines
+from stretto.cli.main import main
+from stretto.config.load import load_recipe
+from stretto.tasks.jsonl import read
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+LETTERS = EXAMPLES / "own_reward" / "letters.yaml"
+TINY = [
+    "model.scratch.width=16",
+    "model.scratch.heads=2",
+    "model.scratch.warmup_steps=1",
+    "batch.prompts=2",
+    "batch.samples=4",
+    "engine.max_new_tokens=4",
+    "guards.min_disk_gb=0",
+    "evaluate.every=0",
+    "log=[]",
+    "run.steps=2",
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Runs are written into a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows_of(folder):
+    return [row for path in sorted((folder / "samples").iterdir()) for row in lines(path)]
+
+
+def test_the_reward_of_ones_own_gives_partial_credit():
+    close = runpy.run_path(str(EXAMPLES / "own_reward" / "rewards.py"))["close"]
+    asked = {"id": "c4", "messages": [], "reference": "cccc", "tags": {"letter": "c", "times": 4}}
+    assert close("cccc", asked, {}) == 1.0
+    assert close("ccc", asked, {}) == 0.75
+    assert close("cccd", asked, {}) == 0.5
+    assert close("", asked, {}) == 0.0
+    assert close("d" * 20, asked, {}) == 0.0
+
+
+def test_every_prompt_of_the_reward_example_has_full_marks_for_its_reference():
+    close = runpy.run_path(str(EXAMPLES / "own_reward" / "rewards.py"))["close"]
+    prompts, problems = read(load_recipe(LETTERS).task, LETTERS.parent / "prompts.jsonl")
+    assert problems == []
+    assert len(prompts) == 80
+    assert {close(prompt.reference, {"tags": prompt.tags}, {}) for prompt in prompts} == {1.0}
+
+
+def test_the_reward_example_trains_and_judges_by_the_users_function(elsewhere):
+    assert main(["train", str(LETTERS), *TINY]) == 0
+    rows = rows_of(elsewhere / "runs" / "letters-001")
+    assert len(rows) == 16
+    assert all(row["failure"] is None and set(row["reward"]["parts"]) == {"right", "close"} for row in rows)
+
+
+def test_the_scripted_engine_says_what_the_script_says_and_prints_the_verdicts(elsewhere, capsys):
+    example = runpy.run_path(str(EXAMPLES / "scripted_engine.py"), run_name="example")
+    example["main"](["guards.min_disk_gb=0"])
+    rows = rows_of(elsewhere / "runs" / "scripted-001")
+    for row in rows:
+        letter, times = row["messages"][0]["content"][:2]
+        assert set(row["answer"]) <= {letter}
+        assert abs(len(row["answer"]) - int(times)) <= 1
+        assert row["reward"]["parts"]["right"] == (len(row["answer"]) == int(times))
+    assert len({row["answer"] for row in rows}) > 2
+    printed = [line for line in capsys.readouterr().out.splitlines() if "asked for" in line]
+    assert len(printed) == 8
+
+
+def test_the_algorithm_of_ones_own_is_registered_and_trains(elsewhere, monkeypatch):
+    from stretto.algorithms.catalog import CATALOG
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import own_algorithm
+
+    monkeypatch.setitem(CATALOG, "centred", own_algorithm.FACTS)  # so that the entry is gone after the test
+    own_algorithm.main(TINY)
+    folder = elsewhere / "runs" / "own-algorithm-001"
+    assert "name: centred" in (folder / "recipe.yaml").read_text()
+    rows = rows_of(folder)
+    for row in rows:
+        group = [other for other in rows if (other["step"], other["prompt"]) == (row["step"], row["prompt"])]
+        mean = sum(other["reward"]["value"] for other in group) / len(group)
+        (conversation,) = row["conversations"]
+        trained = zip(conversation["advantages"], conversation["trained"], strict=True)
+        assert {advantage for advantage, is_trained in trained if is_trained} == {
+            round(row["reward"]["value"] - mean, 6)
+        }
+
+
+def test_every_example_is_listed(elsewhere):
+    page = (EXAMPLES / "README.md").read_text()
+    there = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
+    assert {name for name in there if f"({name}" not in page} == set()
+
+
+def test_the_data_of_the_reward_example_is_plain_json():
+    for line in (LETTERS.parent / "prompts.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["answer"] == row["letter"] * row["times"]
