@@ -17,9 +17,10 @@ from stretto.errors import Problem
 
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The closest name, if one is close."""
-    found = difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    """The closest name, if one is close; of several, one with the same letters: swapped keys are the commonest slip."""
+    found = difflib.get_close_matches(word, list(names), n=5, cutoff=cutoff)
+    swapped = [name for name in found if sorted(name) == sorted(word)]
+    return next(iter(swapped or found), None)
 
 
 def explain(errors: Sequence[Mapping[str, Any]], data: object) -> dict[Path, Problem]:
