@@ -297,7 +297,7 @@ class EngineSection(Section):
     speculate: Literal["auto"] | bool = "auto"
     """Draft tokens where decoding is bound by latency."""
     memory_share: Literal["auto"] | Share = "auto"
-    """Share of the device's free memory for the KV cache."""
+    """Share of the device's memory for the KV cache."""
     python: str | None = None
     """vllm: the interpreter that has it."""
     url: str | None = None

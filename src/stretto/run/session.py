@@ -55,9 +55,15 @@ class RecipeRecord:
 
     name = "recipe"
 
-    def __init__(self, recipe: Recipe, *, allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        allow: Sequence[str] = (),
+        remedy: str = "put the old value back, or pass --allow {key}",
+    ) -> None:
         self.values = recipe.model_dump(mode="json")
-        self.allow = tuple(allow)
+        self.allow, self.remedy = tuple(allow), remedy
 
     def state(self) -> dict[str, Any]:
         """The resolved recipe."""
@@ -73,7 +79,7 @@ class RecipeRecord:
                     Problem(
                         field=key,
                         reason="differs from what this run was trained with",
-                        fix=f"put the old value back, or pass --allow {key}",
+                        fix=self.remedy.format(key=key),
                     )
                     for key in refused
                 )
@@ -148,7 +154,8 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
         parts = assemble(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
     try:
         if checkpoint is not None:
-            record = RecipeRecord(recipe, allow=EVALUATION_KEYS)
+            remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
+            record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
             Checkpoints(checkpoint.parent, keep=1, best=None).restore(
                 checkpoint, (record, parts.prompts, parts.trainer, parts.optimizer)
             )
