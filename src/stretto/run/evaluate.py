@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stretto.errors import RewardError
 from stretto.rollout.collect import Launch
 from stretto.run.parts import Parts
 from stretto.types import Group, Prompt, Trajectory
@@ -43,7 +44,7 @@ def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     share = right / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (max(0.0, centre - half), min(1.0, centre + half))
+    return (0.0 if right == 0 else centre - half, 1.0 if right == n else centre + half)
 
 
 def pass_at_k(right: int, n: int, k: int) -> float:
@@ -78,7 +79,13 @@ async def _answers(parts: Parts, prompts: Sequence[Prompt], *, attempts: int, te
         Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt in prompts for attempt in range(attempts)
     ]
     trajectories = await parts.collect(launches, temperature=temperature)
-    return (await parts.score(trajectories, min_samples=1)).groups
+    scored = await parts.score(trajectories, min_samples=1)
+    if scored.failed and not scored.groups:
+        raise RewardError(
+            f"evaluation: none of {len(launches)} answers has a verdict, so there is no accuracy. The first one "
+            f"(prompt {scored.failed[0].prompt.id}):\n{scored.failed[0].failure}"
+        )
+    return scored.groups
 
 
 def _right(group: Group) -> int:

@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -14,6 +15,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 HEARD = b"\nfinishing what runs, then a checkpoint is written; press Ctrl-C again to stop at once\n"
+
+
+def stop_if_interrupted() -> None:
+    """Ends long work that never awaits, if Ctrl-C was pressed since it began; for places where nothing is lost."""
+    with suppress(RuntimeError):  # no event loop: then Ctrl-C interrupts at once anyway
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
 
 
 @contextmanager

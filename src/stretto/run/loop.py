@@ -97,7 +97,7 @@ def learned(parts: Parts, clock: Clock, batch: Batch, *, step: int) -> tuple[dic
         receipt = publish(trainer.weights(), parts.engine)
     environment = parts.recipe.environment.kind
     rows = sample_rows(batch.scored, batch.samples, renderer=parts.renderer, environment=environment, step=step)
-    metrics = step_metrics(batch, parts.recipe.batch)
+    metrics = step_metrics(batch, parts.recipe.batch, parts.algorithm)
     return {**metrics, **report, **clock.metrics(), "weights/version": receipt.version}, list(rows)
 
 

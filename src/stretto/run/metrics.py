@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stretto.algorithms.base import Algorithm
 from stretto.config.schema import Batch as BatchSection
 from stretto.rewards.score import Scored
 from stretto.rollout.render import Renderer
@@ -18,14 +19,14 @@ from stretto.run.guards import sampled_tokens
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
 
-def step_metrics(batch: Batch, section: BatchSection) -> dict[str, float]:
+def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
     """Rewards, lengths, groups and memory of a step, over everything it sampled."""
     scored = batch.scored
     rewards = [reward for group in scored.groups for reward in group.rewards]
     trajectories = [trajectory for group in scored.groups for trajectory in group.trajectories]
     values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
     lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
-    dead = sum(np.ptp([reward.value for reward in group.rewards]) == 0 for group in scored.groups)
+    dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
     truncated = [any(c.stop == "length" for c in trajectory.conversations) for trajectory in trajectories]
     names = rewards[0].parts if rewards else {}
     return {

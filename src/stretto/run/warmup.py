@@ -14,6 +14,7 @@ from stretto.algorithms.losses import negative_log_likelihood
 from stretto.config.schema import Optimizer, Scratch
 from stretto.errors import RecipeError
 from stretto.rollout.render import Renderer
+from stretto.run.interrupt import stop_if_interrupted
 from stretto.tasks.source import PromptSource
 from stretto.train.model import Policy
 from stretto.train.optim import MasterAdamW
@@ -56,6 +57,7 @@ def warm_up(
         policy, SUPERVISED, optimizer, token_budget=BUDGET, temperature=1.0, clip=1.0, checkpointing="auto"
     )
     for step in range(section.warmup_steps):
+        stop_if_interrupted()
         drawn = source.take(PROMPTS)
         trainer.accumulate([demonstration(prompt, visit, renderer) for prompt, visit in drawn])
         loss = trainer.apply().metrics["loss"]
