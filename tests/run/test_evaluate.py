@@ -7,7 +7,7 @@ import pytest
 
 from running import END, ONE, ZERO, metrics, recipe_in, scripted, start
 from stretto.config.schema import Holdout
-from stretto.errors import CheckpointError, RecipeError
+from stretto.errors import CheckpointError, RecipeError, RewardError
 from stretto.run import session
 from stretto.run.evaluate import evaluate, pass_at_k, wilson
 from stretto.run.parts import assemble, make_plan
@@ -104,8 +104,8 @@ def test_what_could_not_be_judged_is_left_out_and_never_wrong(tmp_path):
     assert (result.accuracy, result.n) == (1.0, judged)
     nothing = "def first(answer, prompt, signals):\n    raise RuntimeError\n"
     (tmp_path / "never.py").write_text(nothing)
-    result, _ = evaluated(tmp_path, copied, rewards=[{"name": "a", "kind": "never:first"}], evaluate__prompts=4)
-    assert (result.accuracy, result.n, result.interval) == (0.0, 0, (0.0, 1.0))
+    with pytest.raises(RewardError, match=r"none of 4 answers has a verdict(.|\n)*RuntimeError"):
+        evaluated(tmp_path, copied, rewards=[{"name": "a", "kind": "never:first"}], evaluate__prompts=4)
 
 
 def test_the_held_out_prompts_are_those_of_the_split(tmp_path):

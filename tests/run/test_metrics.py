@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from stretto.algorithms.base import build
+from stretto.config.schema import AlgorithmSection
 from stretto.config.schema import Batch as BatchSection
 from stretto.rewards.score import Scored
 from stretto.run.gather import Batch
@@ -35,7 +37,7 @@ def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories(
     group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), trajectory(1, 2)), rewards=rewards)
     scored = Scored(groups=(group,), failed=(trajectory(2, 3, "environment: broke"),))
     batch = Batch(scored=scored, accepted=(group,), samples=(), launched=2, rounds=1)
-    metrics = step_metrics(batch, BatchSection(prompts=2, samples=3))
+    metrics = step_metrics(batch, BatchSection(prompts=2, samples=3), build(AlgorithmSection()))
     assert metrics["conversations/rewritten"] == 5
     assert metrics["tokens/generated"] == 2 * (1 + 3 + 4)
     assert (metrics["groups/infra"], metrics["trajectories/failed"], metrics["reward/mean"]) == (1, 1, 0.5)
