@@ -37,12 +37,16 @@ def log_ratio(logprobs: Tensor, rows: Rows) -> Tensor:
     return (logprobs - sampling_logprobs(logprobs, rows)).clamp(-FARTHEST, FARTHEST)
 
 
+def clipped_gain(ratio: Tensor, rows: Rows, *, clip: tuple[float, float]) -> Tensor:
+    """min(ratio A, clip(ratio) A), whatever the ratio is of."""
+    clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
+    return torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
+
+
 def clipped_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
     """-min(rho A, clip(rho) A), weighted by the correction. Schulman et al. 2017, eq. 7."""
     ratio = log_ratio(logprobs, rows).exp()
-    clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-    gain = torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
-    return -gain * correction_weight(logprobs, rows, correction=correction)
+    return -clipped_gain(ratio, rows, clip=clip) * correction_weight(logprobs, rows, correction=correction)
 
 
 def sequence_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
@@ -53,9 +57,7 @@ def sequence_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float
     """
     sequence = mean_per_answer(log_ratio(logprobs, rows), rows).exp().detach()
     ratio = sequence * (logprobs - logprobs.detach()).exp()
-    clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-    gain = torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
-    return -gain * correction_weight(logprobs, rows, correction=correction)
+    return -clipped_gain(ratio, rows, clip=clip) * correction_weight(logprobs, rows, correction=correction)
 
 
 def clipped_weight(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:

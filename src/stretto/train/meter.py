@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from stretto.algorithms.base import Denominator, Term
+from stretto.algorithms.correction import FARTHEST, sampling_logprobs
 from stretto.algorithms.kl import k3
 from stretto.train.packing import MicroBatch
-
-FARTHEST = 20.0
-"""Log-ratios of engine and trainer are cut here before they are exponentiated for reports."""
 
 
 class Meter:
@@ -35,7 +33,7 @@ class Meter:
         sums["shared"] += batch.conversation_tokens - len(batch.tokens)
         for denominator, loss in losses.items():
             sums[f"loss/{denominator}"] += float(loss.detach())
-        sampling = (logprobs if rows.old is None else rows.old).double()
+        sampling = sampling_logprobs(logprobs, rows).double()
         log_weight = (sampling - rows.engine).double().clamp(-FARTHEST, FARTHEST)
         weight = log_weight.exp()
         sums["k3"] += float(k3(rows.engine.double(), sampling).sum())
