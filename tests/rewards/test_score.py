@@ -233,7 +233,7 @@ def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
     ("part", "field", "says"),
     [
         ({"kind": "numerik"}, "rewards.0.kind", "did you mean numeric?"),
-        ({"kind": "magic"}, "rewards.0.kind", "exact, numeric, regex, overlong, or module:name"),
+        ({"kind": "magic"}, "rewards.0.kind", "exact, math, numeric, regex, reasoning_gym, overlong, or module:name"),
         ({"kind": "user_rewards:trutth"}, "rewards.0.kind", "did you mean 'truth'?"),
         ({"kind": "no_file:f"}, "rewards.0.kind", "there is no module 'no_file'"),
         ({"kind": "regex"}, "rewards.0.pattern", "needs a pattern"),
@@ -241,6 +241,9 @@ def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
         ({"kind": "numeric", "pattern": "a"}, "rewards.0.pattern", "has no effect"),
         ({"kind": "exact", "compare": "exact"}, "rewards.0.compare", "has no effect"),
         ({"kind": "exact", "pick": "first"}, "rewards.0.pick", "has no effect"),
+        ({"kind": "reasoning_gym", "pick": "first"}, "rewards.0.pick", "without a pattern"),
+        ({"kind": "reasoning_gym", "pattern": "("}, "rewards.0.pattern", "no regular expression"),
+        ({"kind": "math", "pattern": "a"}, "rewards.0.pattern", "has no effect"),
     ],
 )
 def test_parts_that_make_no_sense_are_refused(user: str, part: dict[str, Any], field: str, says: str) -> None:
@@ -249,6 +252,14 @@ def test_parts_that_make_no_sense_are_refused(user: str, part: dict[str, Any], f
     assert says in str(found[0])
     with pytest.raises(RecipeError):
         Rewards([RewardPart(**part)], Pool(paths=[user]))
+
+
+@pytest.mark.parametrize("kind", ["math", "reasoning_gym"])
+def test_a_kind_whose_package_is_missing_says_what_to_install(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stretto.sandbox.extras.find_spec", lambda name: None)
+    (found,) = problems([RewardPart(kind=kind)])
+    assert found.field == "rewards.0.kind"
+    assert "pip install 'stretto[tasks]'" in found.fix
 
 
 def test_two_parts_need_two_names() -> None:

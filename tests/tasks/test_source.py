@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stretto.config.schema import Holdout, Source, Task
 from stretto.errors import CheckpointError, RecipeError
-from stretto.tasks.source import PromptSource, load_prompts, peek, split
+from stretto.tasks.source import KEYS, PromptSource, load_prompts, peek, split
 from stretto.types import Prompt
 
 
@@ -134,9 +134,31 @@ def test_a_source_without_prompts_is_a_mistake() -> None:
         PromptSource([], seed=0)
 
 
-@pytest.mark.parametrize("kind", ["hf", "reasoning_gym", "arc"])
-def test_other_sources_are_not_available_yet(kind: Any, tmp_path: Path) -> None:
-    recipe = Task(source=Source(kind=kind))
+def test_other_sources_are_not_available_yet(tmp_path: Path) -> None:
+    recipe = Task(source=Source(kind="arc"))
     with pytest.raises(RecipeError, match="not available yet"):
         load_prompts(recipe, tmp_path)
     assert [problem.field for problem in peek(recipe, tmp_path).problems] == ["task.source.kind"]
+
+
+SET = {
+    "path": "x",
+    "columns": {"id": "x"},
+    "split": "x",
+    "subset": "x",
+    "max": 3,
+    "length": (3, 4),
+    "alphabet": "ab",
+    "count": 200,
+    "seed": 3,
+    "config": {"a": 1},
+}
+
+
+@pytest.mark.parametrize("key", SET)
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_key_that_means_nothing_to_a_kind_is_refused_by_its_name(kind: Any, key: str, tmp_path: Path) -> None:
+    recipe = Task(source=Source(kind=kind, name=None if kind == "reasoning_gym" else "addition", **{key: SET[key]}))
+    refused = {problem.field for problem in peek(recipe, tmp_path).problems if "has no effect" in problem.reason}
+    known = key in KEYS[kind] and not (kind == "synthetic" and key not in ("max",))
+    assert refused == (set() if known else {f"task.source.{key}"})

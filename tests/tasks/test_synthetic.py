@@ -105,8 +105,8 @@ def test_prompts_do_not_depend_on_the_hash_seed() -> None:
         (task("reverse", alphabet="aba"), "task.source.alphabet", "twice"),
         (task("reverse", alphabet="ab", length=(1, 3), count=15), "task.source.count", "use at most 14"),
         (task("reverse", count=10**6), "task.source.count", "use at most 100000"),
-        (task("copy", path="x.jsonl"), "task.source", "no effect on a synthetic source"),
-        (task("copy", columns={"id": "x"}), "task.source", "no effect on a synthetic source"),
+        (task("copy", path="x.jsonl"), "task.source.path", "no effect on a source of kind synthetic"),
+        (task("copy", columns={"id": "x"}), "task.source.columns", "no effect on a source of kind synthetic"),
         (task(prompt="{c}"), "task.prompt", "no column 'c'"),
     ],
 )

@@ -54,11 +54,16 @@ def numeric(answer: str, reference: str, pick: Pick) -> float:
 
 def regex(answer: str, reference: str, pattern: str, pick: Pick, compare: Compare) -> float:
     """1 if what the pattern extracts from the answer agrees with the reference. Only to be called in a worker."""
-    matches = re.finditer(pattern, answer)
-    found = _picked((match.group(1 if match.re.groups else 0) or "" for match in matches), pick)
+    found = extract(answer, pattern, pick)
     if found is None:
         return 0.0
     return numeric(found, reference, "only") if compare == "numeric" else exact(found, reference)
+
+
+def extract(answer: str, pattern: str, pick: Pick) -> str | None:
+    """The first group of the picked match, or all of it; none where nothing matches. Only to be called in a worker."""
+    matches = re.finditer(pattern, answer)
+    return _picked((match.group(1 if match.re.groups else 0) or "" for match in matches), pick)
 
 
 def overlong(tokens: int, *, longest: int, buffer: int) -> float:

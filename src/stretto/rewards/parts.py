@@ -14,15 +14,26 @@ from stretto.config.schema import RewardPart
 from stretto.errors import Problem, VerdictError
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
+from stretto.sandbox.extras import missing_extra
 from stretto.sandbox.pool import Pool
 from stretto.sandbox.target import exists
 from stretto.types import Outcome, Trajectory
 
-COMPARING = frozenset({"exact", "numeric", "regex"})
+COMPARING = frozenset({"exact", "math", "numeric", "regex"})
 """The kinds that need a reference answer."""
+SCORING = frozenset({"reasoning_gym"})
+"""The kinds that judge by what only prompts of one source carry."""
 SHAPING = frozenset({"overlong"})
 """The kinds that shape what is learned and say nothing about whether an answer is right."""
-KINDS = (*sorted(COMPARING), *sorted(SHAPING))
+EXTRACTING = frozenset({"reasoning_gym", "regex"})
+"""The kinds that judge what a pattern extracts from the answer."""
+PICKING = frozenset({"numeric", "regex"})
+"""The kinds that pick one of several matches, whether they have a pattern or not."""
+PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
+"""The kinds that another package judges."""
+PLANNED = ("code", "model")
+"""Kinds that the recipe format has names for, and this version does not do."""
+KINDS = (*sorted(COMPARING), *sorted(SCORING), *sorted(SHAPING))
 """What a part's `kind` may be, apart from module:name."""
 
 
@@ -43,10 +54,15 @@ def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Proble
         if missing is not None:
             fix = "write the function into a Python file beside the recipe and name it as file:function"
             yield Problem(field=f"{field}.kind", reason=missing, fix=fix)
+    elif part.kind in PLANNED:
+        fix = f"use one of {', '.join(KINDS)}, or module:name"
+        yield Problem(field=f"{field}.kind", reason=f"{part.kind} is not available yet", fix=fix)
     elif part.kind not in KINDS:
         near = get_close_matches(part.kind, KINDS, n=1)
         fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(KINDS)}, or module:name"
         yield Problem(field=f"{field}.kind", reason=f"there is no reward of kind {part.kind!r}", fix=fix)
+    elif part.kind in PACKAGES and (lacking := missing_extra(PACKAGES[part.kind], f"{field}.kind")):
+        yield lacking
 
 
 def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
@@ -61,24 +77,30 @@ def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
     if part.buffer is not None and part.longest is not None and part.buffer > part.longest:
         reason = f"{part.buffer} is more than longest ({part.longest})"
         yield Problem(field=f"{field}.buffer", reason=reason, fix=f"use {part.longest} or less")
-    if part.kind == "regex":
-        if part.pattern is None:
-            fix = r"set it to what precedes and captures the answer, such as 'Answer: (\S+)'"
-            yield Problem(field=f"{field}.pattern", reason="a reward of kind regex needs a pattern", fix=fix)
-        else:
-            try:
-                re.compile(part.pattern)
-            except (re.error, OverflowError, RecursionError) as error:
-                reason = f"the pattern is no regular expression: {error}"
-                yield Problem(field=f"{field}.pattern", reason=reason, fix="correct it; Python's re is the syntax")
-        return
-    for key in ("pattern", "compare"):
-        if getattr(part, key) is not None:
+    if part.kind in EXTRACTING:
+        yield from _pattern(part, field)
+    for key, kinds in (("pattern", EXTRACTING), ("compare", {"regex"})):
+        if getattr(part, key) is not None and part.kind not in kinds:
             reason = f"has no effect on a reward of kind {part.kind}"
             yield Problem(field=f"{field}.{key}", reason=reason, fix="remove it, or use kind: regex")
-    if part.kind != "numeric" and part.pick != "last":
+    if part.pick != "last" and not (part.kind in PICKING or part.pattern):
         reason = f"has no effect on a reward of kind {part.kind}"
-        yield Problem(field=f"{field}.pick", reason=reason, fix="remove it")
+        without = " without a pattern" if part.kind in EXTRACTING else ""
+        yield Problem(field=f"{field}.pick", reason=f"{reason}{without}", fix="remove it")
+
+
+def _pattern(part: RewardPart, field: str) -> Iterator[Problem]:
+    """A pattern that is missing, or is none."""
+    if part.pattern is None:
+        if part.kind == "regex":
+            fix = r"set it to what precedes and captures the answer, such as 'Answer: (\S+)'"
+            yield Problem(field=f"{field}.pattern", reason="a reward of kind regex needs a pattern", fix=fix)
+        return
+    try:
+        re.compile(part.pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        reason = f"the pattern is no regular expression: {error}"
+        yield Problem(field=f"{field}.pattern", reason=reason, fix="correct it; Python's re is the syntax")
 
 
 def build(part: RewardPart, pool: Pool) -> Verdict:
@@ -92,6 +114,10 @@ def build(part: RewardPart, pool: Pool) -> Verdict:
             return _regex(part, pool)
         case "overlong":
             return _overlong(part)
+        case "math":
+            return _math(part, pool)
+        case "reasoning_gym":
+            return _gym(part, pool)
         case _:
             return _function(part, pool)
 
@@ -136,6 +162,26 @@ def _regex(part: RewardPart, pool: Pool) -> Verdict:
         texts = (observed(trajectory).answer, _reference(trajectory))
         arguments = (*texts, part.pattern, part.pick, part.compare or "exact")
         return await _called(pool, "stretto.rewards.answer:regex", *arguments, deadline=part.deadline)
+
+    return verdict
+
+
+def _math(part: RewardPart, pool: Pool) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        texts = (observed(trajectory).answer, _reference(trajectory))
+        return await _called(pool, "stretto.rewards.expression:judge", *texts, deadline=part.deadline)
+
+    return verdict
+
+
+def _gym(part: RewardPart, pool: Pool) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        prompt, tags = trajectory.prompt, trajectory.prompt.tags
+        if not {"task", "config", "question", "metadata"} <= tags.keys():
+            raise VerdictError(f"prompt {prompt.id} is not of a reasoning_gym source, so it has no scorer")
+        entry = {"question": tags["question"], "answer": prompt.reference, "metadata": tags["metadata"]}
+        arguments = (observed(trajectory).answer, tags["task"], tags["config"], entry, part.pattern, part.pick)
+        return await _called(pool, "stretto.rewards.gym:judge", *arguments, deadline=part.deadline)
 
     return verdict
 

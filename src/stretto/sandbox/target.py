@@ -47,6 +47,12 @@ def exists(target: str, paths: Sequence[str] = ()) -> str | None:
     return f"{spec.origin} defines no {name!r}{hint}"
 
 
+def source_of(target: str, paths: Sequence[str] = ()) -> Path | None:
+    """The Python file that a `module:name` means, if it is one."""
+    spec, _ = _find(target.partition(":")[0], [os.path.abspath(path) for path in paths])
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
 def _find(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
     """The module's spec, and the dotted name that is missing where there is none. Imports no package on the way."""
     importlib.invalidate_caches()

@@ -7,15 +7,16 @@ changes as little as possible. The cursor of `PromptSource` is one number, so a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stretto.config.schema import Holdout, Task
+from stretto.config.schema import Holdout, Source, Task
 from stretto.errors import CheckpointError, Problem, RecipeError
-from stretto.tasks import jsonl, synthetic
+from stretto.tasks import hf, jsonl, reasoning_gym, synthetic
+from stretto.tasks.rows import problems as column_problems
 from stretto.types import Prompt
 
 
@@ -27,12 +28,31 @@ class Peek:
     """The first prompts."""
     problems: tuple[Problem, ...]
     """What is wrong with the settings or with these rows."""
+    complete: bool
+    """True if there are no other prompts."""
+
+
+KEYS = {
+    "synthetic": {"name", "max", "length", "alphabet", "count"},
+    "jsonl": {"path", "columns"},
+    "hf": {"name", "path", "columns", "split", "subset"},
+    "reasoning_gym": {"name", "count", "seed", "config"},
+}
+"""Kind of source -> the keys that mean something to it; `name` may always keep its default."""
+SETTINGS = {
+    "synthetic": synthetic.problems,
+    "jsonl": column_problems,
+    "hf": hf.problems,
+    "reasoning_gym": reasoning_gym.problems,
+}
+"""Kind of source -> what is wrong with its settings, without reading or making anything."""
 
 
 def peek(task: Task, root: Path, rows: int = 5) -> Peek:
     """Looks at the settings and the first rows only. `root` is the recipe's folder. Never raises for bad data."""
     prompts, problems = _read(task, root, rows)
-    return Peek(prompts=tuple(prompts), problems=tuple(problems))
+    complete = len(prompts) < rows and not problems and task.source.kind != "reasoning_gym"
+    return Peek(prompts=tuple(prompts), problems=tuple(problems), complete=complete)
 
 
 def load_prompts(task: Task, root: Path) -> tuple[Prompt, ...]:
@@ -44,23 +64,34 @@ def load_prompts(task: Task, root: Path) -> tuple[Prompt, ...]:
 
 
 def _read(task: Task, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
-    match task.source.kind:
-        case "synthetic":
-            problems = list(synthetic.problems(task))
-            if task.source.path is not None or task.source.columns:
-                reason = "path and columns have no effect on a synthetic source"
-                problems.append(Problem(field="task.source", reason=reason, fix="remove them, or use kind: jsonl"))
-            return ([] if problems else list(islice(synthetic.prompts(task), limit))), problems
-        case "jsonl":
-            problems = list(jsonl.problems(task))
-            path = jsonl.locate(task, root)
-            if isinstance(path, Problem):
-                return [], [*problems, path]
-            prompts, wrong = jsonl.read(task, path, limit)
-            return prompts, problems + wrong
-        case kind:
-            fix = "use kind: jsonl or kind: synthetic"
-            return [], [Problem(field="task.source.kind", reason=f"{kind} is not available yet", fix=fix)]
+    """All prompts, or about the first `limit`, and what is wrong; nothing is read where the settings are."""
+    kind = task.source.kind
+    if kind not in KEYS:
+        fix = f"use one of {', '.join(KEYS)}"
+        return [], [Problem(field="task.source.kind", reason=f"{kind} is not available yet", fix=fix)]
+    problems = [*_idle(task.source), *SETTINGS[kind](task)]
+    if kind == "jsonl":
+        path = jsonl.locate(task, root)
+        if isinstance(path, Problem):
+            return [], [*problems, path]
+        prompts, wrong = jsonl.read(task, path, limit)
+        return prompts, problems + wrong
+    if problems:
+        return [], problems
+    if kind == "hf":
+        return hf.read(task, root, limit)
+    if kind == "reasoning_gym":
+        return reasoning_gym.read(task, few=limit is not None)
+    return list(islice(synthetic.prompts(task), limit)), []
+
+
+def _idle(source: Source) -> Iterator[Problem]:
+    """Keys that mean nothing to this kind of source."""
+    for key, field in Source.model_fields.items():
+        usual = (field.get_default(call_default_factory=True), None)
+        if key not in KEYS[source.kind] | {"kind"} and getattr(source, key) not in usual:
+            reason = f"has no effect on a source of kind {source.kind}"
+            yield Problem(field=f"task.source.{key}", reason=reason, fix="remove it")
 
 
 def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
