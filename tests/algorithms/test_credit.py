@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stretto.algorithms.base import build, keep
-from stretto.algorithms.catalog import CATALOG, PLANNED
+from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.types import Group, Outcome, Prompt, Reward, Trajectory
 from tiny import conversation
@@ -43,10 +43,6 @@ def test_the_facts_in_the_catalog_are_those_of_the_algorithm(name):
     assert algorithm.name == facts.name == name
     assert (algorithm.scope, algorithm.min_samples, algorithm.needs) == (facts.scope, facts.min_samples, facts.needs)
     assert facts.drops or algorithm.drop is keep
-
-
-def test_no_name_is_both_available_and_planned():
-    assert not set(CATALOG) & set(PLANNED)
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])

@@ -189,5 +189,5 @@ def test_without_kl_in_the_loss_there_is_one_term(kl):
 def test_the_clip_range_of_the_recipe_replaces_the_default():
     wide = build(AlgorithmSection(name="rloo", clip=(0.6, 0.4))).terms[0]
     default = build(AlgorithmSection(name="rloo")).terms[0]
-    assert float(wide.watch["clip/share"](numbers(NEW), rows()).sum()) == 1  # e^0.4 alone is beyond 1.4
-    assert float(default.watch["clip/share"](numbers(NEW), rows()).sum()) == 3
+    assert float(wide.watch["clip/share"].numbers(numbers(NEW), rows()).sum()) == 1  # e^0.4 alone is beyond 1.4
+    assert float(default.watch["clip/share"].numbers(numbers(NEW), rows()).sum()) == 3

@@ -26,7 +26,8 @@ Denominator = Literal["tokens", "conversations", "trajectories", "constant"]
 """What a term's sum over the whole step is divided by; `constant` is 1."""
 
 Streams = Mapping[str, Mapping[tuple[str, int, int, int], NDArray[np.float64]]]
-"""Extra numbers per trained token that credit may need: name ("reference", "values") -> sample key -> stream."""
+"""Extra numbers that credit may need: name -> sample key -> stream, a number per trained token ("reference", "values").
+"vstar" is one number per trajectory, under the key of its first conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,23 @@ class Rows:
     reference: Tensor | None = None
     """(N) reference log-probabilities, if needed."""
     values: Tensor | None = None
-    """(N) the critic's values, if needed."""
+    """(N) the critic's values at the weights that sampled, if needed."""
+    returns: Tensor | None = None
+    """(N) what the critic should have said, if a critic is trained."""
 
 
 TermFunction = Callable[[Tensor, Rows], Tensor]
 """(log-probabilities (N), rows) -> numbers that may be summed in any order: one per token or per conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A number that is reported beside the loss."""
+
+    numbers: TermFunction
+    """What is summed over the step."""
+    per: Denominator = "tokens"
+    """What the sum is divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +76,8 @@ class Term:
     """What the step's sum is divided by."""
     loss: TermFunction
     """The numbers to sum."""
-    watch: Mapping[str, TermFunction]
-    """Metric name -> numbers whose sum over the step, divided by the trained tokens, is reported."""
+    watch: Mapping[str, Watched]
+    """Metric name -> what is reported under it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ class Facts:
     """True if sums are divided by `algorithm.constant`."""
     needs: frozenset[str] = field(default_factory=frozenset)
     """Extra streams it always needs."""
+    regresses: bool = False
+    """True for a regression that holds for answers of any policy, so that neither correction nor a KL term fits in."""
     drops: bool = False
     """True if it leaves out groups that teach nothing, and samples again for others (`batch.max_rounds`)."""
 
@@ -136,9 +138,43 @@ CATALOG: dict[str, Facts] = {
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
         ),
+        Facts(
+            name="ppo",
+            module="stretto.algorithms.ppo",
+            summary="A critic's values as baseline of every token; it cannot be run until critics can be trained.",
+            scope="batch",
+            min_samples=1,
+            clip=(0.2, 0.2),
+            advantage="A = (GAE - mean(GAEs of the batch)) / std(GAEs of the batch)",
+            surrogate=CLIPPED,
+            average="1/tokens * sum over tokens",
+            needs=frozenset({"values"}),
+        ),
+        Facts(
+            name="astar_po",
+            module="stretto.algorithms.astar_po",
+            summary="Regression on how much better than V* an answer was, V* made before training from the reference.",
+            scope="sample",
+            min_samples=1,
+            clip=None,
+            advantage="A = R - V*",
+            surrogate="-(beta2*D - A)^2",
+            average="1/trajectories * sum over trajectories",
+            needs=frozenset({"reference", "vstar"}),
+            regresses=True,
+        ),
+        Facts(
+            name="astar_po_course",
+            module="stretto.algorithms.astar_po_course",
+            summary="A course report's variant, for comparison: log-likelihood weighted by R - the best reward seen.",
+            scope="sample",
+            min_samples=1,
+            clip=None,
+            advantage="A = R - V*",
+            surrogate="A * lp",
+            average="1/conversations * sum over conversations of 1/length * sum over tokens",
+            needs=frozenset({"vstar"}),
+        ),
     )
 }
 """Every algorithm that can be named in a recipe."""
-
-PLANNED = ("ppo", "astar_po", "astar_po_course")
-"""Names the recipe format reserves for algorithms that are not available yet."""

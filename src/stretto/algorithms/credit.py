@@ -6,10 +6,12 @@ Model turns are credited per trajectory: every trained token of every conversati
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.algorithms.advantages import whitened
 from stretto.algorithms.base import Streams
 from stretto.algorithms.kl import ESTIMATORS
 from stretto.config.schema import AlgorithmSection, Kl
@@ -56,6 +58,31 @@ def spread(trajectory: Trajectory, advantage: float, streams: Streams) -> list[S
             )
         )
     return samples
+
+
+def token_pull(sample: Sample, kl: Kl) -> Floats:
+    """The KL penalty of each trained token where the recipe puts it into the reward; 0 elsewhere.
+
+    The engine's log-probabilities serve as the policy's, as above.
+    """
+    if kl.coef == 0 or kl.where != "reward" or sample.reference is None:
+        return np.zeros_like(sample.advantage)
+    sampled = sample.conversation.logprobs[sample.conversation.trained]
+    penalty: Floats = kl.coef * ESTIMATORS[kl.estimator](sampled, sample.reference)
+    return penalty
+
+
+def whitened_samples(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples with their advantages whitened over all of their trained tokens."""
+    if not samples:
+        return ()
+    shares = shared_out(whitened(np.concatenate([sample.advantage for sample in samples])), samples)
+    return tuple(replace(sample, advantage=share) for sample, share in zip(samples, shares, strict=True))
+
+
+def shared_out(stream: Floats, samples: Sequence[Sample]) -> list[Floats]:
+    """A stream over the trained tokens of all samples, cut into one per sample."""
+    return np.split(stream, np.cumsum([len(sample.advantage) for sample in samples])[:-1])
 
 
 def credit_by_group(

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stretto.algorithms.base import Denominator, Rows, Term, TermFunction
+from stretto.algorithms.base import Denominator, Rows, Term, TermFunction, Watched
 from stretto.algorithms.catalog import CATALOG
 from stretto.algorithms.correction import (
     FARTHEST,
@@ -123,15 +123,19 @@ def policy_terms(
     scale: str,
     factor: float = 1.0,
     surrogate: Surrogate = clipped_surrogate,
-    clipped: ClipShare = clipped_share,
+    clipped: ClipShare | None = clipped_share,
+    watched: Mapping[str, Watched] | None = None,
 ) -> tuple[Term, ...]:
-    """A surrogate and, where the recipe asks for it, the KL term beside it, averaged alike."""
+    """A surrogate and, where the recipe asks for it, the KL term beside it, averaged alike.
+
+    `clipped` is none for a surrogate that does not clip; `watched` are further numbers to report.
+    """
     clip = section.clip or CATALOG[section.name].clip or (0.2, 0.2)
     average = partial(scaled, scale=scale, factor=factor)
-    watch: Mapping[str, TermFunction] = {
-        "clip/share": partial(clipped, clip=clip),
-        "correction/share": partial(truncated_share, correction=section.correction),
-    }
+    watch = {"correction/share": Watched(numbers=partial(truncated_share, correction=section.correction))}
+    if clipped is not None:
+        watch["clip/share"] = Watched(numbers=partial(clipped, clip=clip))
+    watch |= watched or {}
     loss = partial(average, loss=partial(surrogate, clip=clip, correction=section.correction))
     policy = Term(name="policy", denominator=denominator, loss=loss, watch=watch)
     if not (section.kl.coef > 0 and section.kl.where == "loss"):

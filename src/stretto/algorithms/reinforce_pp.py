@@ -12,10 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from stretto.algorithms.advantages import whitened
 from stretto.algorithms.base import Algorithm, Streams, keep
-from stretto.algorithms.credit import needed_streams, spread
-from stretto.algorithms.kl import ESTIMATORS
+from stretto.algorithms.credit import needed_streams, spread, token_pull, whitened_samples
 from stretto.algorithms.losses import policy_terms
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.types import Group, Sample
@@ -29,20 +27,12 @@ def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
         for sample in spread(trajectory, reward.value, streams)
     ]
-    if not samples:
-        return ()
-    returns = [sample.advantage - pull_to_come(sample, kl) for sample in samples]
-    shares = np.split(whitened(np.concatenate(returns)), np.cumsum([len(part) for part in returns])[:-1])
-    return tuple(replace(sample, advantage=share) for sample, share in zip(samples, shares, strict=True))
+    return whitened_samples([replace(sample, advantage=sample.advantage - to_come(sample, kl)) for sample in samples])
 
 
-def pull_to_come(sample: Sample, kl: Kl) -> np.ndarray:
+def to_come(sample: Sample, kl: Kl) -> np.ndarray:
     """The KL penalty from each token on to the conversation's end, where the recipe puts it into the reward."""
-    if kl.coef == 0 or kl.where != "reward" or sample.reference is None:
-        return np.zeros_like(sample.advantage)
-    sampled = sample.conversation.logprobs[sample.conversation.trained]
-    penalty: np.ndarray = kl.coef * ESTIMATORS[kl.estimator](sampled, sample.reference)
-    return penalty[::-1].cumsum()[::-1]
+    return token_pull(sample, kl)[::-1].cumsum()[::-1]
 
 
 def build(section: AlgorithmSection) -> Algorithm:

@@ -1,0 +1,91 @@
+"""A*PO: regress beta2 times the log-ratio to the reference on how much better an answer was than V* of its prompt.
+
+    loss = 1/trajectories * sum over trajectories of (beta2 * D + V* - R)^2,   D = sum over tokens of lp - lp_ref
+
+V* comes from the reference's answers, sampled once before training, so one answer per prompt is enough here. There is
+no critic, no clipping, no normalisation; and because the optimum satisfies the equation for every answer, whoever
+sampled it, neither an importance weight nor a further KL term. Brantley et al. 2025, eq. 4 and algorithm 1.
+
+An answer of several conversations is one equation: what the others contribute to D stands, as a constant, in each
+one's goal, which gives every conversation exactly its part of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from stretto.algorithms.base import Algorithm, Rows, Streams, Term, Watched, keep
+from stretto.algorithms.correction import mean_per_answer, sum_per_answer
+from stretto.algorithms.credit import spread
+from stretto.algorithms.optimal import value_of
+from stretto.config.schema import AlgorithmSection, Vstar
+from stretto.types import Group, Sample, Trajectory
+
+
+def goals(groups: Sequence[Group], streams: Streams, *, beta2: float) -> tuple[Sample, ...]:
+    """Every token with its conversation's goal for beta2 * D: R - V*, less what the other conversations have."""
+    return tuple(
+        sample
+        for group in groups
+        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+        for sample in _goals(trajectory, reward.value - value_of(trajectory, streams), streams, beta2)
+    )
+
+
+def _goals(trajectory: Trajectory, gap: float, streams: Streams, beta2: float) -> list[Sample]:
+    samples = spread(trajectory, gap, streams)
+    ratios = [_log_ratio(sample) for sample in samples]
+    elsewhere = [beta2 * (sum(ratios) - ratio) for ratio in ratios]
+    return [replace(s, advantage=s.advantage - pull) for s, pull in zip(samples, elsewhere, strict=True)]
+
+
+def _log_ratio(sample: Sample) -> float:
+    """Of the whole conversation, with the engine's log-probabilities as the policy's."""
+    sampled = sample.conversation.logprobs[sample.conversation.trained]
+    return float(np.sum(sampled - sample.reference)) if sample.reference is not None else 0.0
+
+
+def residual(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+    """(C) beta2 * D of every conversation."""
+    if rows.reference is None:
+        raise ValueError("A*PO was built but no reference log-probabilities were provided")
+    return beta2 * per_conversation(sum_per_answer(logprobs - rows.reference, rows), rows)
+
+
+def goal(logprobs: Tensor, rows: Rows) -> Tensor:
+    """(C) what beta2 * D of every conversation should be."""
+    return per_conversation(mean_per_answer(rows.advantage, rows), rows)
+
+
+def per_conversation(values: Tensor, rows: Rows) -> Tensor:
+    """(N) -> (C): numbers that are equal within a conversation, once for each."""
+    return values[rows.lengths.cumsum(0) - 1]
+
+
+def squared_error(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+    """(C) the regression's error."""
+    return (residual(logprobs, rows, beta2=beta2) - goal(logprobs, rows)) ** 2
+
+
+def build(section: AlgorithmSection) -> Algorithm:
+    """A*PO with the recipe's numbers."""
+    beta2 = (section.vstar or Vstar()).beta2
+    watch = {
+        "astar/residual": Watched(numbers=partial(residual, beta2=beta2), per="conversations"),
+        "astar/gap": Watched(numbers=goal, per="conversations"),
+    }
+    loss = partial(squared_error, beta2=beta2)
+    return Algorithm(
+        name="astar_po",
+        scope="sample",
+        needs=frozenset({"reference", "vstar"}),
+        min_samples=1,
+        terms=(Term(name="regression", denominator="trajectories", loss=loss, watch=watch),),
+        advantage=partial(goals, beta2=beta2),
+        drop=keep,
+    )

@@ -1,0 +1,60 @@
+"""PPO: a critic's values as baseline for every token, and the clipped surrogate. Schulman et al. 2017.
+
+The verdict stands at the last trained token of a trajectory, a KL "in the reward" is taken off token by token, and
+`gae` turns both and the critic's values into an advantage per token. Advantages are then whitened over every trained
+token of the batch: its mean shifts each of them, so nothing can be credited before the last answer is scored. Returns
+are not whitened; they are what the critic of `critic.py` learns from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from stretto.algorithms.base import Algorithm, Streams, keep
+from stretto.algorithms.credit import needed_streams, shared_out, spread, token_pull, whitened_samples
+from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
+from stretto.algorithms.losses import policy_terms
+from stretto.config.schema import AlgorithmSection, Gae, Kl
+from stretto.types import Group, Sample, Trajectory
+
+
+def credit(groups: Sequence[Group], streams: Streams, *, gae: Gae, kl: Kl) -> tuple[Sample, ...]:
+    """Whitened advantages and plain returns for every trained token of the batch."""
+    samples = [
+        sample
+        for group in groups
+        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+        for sample in episode(trajectory, reward.value, streams, gae=gae, kl=kl)
+    ]
+    return whitened_samples(samples)
+
+
+def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae, kl: Kl) -> list[Sample]:
+    """The samples of one trajectory, whose conversations follow each other as one stream of trained tokens."""
+    samples = spread(trajectory, reward, streams)
+    if not samples:
+        return []
+    values = np.concatenate([streams["values"][sample.key] for sample in samples])
+    rewards = token_rewards(reward, np.concatenate([token_pull(sample, kl) for sample in samples]))
+    advantages = generalised_advantages(rewards, values, gamma=gae.gamma, lam=gae.lam)
+    parts = zip(
+        samples, shared_out(advantages, samples), shared_out(value_targets(advantages, values), samples), strict=True
+    )
+    return [replace(sample, advantage=advantage, returns=returns) for sample, advantage, returns in parts]
+
+
+def build(section: AlgorithmSection) -> Algorithm:
+    """PPO with the recipe's numbers."""
+    return Algorithm(
+        name="ppo",
+        scope="batch",
+        needs=needed_streams(section) | {"values"},
+        min_samples=1,
+        terms=policy_terms(section, denominator="tokens", scale="token"),
+        advantage=partial(credit, gae=section.gae or Gae(), kl=section.kl),
+        drop=keep,
+    )
