@@ -7,64 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from alone import PATIENCE, ROUNDING, alone, assert_alone, drained, peer_of
 from stretto.algorithms.base import build
 from stretto.algorithms.kl import k3
 from stretto.config.schema import AlgorithmSection, Optimizer
+from stretto.rollout import native
 from stretto.rollout.base import Request
 from stretto.rollout.native import NativeEngine
-from stretto.rollout.sampling import draw, signed
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
 from stretto.types import Conversation, Weights
-
-PATIENCE = 60.0
-
-
-def peer_of(policy):
-    """The same weights with transformers' own attention."""
-    peer = copy.deepcopy(policy.network).eval()
-    peer.set_attn_implementation("sdpa")
-    return peer
-
-
-@torch.no_grad()
-def alone(peer, request):
-    """The answer without cache, batch or prefill: every token from transformers' forward over the whole context."""
-    tokens, answer, logprobs, stop = request.tokens.tolist(), [], [], "length"
-    while len(answer) < request.max_new_tokens and stop == "length":
-        token, logprob = draw(
-            peer(torch.tensor([tokens]), use_cache=False).logits[:, -1],
-            keys=torch.tensor([signed(request.key)]),
-            positions=torch.tensor([len(answer)]),
-            temperatures=torch.tensor([request.temperature], dtype=torch.float64),
-        )
-        tokens.append(int(token))
-        answer.append(int(token))
-        logprobs.append(float(logprob))
-        stop = "stop" if int(token) in request.stop else "length"
-    return answer, logprobs, stop
-
-
-def drained(engine):
-    """Everything that is left to complete, by key."""
-    done = {}
-    while completions := engine.step(PATIENCE):
-        for completion in completions:
-            assert completion.key not in done, "a request was completed twice"
-            done[completion.key] = completion
-    assert not engine.waiting
-    assert not engine.active
-    return done
-
-
-def assert_alone(policy, requests, done):
-    assert sorted(done) == sorted(request.key for request in requests)
-    peer = peer_of(policy)
-    for request in requests:
-        answer, logprobs, stop = alone(peer, request)
-        completion = done[request.key]
-        assert (completion.tokens.tolist(), completion.stop) == (answer, stop)
-        np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=1e-4)
 
 
 def test_answers_are_those_of_each_request_alone(policy, requests_for):
@@ -96,7 +48,7 @@ def test_neither_slots_nor_order_nor_company_change_an_answer(plain_policy, requ
     done |= drained(engine)
     for key, completion in expected.items():
         assert done[key].tokens.tolist() == completion.tokens.tolist()
-        np.testing.assert_allclose(done[key].logprobs, completion.logprobs, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(done[key].logprobs, completion.logprobs, rtol=0, atol=ROUNDING)
 
 
 def test_requests_that_share_all_or_part_of_their_context_are_answered_as_alone(plain_policy):
@@ -112,6 +64,28 @@ def test_requests_that_share_all_or_part_of_their_context_are_answered_as_alone(
     assert_alone(plain_policy, requests, done)
     answers = {tuple(done[key].tokens.tolist()) for key in (0, 1, 5)}
     assert len(answers) > 1, "equal contexts under different keys drew the same"
+
+
+@pytest.mark.parametrize("slots", [None, 4])
+@pytest.mark.parametrize("worth", [1, 10**9])
+def test_a_group_reads_its_prompt_from_one_trunk_and_answers_as_alone(policy, monkeypatch, slots, worth):
+    """Groups of several sizes beside requests of their own, entering together and as others end."""
+    monkeypatch.setattr(native, "WORTH_A_TRUNK", worth)
+    chance = np.random.default_rng(3)
+    contexts = [chance.integers(5, 40, size) for size in (31, 7, 12)]
+    asked = [contexts[0]] * 4 + [contexts[1]] * 2 + [np.arange(5, 30)] + [contexts[2]] * 3 + [contexts[0][:9]]
+    requests = [
+        Request(key=key + 1, tokens=tokens, max_new_tokens=3 + key % 5, stop=frozenset({6}), temperature=1.0)
+        for key, tokens in enumerate(asked)
+    ]
+    engine = NativeEngine(policy, slots=slots)
+    engine.submit(requests)
+    done = {completion.key: completion for completion in engine.step(PATIENCE)}
+    used = engine.trunks.slots - len(engine.free_trunks)
+    assert used == (0 if worth > 1 else 3 if slots is None else 1)
+    done |= drained(engine)
+    assert_alone(policy, requests, done)
+    assert len(engine.free_trunks) == engine.trunks.slots
 
 
 def test_waiting_requests_enter_in_order_as_others_end(plain_policy):
@@ -161,11 +135,11 @@ def test_logprobs_are_the_trainers(policy, requests_for, temperature):
         trainer.close()
     engines = np.concatenate([done[request.key].logprobs for request in requests])
     trainers = np.concatenate(scores)
-    np.testing.assert_allclose(engines, trainers, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(engines, trainers, rtol=0, atol=ROUNDING)
     assert k3(trainers, engines).mean() <= 1e-6
     again = engine.score([conversation.tokens for conversation in conversations], temperature)
     own = [row[c.trained[1:]] for row, c in zip(again, conversations, strict=True)]
-    np.testing.assert_allclose(np.concatenate(own), trainers, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(own), trainers, rtol=0, atol=ROUNDING)
 
 
 def conversation(request, completion):
@@ -226,7 +200,7 @@ def test_aborting_returns_what_is_there_and_leaves_the_others_alone(plain_policy
     for key, length in ((0, 3), (2, 3), (5, 0)):
         answer, logprobs, _ = alone(peer, requests[key])
         assert partial[key].tokens.tolist() == answer[:length]
-        np.testing.assert_allclose(partial[key].logprobs, logprobs[:length], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(partial[key].logprobs, logprobs[:length], rtol=0, atol=ROUNDING)
     assert_alone(plain_policy, [requests[1], requests[3], requests[4]], drained(engine))
     assert engine.abort([1, 2, 3]) == []
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.types import Receipt, StopReason, Weights
+from stretto.types import Receipt, Stateful, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ class Completion:
     """Version of the weights that sampled it."""
 
 
-class Engine(Protocol):
-    """Generates. Submit requests, step until they are complete."""
+class Engine(Stateful, Protocol):
+    """Generates. Submit requests, step until they are complete. Its state is what a repeated run must find again."""
 
     @property
     def version(self) -> int:
@@ -93,6 +93,10 @@ class Engine(Protocol):
 
     def receive(self, weights: Weights) -> Receipt:
         """Takes over published weights and says what it holds."""
+        ...
+
+    def settle(self) -> None:
+        """What was sampled so far is final. What is sampled after the last call may have to be sampled again, alike."""
         ...
 
     def sleep(self, keep: bool) -> None:

@@ -1,21 +1,23 @@
 """Keys and values of sequences that are being decoded, and the two layouts that read and write them.
 
 A sequence lives in a slot; the first n slots are always the n active ones, so that a decode step works on plain
-views. When a sequence ends, the last one moves into its place. Memory is taken as needed and kept until `clear`.
+views. When a sequence ends, the last one moves into its place. What several sequences begin with, the prompt of a
+group, stands once, in a trunk of its own, and their slots hold only what came after it. Memory is taken as needed and
+kept until `clear`.
 
-S slots, K key and value heads, L tokens, D head size.
+n sequences of w tokens each, H query heads, K key and value heads, G = H / K, L tokens, D head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.train.attention import TreeLayout
+from stretto.train.head import wide
 
 GRAIN = 64
 """Capacities are multiples of this many tokens."""
@@ -69,59 +71,153 @@ class KeyValueCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """Which tokens of a row go into a slot of a cache."""
+
+    cache: KeyValueCache
+    """The sequences' own, or the trunks'."""
+    slot: int
+    """Where to."""
+    places: Tensor
+    """Where in the row they stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLayout:
     """Attention of new contexts over themselves, which also fills their slots."""
 
     tree: TreeLayout
     """The contexts as a packed tree: what they share is computed once."""
-    places: Sequence[Tensor]
-    """Per context, where each of its tokens stands in the row."""
-    first_slot: int
-    """The first context's slot; the others follow."""
-    cache: KeyValueCache
-    """Where keys and values go."""
+    fills: Sequence[Fill]
+    """What is kept of it."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """(1, H, T, D) as `TreeLayout.attend`."""
-        keys, values = self.cache.at(layer, key, value)
-        for slot, places in enumerate(self.places, self.first_slot):
-            keys[slot, :, : len(places)] = key[0].index_select(1, places)
-            values[slot, :, : len(places)] = value[0].index_select(1, places)
+        for fill in self.fills:
+            keys, values = fill.cache.at(layer, key, value)
+            keys[fill.slot, :, : len(fill.places)] = key[0].index_select(1, fill.places)
+            values[fill.slot, :, : len(fill.places)] = value[0].index_select(1, fill.places)
         return self.tree.attend(layer, query, key, value, scale=scale, window=window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trunks:
+    """The shared beginnings that are in use, and who continues them."""
+
+    cache: KeyValueCache
+    """Where their keys and values are."""
+    slots: Tensor
+    """(t) their slots in it."""
+    longest: int
+    """Tokens of the longest."""
+    members: Tensor
+    """(t, m) the sequences that continue each; the places of those that are fewer repeat any sequence."""
+    seat: Tensor
+    """(n) where in the flattened members a sequence sits; 0 for one without a trunk."""
+    sits: Tensor
+    """(n, 1, 1, 1) False for those."""
+
+    @classmethod
+    def of(cls, trunks: Tensor, bases: Tensor, cache: KeyValueCache) -> Trunks | None:
+        """Who shares what, from (n) slots in the trunks' `cache` (-1 for none) and (n) lengths; none if nobody does."""
+        members: dict[int, list[int]] = {}
+        for row, trunk in enumerate(trunks.tolist()):
+            if trunk >= 0:
+                members.setdefault(trunk, []).append(row)
+        if not members:
+            return None
+        most, device = max(map(len, members.values())), trunks.device
+        seat = [0] * len(trunks)
+        for index, rows in enumerate(members.values()):
+            for place, row in enumerate(rows):
+                seat[row] = index * most + place
+        return cls(
+            cache=cache,
+            slots=torch.tensor(list(members), device=device),
+            longest=int(bases.max()),
+            members=torch.tensor([rows + [0] * (most - len(rows)) for rows in members.values()], device=device),
+            seat=torch.tensor(seat, device=device),
+            sits=(trunks >= 0)[:, None, None, None],
+        )
+
+    def scores(self, layer: int, queries: Tensor) -> Tensor:
+        """(n, K, w*G, D) queries -> (n, K, w*G, longest) products with the keys of each one's trunk."""
+        keys = self.cache.keys[layer][self.slots, :, : self.longest].to(queries.dtype)
+        return self._leave(torch.matmul(self._enter(queries), keys.transpose(-1, -2)))
+
+    def mix(self, layer: int, weights: Tensor) -> Tensor:
+        """(n, K, w*G, longest) weights -> (n, K, w*G, D) sums of the trunk's values."""
+        values = self.cache.values[layer][self.slots, :, : self.longest]
+        return self._leave(torch.matmul(self._enter(weights.to(values.dtype)), values)) * self.sits
+
+    def _enter(self, rows: Tensor) -> Tensor:
+        """(n, K, q, x) -> (t, K, m*q, x): the members of a trunk side by side, one matrix product for all of them."""
+        gathered = rows[self.members].transpose(1, 2)
+        return gathered.reshape(*gathered.shape[:2], -1, gathered.shape[-1])
+
+    def _leave(self, rows: Tensor) -> Tensor:
+        """(t, K, m*q, x) -> (n, K, q, x)."""
+        trunks, heads, _, size = rows.shape
+        apart = rows.view(trunks, heads, self.members.shape[1], -1, size).transpose(1, 2)
+        return apart.reshape(-1, *apart.shape[2:])[self.seat]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLayout:
-    """Attention of one new token per active sequence over everything that came before it."""
+    """Attention of the newest tokens of every active sequence over everything that came before them."""
 
     lengths: Tensor
-    """(n) tokens of each sequence, the new one included."""
+    """(n) tokens of each sequence that are in the cache already, trunk included."""
+    bases: Tensor
+    """(n) how many of them stand in its trunk; 0 without one."""
+    width: int
+    """New tokens per sequence."""
     longest: int
-    """The largest of them."""
+    """Most own tokens of a sequence, the new ones included."""
     cache: KeyValueCache
     """Slots 0 to n-1 are the active sequences."""
+    trunks: Trunks | None
+    """What they share, if anything."""
+    visible: dict[int | None, Tensor] = field(default_factory=dict)
+    """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may look."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
-        """(1, H, n, D): the row holds one token of each sequence."""
+        """(1, H, n*w, D): the row holds the new tokens sequence after sequence."""
         keys, values = self.cache.at(layer, key, value)
-        active = len(self.lengths)
-        slots = torch.arange(active, device=query.device)
-        keys[slots, :, self.lengths - 1] = key[0].transpose(0, 1)
-        values[slots, :, self.lengths - 1] = value[0].transpose(0, 1)
-        place = torch.arange(self.longest, device=query.device)[None]
-        visible = place < self.lengths[:, None]
-        if window is not None:
-            visible &= place >= self.lengths[:, None] - window
-        output = scaled_dot_product_attention(
-            query[0].transpose(0, 1)[:, :, None],
-            keys[:active, :, : self.longest],
-            values[:active, :, : self.longest],
-            attn_mask=visible[:, None, None],
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return output[:, :, 0].transpose(0, 1)[None]
+        n, width, heads, size = len(self.lengths), self.width, key.shape[1], query.shape[3]
+        slots = torch.arange(n, device=query.device)[:, None]
+        places = (self.lengths - self.bases)[:, None] + torch.arange(width, device=query.device)
+        keys[slots, :, places] = key[0].transpose(0, 1).view(n, width, heads, size)
+        values[slots, :, places] = value[0].transpose(0, 1).view(n, width, heads, size)
+        apart = query[0].reshape(heads, -1, n, width, size).permute(2, 0, 3, 1, 4)  # (n, K, w, G, D)
+        queries = apart.reshape(n, heads, -1, size).to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
+        own = keys[:n, :, : self.longest].to(queries.dtype)
+        scores = torch.matmul(queries, own.transpose(-1, -2))
+        if self.trunks is not None:
+            scores = torch.cat([self.trunks.scores(layer, queries), scores], dim=-1)
+        mask = self._mask(window)
+        scores = scores.view(n, heads, width, -1, scores.shape[-1]).masked_fill_(~mask, float("-inf"))
+        weights = scores.softmax(-1).view(n, heads, -1, scores.shape[-1])
+        shared = weights.shape[-1] - self.longest
+        output = torch.matmul(weights[..., shared:].to(values.dtype), values[:n, :, : self.longest])
+        if self.trunks is not None:
+            output += self.trunks.mix(layer, weights[..., :shared])
+        return output.view(apart.shape).permute(1, 3, 0, 2, 4).reshape(1, -1, n * width, size)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """Who sees what: of the trunk its own length, of the slot everything up to the token itself."""
+        if window not in self.visible:
+            device, base = self.lengths.device, self.bases[:, None, None]
+            trunk = torch.arange(self.trunks.longest if self.trunks else 0, device=device)[None, None]
+            own = torch.arange(self.longest, device=device)[None, None] + base
+            at = (self.lengths[:, None] + torch.arange(self.width, device=device))[..., None]
+            seen = torch.cat([(trunk < base).expand(-1, self.width, -1), own <= at], dim=-1)
+            if window is not None:
+                position = torch.cat([trunk.expand(len(base), -1, -1), own], dim=-1)
+                seen = seen & (at - position < window)
+            self.visible[window] = seen[:, None, :, None]
+        return self.visible[window]

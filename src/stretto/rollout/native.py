@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.rollout.base import Completion, Facts, Request
-from stretto.rollout.cache import DecodeLayout, KeyValueCache, PrefillLayout
-from stretto.rollout.sampling import draw, signed
+from stretto.rollout.batch import Batch, entering
+from stretto.rollout.cache import DecodeLayout, Fill, KeyValueCache, PrefillLayout, Trunks
+from stretto.rollout.drafts import Drafts
+from stretto.rollout.sampling import draw
 from stretto.train.attention import TreeLayout
 from stretto.train.head import chunk_logits, logprobs_of
 from stretto.train.model import Policy
@@ -34,64 +36,34 @@ PREFILL_TOKENS = 8192
 CACHE_SHARE = 0.25
 """Share of the device's memory for keys and values when the recipe says `auto`."""
 
+FORWARD_COSTS = {"cpu": 24.0, "cuda": 256.0}
+"""What one forward costs beside its tokens, in tokens: reading all weights. SmolLM2 in bf16 on two cores: 31 ms for one
+sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64."""
 
-@dataclass(slots=True, kw_only=True)
-class Batch:
-    """The active sequences, one row each; row i lives in slot i of the cache."""
-
-    keys: Tensor
-    """Noise keys."""
-    lengths: Tensor
-    """Tokens in the cache."""
-    sampled: Tensor
-    """Tokens sampled so far."""
-    limits: Tensor
-    """Most tokens to sample."""
-    temperatures: Tensor
-    """Sampling temperatures."""
-    stops: Tensor
-    """(n, k) ids that end a sequence, padded with -1."""
-    newest: Tensor
-    """The tokens sampled last."""
-    hidden: Tensor
-    """(n, W) states that predict the next tokens."""
-
-    def take(self, rows: Tensor) -> None:
-        """Keeps these rows, in this order."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name)[rows])
-
-    def add(self, other: Batch) -> None:
-        """Appends rows."""
-        for field in fields(self):
-            mine, new = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "stops" and mine.shape[1] != new.shape[1]:
-                width = max(mine.shape[1], new.shape[1])
-                mine, new = (torch.nn.functional.pad(t, (0, width - t.shape[1]), value=-1) for t in (mine, new))
-            setattr(self, field.name, torch.cat([mine, new]))
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """What one active request has so far, on the host."""
-
-    request: Request
-    """What was asked."""
-    tokens: list[int]
-    """Sampled tokens."""
-    logprobs: list[float]
-    """Their log-probabilities."""
+WORTH_A_TRUNK = 128
+"""Fewest tokens of cache that a trunk must save; below, the detour costs more than reading them once each."""
 
 
 class NativeEngine:
     """Generates with a `Policy`."""
 
-    def __init__(self, policy: Policy, *, memory_share: float | str = "auto", slots: int | None = None) -> None:
+    name = "engine"
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        memory_share: float | str = "auto",
+        slots: int | None = None,
+        speculate: bool | str = "auto",
+    ) -> None:
         self.policy = policy
+        self.speculate, self.drafts = bool(speculate), Drafts()  # "auto" is yes: how much follows from what it brings
         self.version = 0
-        self.cache = KeyValueCache()
+        self.cache, self.trunks = KeyValueCache(), KeyValueCache()
+        self.free_trunks: list[int] = []
         self.waiting: deque[Request] = deque()
-        self.active: list[Progress] = []
+        self.active: list[Request] = []
         self.batch: Batch | None = None
         self.most_slots = slots
         self.kv_tokens = _cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
@@ -120,14 +92,10 @@ class NativeEngine:
         """Takes requests out of the queue and the batch."""
         gone = set(keys)
         partial = [
-            self._completion(Progress(request=r, tokens=[], logprobs=[]), "abort")
-            for r in self.waiting
-            if r.key in gone
+            self._completion(r, np.zeros(0, np.int64), np.zeros(0), "abort") for r in self.waiting if r.key in gone
         ]
         self.waiting = deque(request for request in self.waiting if request.key not in gone)
-        ended: dict[int, StopReason] = {
-            row: "abort" for row, progress in enumerate(self.active) if progress.request.key in gone
-        }
+        ended: dict[int, StopReason] = {row: "abort" for row, request in enumerate(self.active) if request.key in gone}
         return partial + self._retire(ended)
 
     @torch.no_grad()
@@ -152,9 +120,21 @@ class NativeEngine:
         self.version = weights.version
         return Receipt(version=self.version, manifest={}, shared=True)
 
+    def settle(self) -> None:
+        """What was learned for drafts is known from now on."""
+        self.drafts.settle()
+
+    def state(self) -> Mapping[str, Any]:
+        """What its drafts are made of: in bf16 the width of a forward can decide a near tie."""
+        return self.drafts.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Guesses as the engine did whose state it was."""
+        self.drafts.restore(state)
+
     def sleep(self, keep: bool) -> None:
         """Gives the cache's memory back; the weights are the trainer's."""
-        self.cache.clear()
+        self._clear()
 
     def wake(self) -> None:
         """Nothing to undo: the cache is taken as needed."""
@@ -164,23 +144,30 @@ class NativeEngine:
         self.waiting.clear()
         self.active.clear()
         self.batch = None
+        self._clear()
+
+    def _clear(self) -> None:
         self.cache.clear()
+        self.trunks.clear()
+        self.free_trunks = []
 
     def _admit(self) -> None:
         """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
         if self.waiting and not self.active:
             # What fits together must not depend on what was asked before, or a resumed run would batch differently.
-            self.cache.clear()
+            self._clear()
+            self.drafts.restart()
         while self.waiting:
             chosen: list[Request] = []
-            tokens = longest = 0
+            tokens, contexts = 0, Counter[bytes]()
             while self.waiting:
                 request = self.waiting[0]
-                longest = max(longest, _room(request))
-                tokens += len(request.tokens)
+                contexts[request.tokens.tobytes()] += 1
+                tokens += len(request.tokens) if contexts[request.tokens.tobytes()] == 1 else 0
                 count = len(self.active) + len(chosen) + 1
-                slots, capacity = self.cache.shape_with(slots=count, tokens=longest)
-                full = slots * capacity > self.kv_tokens or count > (self.most_slots or count)
+                full = self._size_with([*chosen, request], contexts) > self.kv_tokens or count > (
+                    self.most_slots or count
+                )
                 if (full and count > 1) or (chosen and tokens > PREFILL_TOKENS):
                     break
                 chosen.append(self.waiting.popleft())
@@ -188,102 +175,163 @@ class NativeEngine:
                 return
             self._prefill(chosen)
 
+    def _size_with(self, requests: Sequence[Request], contexts: Mapping[bytes, int]) -> int:
+        """Tokens of cache, trunks included, once these requests have entered."""
+        own, shared = _rooms(requests, contexts)
+        slots, capacity = self.cache.shape_with(slots=len(self.active) + len(requests), tokens=max(own))
+        trunks, length = self.trunks.shape_with(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
+        return slots * capacity + trunks * length
+
+    def _trunks_with(self, more: int) -> int:
+        """Slots for trunks once there are so many more."""
+        return self.trunks.slots + max(0, more - len(self.free_trunks))
+
     def _prefill(self, requests: Sequence[Request]) -> None:
-        """Computes the contexts into free slots and appends the requests to the batch."""
+        """Computes the contexts into free slots and trunks, and appends the requests to the batch."""
         device, first = self.policy.device, len(self.active)
-        self.cache.reserve(slots=first + len(requests), tokens=max(map(_room, requests)))
+        contexts = Counter(request.tokens.tobytes() for request in requests)
+        own, shared = _rooms(requests, contexts)
+        before = self.trunks.slots
+        self.cache.reserve(slots=first + len(requests), tokens=max(own))
+        self.trunks.reserve(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
+        self.free_trunks += range(before, self.trunks.slots)
         tree = merge([request.tokens for request in requests])
         places = [torch.as_tensor(place, device=device) for place in tree.places]
-        layout = PrefillLayout(
-            tree=TreeLayout.of(tree.segments, device), places=places, first_slot=first, cache=self.cache
-        )
+        fills: list[Fill] = []
+        trunk_of: dict[bytes, int] = {}
+        for slot, (request, place) in enumerate(zip(requests, places, strict=True), first):
+            context = request.tokens.tobytes()
+            if not _shared(request, contexts):
+                fills.append(Fill(cache=self.cache, slot=slot, places=place))
+            elif context not in trunk_of:
+                trunk_of[context] = self.free_trunks.pop(0)
+                fills.append(Fill(cache=self.trunks, slot=trunk_of[context], places=place))
         hidden = self.policy.hidden(
-            torch.as_tensor(tree.tokens, device=device), torch.as_tensor(tree.positions, device=device), layout
+            torch.as_tensor(tree.tokens, device=device),
+            torch.as_tensor(tree.positions, device=device),
+            PrefillLayout(tree=TreeLayout.of(tree.segments, device), fills=fills),
         )
-        width = max(len(request.stop) for request in requests)
-        stops = [sorted(request.stop) + [-1] * (width - len(request.stop)) for request in requests]
-
-        def column(values: Iterable[float], dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.tensor(list(values), dtype=dtype, device=device)
-
-        new = Batch(
-            keys=column(signed(request.key) for request in requests),
-            lengths=column(len(request.tokens) for request in requests),
-            sampled=column(0 for _ in requests),
-            limits=column(request.max_new_tokens for request in requests),
-            temperatures=column((request.temperature for request in requests), torch.float64),
-            stops=torch.tensor(stops, dtype=torch.long, device=device).reshape(len(requests), width),
-            newest=column(-1 for _ in requests),
-            hidden=hidden[torch.stack([place[-1] for place in places])],
-        )
+        last = hidden[torch.stack([place[-1] for place in places])]
+        new = entering(requests, last, [trunk_of.get(request.tokens.tobytes(), -1) for request in requests])
         if self.batch is None:
             self.batch = new
         else:
             self.batch.add(new)
-        self.active += [Progress(request=request, tokens=[], logprobs=[]) for request in requests]
+        self.active += requests
 
     def _tick(self) -> list[Completion]:
-        """Samples one token for every active sequence; those that go on get their next hidden state."""
+        """Samples for every active sequence; those that go on get their next hidden states.
+
+        What a draft guessed is right while it is the token that the key draws; the first wrong one is replaced by that.
+        """
         batch = self.batch
         if batch is None:
             return []
-        logits = chunk_logits(batch.hidden, self.policy.head(), 1.0)
-        tokens, logprobs = draw(logits, keys=batch.keys, positions=batch.sampled, temperatures=batch.temperatures)
-        batch.newest = tokens
-        batch.sampled += 1
-        stopped = (tokens[:, None] == batch.stops).any(-1)
-        full = batch.sampled >= batch.limits
-        for progress, token, logprob in zip(self.active, tokens.tolist(), logprobs.tolist(), strict=True):
-            progress.tokens.append(token)
-            progress.logprobs.append(logprob)
-        ended: dict[int, StopReason] = {
-            row: "stop" if stop else "length"
-            for row, (stop, length) in enumerate(zip(stopped.tolist(), full.tolist(), strict=True))
-            if stop or length
-        }
-        done = self._retire(ended)
+        n, width = batch.hidden.shape[:2]
+        along = torch.arange(width, device=batch.hidden.device)
+        tokens, logprobs = draw(
+            chunk_logits(batch.hidden.flatten(0, 1), self.policy.head(), 1.0),
+            keys=batch.keys.repeat_interleave(width),
+            positions=(batch.sampled[:, None] + along).flatten(),
+            temperatures=batch.temperatures.repeat_interleave(width),
+        )
+        tokens, logprobs = tokens.view(n, width), logprobs.view(n, width).double()
+        right = (tokens[:, :-1] == batch.drafts).long().cumprod(1).sum(1)
+        if width > 1:
+            self.drafts.judge(tried=int((right + 1).clamp(max=width - 1).sum()), right=int(right.sum()))
+        hits = (tokens[..., None] == batch.stops[:, None]).any(-1)
+        until_stop = torch.where(hits.any(1), hits.long().argmax(1) + 1, width)
+        said = torch.minimum(torch.minimum(right + 1, until_stop), batch.limits - batch.sampled)
+        rows, columns = (along < said[:, None]).nonzero(as_tuple=True)
+        batch.tokens[rows, batch.sampled[rows] + columns] = tokens[rows, columns]
+        batch.logprobs[rows, batch.sampled[rows] + columns] = logprobs[rows, columns]
+        batch.newest = tokens.gather(1, said[:, None] - 1)[:, 0]
+        batch.sampled = batch.sampled + said
+        batch.lengths = batch.lengths + said
+        stopped = hits.gather(1, said[:, None] - 1)[:, 0]
+        ends = stopped | (batch.sampled >= batch.limits)
+        done = self._retire({row: "stop" if stopped[row] else "length" for row in ends.nonzero()[:, 0].tolist()})
         self._decode()
         return done
 
     def _decode(self) -> None:
-        """One forward over the newest token of every active sequence."""
+        """One forward over the newest token of every active sequence and the drafts that go on from it."""
         batch = self.batch
         if batch is None:
             return
-        batch.lengths += 1
-        layout = DecodeLayout(lengths=batch.lengths, longest=int(batch.lengths.max()), cache=self.cache)
-        batch.hidden = self.policy.hidden(batch.newest, batch.lengths - 1, layout)
+        own = int((batch.lengths - batch.bases).max())
+        batch.drafts = self._guess(batch, self.cache.capacity - own)
+        width = batch.drafts.shape[1] + 1
+        layout = DecodeLayout(
+            lengths=batch.lengths,
+            bases=batch.bases,
+            width=width,
+            longest=own + width,
+            cache=self.cache,
+            trunks=Trunks.of(batch.trunks, batch.bases, self.trunks),
+        )
+        tokens = torch.cat([batch.newest[:, None], batch.drafts.clamp(min=0)], dim=1)
+        positions = batch.lengths[:, None] + torch.arange(width, device=tokens.device)
+        hidden = self.policy.hidden(tokens.flatten(), positions.flatten(), layout)
+        batch.hidden = hidden.view(len(tokens), width, -1)
+
+    def _guess(self, batch: Batch, room: int) -> Tensor:
+        """(n, w-1) drafts, as many as are worth a forward and have room in the cache."""
+        n, device = len(batch.newest), self.policy.device
+        width = min(self.drafts.width(n, FORWARD_COSTS[device.type]), room) if self.speculate else 1
+        if width < 2:
+            return torch.zeros(n, 0, dtype=torch.long, device=device)
+        said = [tokens[:count] for tokens, count in zip(batch.tokens.tolist(), batch.sampled.tolist(), strict=True)]
+        found = [self.drafts.guess(r.tokens, told, width - 1) for r, told in zip(self.active, said, strict=True)]
+        return torch.tensor([guess + [-1] * (width - 1 - len(guess)) for guess in found], device=device)
 
     def _retire(self, ended: dict[int, StopReason]) -> list[Completion]:
         """Takes ended sequences out and closes the gaps they leave in batch and cache."""
         if not ended or self.batch is None:
             return []
-        done = [self._completion(self.active[row], why) for row, why in ended.items()]
+        batch = self.batch
+        rows = torch.tensor(list(ended), device=self.policy.device)
+        tokens, logprobs = batch.tokens[rows].cpu().numpy(), batch.logprobs[rows].cpu().numpy()
+        lengths = batch.sampled[rows].tolist()
+        done = [
+            self._completion(self.active[row], tokens[index, :length], logprobs[index, :length], why)
+            for index, ((row, why), length) in enumerate(zip(ended.items(), lengths, strict=True))
+        ]
+        for completion, row in zip(done, ended, strict=True):
+            if self.speculate and completion.stop != "abort" and self.active[row].temperature > 0:
+                self.drafts.learn(self.active[row].tokens.tobytes(), completion.tokens.tolist())
         left = len(self.active) - len(ended)
         movers = iter(row for row in range(left, len(self.active)) if row not in ended)
         order = [next(movers) if row in ended else row for row in range(left)]
         for target, source in enumerate(order):
             if source != target:
-                self.cache.move(source=source, target=target, tokens=int(self.batch.lengths[source]))
+                # The newest token too, which an abort finds in the cache already.
+                own = int(batch.lengths[source] - batch.bases[source]) + 1
+                self.cache.move(source=source, target=target, tokens=own)
+        used = set(batch.trunks.tolist())
         self.active = [self.active[row] for row in order]
-        self.batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
+        batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
+        self.free_trunks += sorted(used - set(batch.trunks.tolist()) - {-1})
         if not self.active:
             self.batch = None
         return done
 
-    def _completion(self, progress: Progress, stop: StopReason) -> Completion:
-        return Completion(
-            key=progress.request.key,
-            tokens=np.array(progress.tokens, dtype=np.int64),
-            logprobs=np.array(progress.logprobs, dtype=np.float64),
-            stop=stop,
-            version=self.version,
-        )
+    def _completion(
+        self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
+    ) -> Completion:
+        return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version)
 
 
-def _room(request: Request) -> int:
-    """Tokens of cache a request may come to need."""
-    return len(request.tokens) + request.max_new_tokens
+def _shared(request: Request, contexts: Mapping[bytes, int]) -> bool:
+    """Whether so many requests have the same context that it is worth a trunk."""
+    return (contexts[request.tokens.tobytes()] - 1) * len(request.tokens) >= WORTH_A_TRUNK
+
+
+def _rooms(requests: Sequence[Request], contexts: Mapping[bytes, int]) -> tuple[list[int], list[int]]:
+    """Tokens of cache that each request may come to need for itself, and those of every trunk."""
+    trunks = {r.tokens.tobytes(): len(r.tokens) for r in requests if _shared(r, contexts)}
+    own = [r.max_new_tokens + (0 if r.tokens.tobytes() in trunks else len(r.tokens)) for r in requests]
+    return own, list(trunks.values())
 
 
 def _cache_tokens(policy: Policy, share: float) -> int:

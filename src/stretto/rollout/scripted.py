@@ -7,7 +7,8 @@ patching anything. It completes requests in the order in which they were submitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ class ScriptedEngine:
     """Replays a script."""
 
     def __init__(self, script: Script, *, logprob: float = -1.0) -> None:
+        self.name = "engine"
         self.script = script
         self.logprob = logprob
         self.version = 0
@@ -57,6 +59,16 @@ class ScriptedEngine:
         """Takes note of the version; it holds no weights."""
         self.version = weights.version
         return Receipt(version=self.version, manifest={}, shared=True)
+
+    def settle(self) -> None:
+        """Nothing: the script does not change."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: the script is all it has."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to put back."""
 
     def sleep(self, keep: bool) -> None:
         """Nothing to free."""
