@@ -37,6 +37,13 @@ def test_prompts_that_leave_no_room_for_an_answer_are_named(tmp_path):
     assert "(42 tokens)" in found["task"].reason
 
 
+def test_a_row_far_down_without_an_answer_is_named(tmp_path):
+    task = asking(tmp_path, [*(row(f"{number:b}=") for number in range(30)), {"prompt": "11111111="}])
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"rewards.0.kind"}
+    assert "('11111111=') has none" in found["rewards.0.kind"].reason
+
+
 @pytest.mark.parametrize("bad", [row("2"), row("1", "2")], ids=["in a prompt", "in an answer"])
 def test_characters_that_the_tokenizer_lacks_are_a_problem_wherever_they_are(tmp_path, bad):
     task = asking(tmp_path, [row(f"{number:b}=") for number in range(30)] + [bad])

@@ -10,6 +10,7 @@ from stretto.algorithms.catalog import CATALOG
 from stretto.config.rules.reserved import ONLY
 from stretto.config.schema import Recipe, Section
 from stretto.run import session
+from stretto.run.value import value
 
 COURSES = [
     {"log": ["tensorboard"], "algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "run__steps": 2},
@@ -21,7 +22,8 @@ COURSES = [
         "model__scratch": {"layers": 1, "width": 16, "heads": 2, "characters": "0123456789+=", "warmup_steps": 1},
     },
     {"task__source": {"kind": "jsonl", "path": "data.jsonl"}, "task__prompt": None},
-    *({"algorithm": {"name": name}, "evaluate__every": 0} for name in CATALOG),
+    {"task__source": {"kind": "hf", "path": "data.jsonl"}, "task__prompt": None},
+    *({"algorithm": {"name": name}, "evaluate__every": 0} for name in CATALOG if "values" not in CATALOG[name].needs),
 ]
 """What the tiny recipe is changed to, so that every part of a run that reads keys is in one of them."""
 
@@ -30,6 +32,10 @@ EXPLAINED = {
     "guards.reward_error_share": "read when a reward fails; tested with the loop",
     "model.adapter.kind": "has one value",
     "batch.max_rounds": "refused, or read by algorithms that drop groups",
+    "algorithm.gae": "refused where there is no critic, and there is none; tested with PPO",
+    "algorithm.gae.gamma": "as above",
+    "algorithm.gae.lam": "as above",
+    "algorithm.gae.value_clip": "as above",
     "roles": "what it names is refused, but for the reference as it was before training",
     "roles.reference": "as above",
 }
@@ -48,6 +54,7 @@ def keys(section, prefix=""):
 @pytest.fixture
 def read(tmp_path, monkeypatch):
     """(section, key) of everything that the runs of all courses look at."""
+    monkeypatch.chdir(tmp_path)
     rows = [{"id": str(number), "prompt": f"{number:b}=", "answer": f"{number:b}"} for number in range(8)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipes = [
@@ -65,6 +72,8 @@ def read(tmp_path, monkeypatch):
     monkeypatch.setattr(Section, "__getattribute__", noted)
     for recipe in recipes:
         recipe = recipe.model_copy(update={"guards": recipe.guards.model_copy(update={"reward_error_share": 1.0})})
+        if "vstar" in CATALOG[recipe.algorithm.name].needs:
+            value(recipe, root=tmp_path, progress=Quiet())
         session.start(recipe, name="tiny", root=tmp_path, progress=Quiet())
     monkeypatch.undo()
     return found

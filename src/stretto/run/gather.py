@@ -14,7 +14,7 @@ from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.clock import Clock
-from stretto.run.learn import credit, reference_streams
+from stretto.run.learn import credit, reference_streams, value_streams
 from stretto.run.parts import Parts
 from stretto.types import Group, Sample
 
@@ -50,7 +50,7 @@ async def gather(parts: Parts, clock: Clock, *, step: int) -> Batch:
         launched, rounds = launched + asked, rounds + 1
     accepted = accepted[: batch.prompts]
     with clock.stage("reference", "reference", step=step, version=parts.trainer.version):
-        streams = reference_streams(parts, accepted)
+        streams = {**reference_streams(parts, accepted), **value_streams(parts, accepted)}
     return Batch(
         scored=every,
         accepted=tuple(accepted),

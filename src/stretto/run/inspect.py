@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stretto.config.locate import ModelFiles, locate
+from stretto.config.rules.task import comparisons
 from stretto.config.schema import Recipe, Scratch
 from stretto.errors import Problem, RecipeError
 from stretto.rollout.render import Renderer
@@ -40,7 +41,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         refuse_unknown_attention(config)
     except RecipeError as error:
         return [*problems, *error.problems]
-    problems += prompt_problems(recipe, prompts, config, tokenizer)
+    problems += [*comparisons(recipe, prompts), *prompt_problems(recipe, prompts, config, tokenizer)]
     if recipe.model.adapter is not None:
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)

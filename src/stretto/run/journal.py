@@ -28,7 +28,17 @@ from stretto.run.tracefile import TraceFile
 SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
 
 BEFORE_THE_FIRST_STEP = frozenset(
-    ("recipe.yaml", "plan.json", "events.jsonl", "timeline.json", "samples", "tensorboard", "base", ".base.draft")
+    (
+        "recipe.yaml",
+        "plan.json",
+        "events.jsonl",
+        "timeline.json",
+        "samples",
+        "tensorboard",
+        "base",
+        ".base.draft",
+        "vstar.jsonl",
+    )
 )
 """What a run's folder holds before there is a result in it: `base` is made again from the recipe."""
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.errors import TrainingError
 from stretto.run.parts import Parts
@@ -28,6 +30,14 @@ def reference_streams(parts: Parts, groups: Sequence[Group]) -> Streams:
         without_adapter=parts.reference is None,
     )
     return {"reference": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
+
+
+def value_streams(parts: Parts, groups: Sequence[Group]) -> Streams:
+    """V* of every trajectory's prompt, from the table that was made before training, if the algorithm needs it."""
+    if "vstar" not in parts.algorithm.needs:
+        return {}
+    found = {(*trajectory_key(t), 0): np.array([parts.values[t.prompt.id]]) for g in groups for t in g.trajectories}
+    return {"vstar": found}
 
 
 def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> tuple[Sample, ...]:

@@ -95,6 +95,7 @@ def learned(parts: Parts, clock: Clock, batch: Batch, *, step: int) -> tuple[dic
         counts["shared"] = int(report["tokens/shared"])
     with clock.stage("publish", "publish", step=step, version=version):
         receipt = publish(trainer.weights(), parts.engine)
+        parts.engine.settle()
     environment = parts.recipe.environment.kind
     rows = sample_rows(batch.scored, batch.samples, renderer=parts.renderer, environment=environment, step=step)
     metrics = step_metrics(batch, parts.recipe.batch, parts.algorithm)
@@ -132,6 +133,7 @@ async def evaluated(
     try:
         with clock.stage("evaluate", "generate", step=step, version=parts.trainer.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
+            parts.engine.settle()
     except (asyncio.CancelledError, StrettoError) as error:
         save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise

@@ -5,7 +5,7 @@ Heavy things are loaded in one place, so that the loop, evaluation and the warm-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 
 from stretto.algorithms.base import Algorithm, build
 from stretto.config.locate import ModelFiles, locate
-from stretto.config.schema import Recipe, Scratch
+from stretto.config.schema import EngineSection, Recipe, Scratch
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
 from stretto.placement.plan import Plan, flatten_on_one_device
@@ -30,7 +30,7 @@ from stretto.tasks.source import PromptSource, load_prompts, split
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
-from stretto.types import Prompt, Trajectory
+from stretto.types import Prompt, Stateful, Trajectory
 
 AUTO_BUDGET = {"cpu": 4096, "cuda": 16384}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
@@ -73,12 +73,16 @@ class Parts:
     """Messages to tokens."""
     base: Path | None
     """The run's own copy of the base model, where transformers could not find it by name."""
+    values: Mapping[str, float]
+    """Prompt id -> V*, where the algorithm reads it; empty otherwise."""
 
-    async def collect(self, launches: Sequence[Launch], *, temperature: float) -> list[Trajectory]:
-        """Runs the environment for every launch."""
+    async def collect(
+        self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
+    ) -> list[Trajectory]:
+        """Runs the environment for every launch. Noise is the recipe's, or that of another `seed`."""
         recipe = self.recipe
         sampling = Sampling(
-            seed=recipe.seed,
+            seed=recipe.seed if seed is None else seed,
             temperature=temperature,
             max_new_tokens=recipe.engine.max_new_tokens,
             context=self.policy.context,
@@ -92,6 +96,11 @@ class Parts:
             deadline=recipe.deadlines.generate,
         )
         return await collector.collect(launches)
+
+    @property
+    def stateful(self) -> tuple[Stateful, ...]:
+        """What a checkpoint must hold of them."""
+        return (self.prompts, self.trainer, self.optimizer, self.engine)
 
     async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int) -> Scored:
         """Judges trajectories and gathers them in groups."""
@@ -112,9 +121,19 @@ def make_plan(recipe: Recipe) -> Plan:
 
 
 def assemble(
-    recipe: Recipe, *, plan: Plan, root: Path, folder: Path | None, note: Note, make_engine: EngineFactory | None = None
+    recipe: Recipe,
+    *,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    make_engine: EngineFactory | None = None,
+    values: Mapping[str, float] | None = None,
 ) -> Parts:
-    """Loads and connects the parts. `folder` is the run's, where a base model of its own is kept."""
+    """Loads and connects the parts. `folder` is the run's, where a base model of its own is kept.
+
+    With `values`, prompts that have none are not trained on.
+    """
     prompts = load_prompts(recipe.task, root)
     training, heldout = split(prompts, recipe.task.holdout)
     device = choose_device(recipe.placement.cluster)
@@ -137,7 +156,7 @@ def assemble(
     if "reference" in algorithm.needs and policy.adapted is None:
         reference = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
         reference.network.requires_grad_(False)
-    engine = make_engine(policy) if make_engine else NativeEngine(policy, memory_share=recipe.engine.memory_share)
+    engine = make_engine(policy) if make_engine else native_engine(policy, recipe.engine)
     pool = Pool(workers=2, paths=[str(root), str(Path.cwd())])
     return Parts(
         recipe=recipe,
@@ -151,11 +170,17 @@ def assemble(
         environment=resolve_environment(recipe.environment.kind),
         rewards=Rewards(recipe.rewards, pool),
         pool=pool,
-        prompts=PromptSource(training, seed=recipe.seed),
+        prompts=PromptSource([p for p in training if values is None or p.id in values], seed=recipe.seed),
         heldout=heldout[: recipe.evaluate.prompts],
         renderer=Renderer(policy.tokenizer, stop=policy.stop_tokens),
         base=base,
+        values=values or {},
     )
+
+
+def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
+    """The engine that reads the policy's own tensors."""
+    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
 
 
 def prepare_base(

@@ -29,6 +29,7 @@ from stretto.run.interrupt import interrupt_answered
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.loop import Desk, lacks_evaluation, train
 from stretto.run.parts import EngineFactory, assemble, make_plan
+from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful, Weights
 from stretto.weights.publish import publish
@@ -156,9 +157,7 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
         if checkpoint is not None:
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
             record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
-            Checkpoints(checkpoint.parent, keep=1, best=None).restore(
-                checkpoint, (record, parts.prompts, parts.trainer, parts.optimizer)
-            )
+            Checkpoints(checkpoint.parent, keep=1, best=None).restore(checkpoint, (record, *parts.stateful))
         return await evaluate(parts, parts.heldout, pass_k=recipe.evaluate.pass_k)
     finally:
         await parts.close()
@@ -197,10 +196,18 @@ async def _run(
             recipe, folder, root=root, plan=plan.to_json(), done=done if again else None, pending=pending
         ) as journal:
             with _starting(recipe, folder):
-                parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
+                parts = assemble(
+                    recipe,
+                    plan=plan,
+                    root=root,
+                    folder=folder,
+                    note=screen.note,
+                    make_engine=make_engine,
+                    values=run_values(recipe, root, folder),
+                )
             try:
                 record = RecipeRecord(recipe, allow=allow)
-                stateful: tuple[Stateful, ...] = (record, parts.prompts, parts.trainer, parts.optimizer)
+                stateful: tuple[Stateful, ...] = (record, *parts.stateful)
                 if latest:
                     checkpoints.restore(latest, stateful)
                 if again:

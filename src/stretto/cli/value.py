@@ -1,0 +1,45 @@
+"""`stretto value RECIPE`: what the reference's answers to the training prompts are worth, once, for A*PO."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.cli import render
+from stretto.cli.recipe import folder_of, open_recipe
+from stretto.errors import RecipeError
+
+
+def value(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as algorithm.name=astar_po."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Make the table of V* that A*PO reads: sample the reference on every training prompt. It can be interrupted."""
+    opened = open_recipe(recipe, changes or (), deep=True, training=False)
+    if "vstar" not in CATALOG[opened.algorithm.name].needs:
+        reason = f"{opened.algorithm.name} reads no table of V*, so there is nothing to make"
+        raise RecipeError.of("algorithm.name", reason, "use astar_po")
+    from stretto.report.console import Unseen
+    from stretto.run.value import value as make
+
+    made = make(opened, root=folder_of(recipe), progress=Unseen() if json else None)
+    if json:
+        render.document(asdict(made))
+        return
+    answers = f"{made.prompts} prompts x {made.samples} answers, {made.tokens:,} tokens in all"
+    lines = [
+        f"table    {made.table}",
+        f"holds    {answers}; {made.generated} answers are new, {made.seconds:.0f} s",
+        f"reward   {made.reward_mean:.3f} on average, V* {made.value_mean:.3f}",
+        f"alike    {made.alike} prompts whose answers all got the same reward",
+    ]
+    lines += [f"left out {made.unjudged} prompts without a verdict"] if made.unjudged else []
+    render.screen().print("\n".join(lines))

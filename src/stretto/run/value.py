@@ -1,0 +1,156 @@
+"""`stretto value`: samples the reference on every training prompt once, and keeps what its answers were worth.
+
+It is the first half of A*PO, done before training. The answers are sampled as training would (same renderer, sampler,
+environment and rewards) but with noise of their own. Every batch of answers is written as it is judged, so a table that
+was interrupted is finished by the same command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.config.schema import Recipe, Vstar
+from stretto.report.console import Progress, console_for
+from stretto.rollout.collect import Launch
+from stretto.run import guards
+from stretto.run.guards import sampled_tokens
+from stretto.run.interrupt import interrupt_answered
+from stretto.run.parts import EngineFactory, Parts, assemble, make_plan
+from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
+from stretto.run.watch import Watch, limits
+from stretto.tasks.source import load_prompts, split
+from stretto.types import Prompt, Trajectory
+
+VISIT = -2
+"""V*'s own visit number, so that its noise is never that of a training sample or of an evaluation."""
+
+TOGETHER = 256
+"""Answers between two writes: enough to keep an engine busy, few enough to lose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Valued:
+    """What a table came to."""
+
+    table: str
+    """Its file."""
+    prompts: int
+    """Training prompts."""
+    samples: int
+    """Answers per prompt that are read."""
+    generated: int
+    """Answers sampled just now; the others were there."""
+    tokens: int
+    """What the table's answers cost in all, to be counted beside the tokens of training."""
+    seconds: float
+    """How long it took just now."""
+    reward_mean: float
+    """Mean reward of the reference."""
+    value_mean: float
+    """Mean V*."""
+    alike: int
+    """Prompts whose answers all got the same reward; V* is that reward."""
+    unjudged: int
+    """Prompts without a verdict, which training leaves out."""
+
+
+def value(
+    recipe: Recipe, *, root: Path, progress: Progress | None = None, make_engine: EngineFactory | None = None
+) -> Valued:
+    """Makes the recipe's table of V*, or what is missing of it."""
+    began = time.monotonic()
+    section = recipe.algorithm.vstar or Vstar()
+    training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+        path, table, generated = asyncio.run(_make(recipe, training, root, section.samples, screen, make_engine))
+        rewards = table.rewards(training, section.samples)
+        values = table.values(training, section, largest=False)
+        return Valued(
+            table=str(path),
+            prompts=len(training),
+            samples=section.samples,
+            generated=generated,
+            tokens=table.tokens(training, section.samples),
+            seconds=time.monotonic() - began,
+            reward_mean=_mean([reward for found in rewards.values() for reward in found]),
+            value_mean=_mean(list(values.values())),
+            alike=sum(len(set(found)) == 1 for found in rewards.values()),
+            unjudged=len(training) - len(rewards),
+        )
+
+
+async def _make(
+    recipe: Recipe,
+    training: Sequence[Prompt],
+    root: Path,
+    samples: int,
+    screen: Progress,
+    make_engine: EngineFactory | None,
+) -> tuple[Path, Table, int]:
+    """The table's file, what is in it now, and how many answers are new."""
+    made_from = ingredients(recipe, training, root)
+    path = table_path(recipe, made_from, root)
+    missing = read_table(path, made_from).missing(training, samples)
+    if missing:
+        with tempfile.TemporaryDirectory() as scratch:
+            with Watch(limits=limits(recipe), folder=Path(scratch)).stage("start", 0, "nothing was finished before"):
+                folder, plan = Path(scratch), make_plan(recipe)
+                parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
+            # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
+            made_from = ingredients(recipe, training, root)
+            path = table_path(recipe, made_from, root)
+            missing = read_table(path, made_from).missing(training, samples)
+            try:
+                await _fill(parts, missing, path, made_from, screen)
+            finally:
+                await parts.close()
+    return path, read_table(path, made_from), len(missing)
+
+
+async def _fill(
+    parts: Parts, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
+) -> None:
+    """Samples and judges what is missing, batch by batch."""
+    batches = [missing[start : start + TOGETHER] for start in range(0, len(missing), TOGETHER)]
+    screen.note(f"table of V* {path}")
+    screen.start(len(batches), 0)
+    for number, batch in enumerate(batches, start=1):
+        began = time.monotonic()
+        launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
+        rows = await _judged(parts, launches)
+        add_rows(path, made_from, rows)
+        screen.step(number, _course(rows, time.monotonic() - began))
+
+
+async def _judged(parts: Parts, launches: Sequence[Launch]) -> list[Row]:
+    """One row per launch, with its reward where there is a verdict. Noise is the same whatever the recipe's seed."""
+    trajectories = await parts.collect(launches, temperature=parts.recipe.engine.temperature, seed=0)
+    scored = await parts.score(trajectories, min_samples=1)
+    guards.reward_errors(parts.recipe.guards, scored, launched=len(launches))
+    judged = [
+        _row(trajectory, reward.value)
+        for group in scored.groups
+        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+    ]
+    return [*judged, *(_row(trajectory, None) for trajectory in scored.failed)]
+
+
+def _row(trajectory: Trajectory, reward: float | None) -> Row:
+    tokens = sampled_tokens(trajectory)
+    return Row(prompt=trajectory.prompt.id, attempt=trajectory.attempt, reward=reward, tokens=tokens)
+
+
+def _course(rows: Sequence[Row], seconds: float) -> Mapping[str, float]:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    tokens = float(sum(row.tokens for row in rows))
+    return {"reward/mean": _mean(rewards), "tokens/generated": tokens, "seconds/step": seconds}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / max(1, len(numbers))
