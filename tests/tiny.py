@@ -118,13 +118,14 @@ def random_groups(seed, *, groups=3, samples=3):
 def credited(algorithm, groups, *, seed=0):
     """The groups' samples, with random numbers for every stream the algorithm needs."""
     rng = np.random.default_rng(seed)
+    lengths = {
+        (*trajectory_key(trajectory), index): int(talk.trained.sum())
+        for group in groups
+        for trajectory in group.trajectories
+        for index, talk in enumerate(trajectory.conversations)
+    }
     streams = {
-        name: {
-            (*trajectory_key(trajectory), index): rng.uniform(-4, -0.5, int(talk.trained.sum()))
-            for group in groups
-            for trajectory in group.trajectories
-            for index, talk in enumerate(trajectory.conversations)
-        }
+        name: {key: rng.uniform(-4, -0.5, lengths[key]) for key in sorted(lengths)}  # whatever the groups' order
         for name in sorted(algorithm.needs - {"old"})
     }
     return credit(algorithm, groups, streams)
@@ -216,6 +217,7 @@ def naive_rows(samples, dtype):
         old=stream("old"),
         reference=stream("reference"),
         values=stream("values"),
+        returns=stream("returns"),
     )
 
 

@@ -136,6 +136,8 @@ class Sample:
     """The trainer's log-probabilities at the sampling weights, if a step makes several updates."""
     values: NDArray[np.float64] | None = None
     """The critic's values, if the algorithm needs them."""
+    returns: NDArray[np.float64] | None = None
+    """What the critic should have said, if the algorithm has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

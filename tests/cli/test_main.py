@@ -173,6 +173,7 @@ def test_a_bug_is_admitted_where_nothing_can_be_written(recipe, monkeypatch, cap
 
 
 HEAVY = ["torch", "transformers", "peft", "accelerate", "vllm", "ray", "datasets", "safetensors"]
+HEAVY += ["reasoning_gym", "math_verify", "pandas", "pyarrow", "sympy"]
 PROBE = """
 import json, sys
 from stretto.cli.main import main

@@ -22,6 +22,13 @@ VARIANTS = [
     {"evaluate": {"every": 0}},
     {"task": {"source": {"name": "sort", "length": [1, 2], "count": 30}}},
     {"task": {"source": {"kind": "jsonl", "path": "a.jsonl"}}},
+    {"task": {"source": {"kind": "hf", "path": "folder", "split": "test"}}},
+    {
+        "task": {
+            "source": {"kind": "reasoning_gym", "name": "chain_sum", "config": {"min_terms": 2, "odd": [1, None]}}
+        },
+        "rewards": [{"kind": "reasoning_gym"}, {"name": "own", "kind": "reasoning_gym", "deadline": 5.0}],
+    },
     {"rewards": [{"kind": "regex", "pattern": "x"}, {"name": "b", "kind": "exact"}]},
 ]
 
@@ -52,6 +59,11 @@ def test_a_resolved_recipe_is_as_right_as_it_was(right):
         recipe = parse_recipe(data)
         assert check(recipe, root=Path.cwd(), probes=PROBES) == []
         assert check(resolve(recipe), root=Path.cwd(), probes=PROBES) == []
+
+
+def test_a_scorer_of_reasoning_gym_has_time_to_load_unless_the_recipe_says_otherwise():
+    data = {"rewards": [{"kind": "reasoning_gym"}, {"name": "own", "kind": "reasoning_gym", "deadline": 5.0}]}
+    assert [part.deadline for part in resolve(parse_recipe(data)).rewards] == [30.0, 5.0]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1))

@@ -24,14 +24,19 @@ WRONG = [
     (["roles.reward_model.name=x"], "roles.reward_model", "not available yet"),
     (["roles.reference.name=x", "algorithm.kl.coef=0.1"], "roles.reference", "not available yet"),
     (["algorithm.name=rlo"], "algorithm.name", "there is no algorithm 'rlo'"),
-    (["algorithm.name=ppo"], "algorithm.name", "ppo is not available yet"),
+    (["algorithm.name=ppo"], "algorithm.name", "needs a trained critic (roles.critic)"),
+    (["algorithm={name: ppo, gae: {lam: 1.0}}"], "algorithm.name", "not available yet"),
+    (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no critic"),
     (["algorithm.credit=turn"], "algorithm.credit", "not available yet"),
-    (["algorithm.vstar={}"], "algorithm.vstar", "not available yet"),
+    (["algorithm.vstar={}"], "algorithm.vstar", "reads no table"),
+    (["algorithm={name: astar_po, kl: {coef: 0.1}}"], "algorithm.kl.coef", "beta2"),
+    (["algorithm={name: astar_po, correction: {kind: token}}"], "algorithm.correction.kind", "any policy"),
+    (["algorithm.name=astar_po", "roles.reference=null"], "roles.reference", "needs a reference"),
+    (["algorithm={name: astar_po_course, vstar: {beta1: 0.1}}"], "algorithm.vstar.beta1", "largest reward"),
     (["batch.oversample=1.5"], "batch.oversample", "has no effect"),
     (["batch.lengths={}"], "batch.lengths", "not available yet"),
     (["engine.kind=vllm"], "engine.kind", "not available yet"),
     (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
-    (["engine.speculate=true"], "engine.speculate", "not available yet"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
@@ -48,8 +53,20 @@ WRONG = [
     (["environment.kind=tools"], "environment.kind", "not available yet"),
     (["environment.kind=mine:run"], "environment.kind", "not available yet"),
     (["environment.kind=singel_turn"], "environment.kind", "there is no environment"),
-    (["task.source={kind: hf, name: x}"], "task.source.kind", "not available yet"),
-    (["task.source={kind: reasoning_gym, name: x}"], "task.source.kind", "not available yet"),
+    (["task.source={kind: hf}"], "task.source.name", "needs a dataset"),
+    (["task.source={kind: hf, path: x}"], "task.source.path", "no file or folder"),
+    (["task.source={kind: reasoning_gym, name: null}", "task.prompt=null"], "task.source.name", "needs a task"),
+    (
+        ["task.source={kind: reasoning_gym, count: 10}", "task.prompt=null"],
+        "task.holdout.prompts",
+        "leaves none to train on",
+    ),
+    (["task.source.split=x"], "task.source.split", "no effect"),
+    (["task.source.subset=x"], "task.source.subset", "no effect"),
+    (["task.source.config={a: 1}"], "task.source.config", "no effect"),
+    (["task.source.seed=1"], "task.source.seed", "no effect"),
+    (["rewards.0.kind=reasoning_gym"], "rewards.0.kind", "no scorer of reasoning-gym"),
+    (["rewards.0={kind: math, pick: first}"], "rewards.0.pick", "no effect"),
     (["task.source={kind: arc, name: x}"], "task.source.kind", "not available yet"),
     (["log=[wandb]"], "log", "wandb is not available yet"),
     (["algorithm.kl.estimator=k1"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
@@ -59,7 +76,7 @@ WRONG = [
     (["batch.max_rounds=3"], "batch.max_rounds", "no effect"),
     (["model.scratch.warmup_steps=0", "model.scratch.warmup_lr=0.1"], "model.scratch.warmup_lr", "no effect"),
     (["task.source.max=3"], "task.source.max", "no effect"),
-    (["task.source.path=x"], "task.source", "no effect"),
+    (["task.source.path=x"], "task.source.path", "no effect"),
     (["rewards.0.pattern=x"], "rewards.0.pattern", "no effect"),
     (["rewards.0.compare=exact"], "rewards.0.compare", "no effect"),
     (["rewards.0.deadline=9"], "rewards.0.deadline", "no effect"),
@@ -173,6 +190,8 @@ RIGHT = [
     ["rewards=[{kind: exact}, {name: b, kind: numeric, weight: 0, pick: only}]"],
     ["rewards.0={kind: regex, pattern: '(.*)', compare: numeric, pick: first}"],
     ["log=[]"],
+    ["rewards.0.kind=math"],
+    ["rewards.0={kind: math, deadline: 20}"],
     ["run.folder=new/deep/folder"],
     ["optimizer={schedule: cosine, warmup: 9, clip: null}"],
 ]
@@ -229,11 +248,11 @@ def test_tensorboard_must_be_installed_to_be_logged_to(right, monkeypatch):
 
 def test_an_answer_that_is_missing_is_the_task_s_fault(right, tmp_path):
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1"},))
-    probes = Probes(task=lambda *_: ([prompt] * 11, []), rewards=PROBES.rewards)
-    for changes in ([], ["rewards.0.kind=numeric"], ["rewards.0={kind: regex, pattern: x}"]):
+    probes = Probes(task=lambda *_: ([prompt] * 11, [], False), rewards=PROBES.rewards)
+    for changes in ([], ["rewards.0.kind=numeric"], ["rewards.0.kind=math"], ["rewards.0={kind: regex, pattern: x}"]):
         (problem,) = problems(right, changes, probes=probes)
         assert problem.field == "rewards.0.kind"
-        assert "'p' has none" in problem.reason
+        assert "the prompt 'p' ('1') has none" in problem.reason
     (tmp_path / "own.py").write_text("def reward(answer, prompt, signals): return 1.0")
     assert problems(right, ["rewards.0={kind: 'own:reward'}"], probes=probes) == []
 
@@ -296,7 +315,7 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
         for change in changes:
             apply(data, change)
         recipe = parse_recipe(data)
-        prompts, _ = PROBES.task(recipe.task, Path.cwd(), 11)
-        scene = Scene(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=len(prompts) < 11)
+        prompts, _, complete = PROBES.task(recipe.task, Path.cwd(), 11)
+        scene = Scene(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
         silent -= {rule.__name__ for rule in RULES if list(rule(recipe, scene))}
     assert silent == {"clip_is_used", "logs_can_be_written"}

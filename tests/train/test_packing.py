@@ -210,7 +210,7 @@ def test_a_trained_token_that_nothing_predicts_is_an_error():
         packed([sample([1, 2], [1]), sample([3, 4], [0, 1], attempt=1)])
 
 
-@pytest.mark.parametrize("name", ["old", "reference", "values"])
+@pytest.mark.parametrize("name", ["old", "reference", "values", "returns"])
 def test_a_stream_that_only_some_samples_have_is_an_error(name):
     with_stream = replace(sample([1, 2], [1]), **{name: np.array([-1.0])})
     assert getattr(packed([with_stream]).rows, name).tolist() == [-1.0]

@@ -26,7 +26,7 @@ def evaluate(
         check_changed(*recipe_of(target, changes or ()))
         result = evaluate_run(target, changes=changes or ())
     else:
-        result = evaluate_recipe(open_recipe(target, changes or (), deep=True), root=folder_of(target))
+        result = evaluate_recipe(open_recipe(target, changes or (), deep=True, training=False), root=folder_of(target))
     if json:
         render.document(asdict(result))
         return

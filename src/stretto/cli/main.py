@@ -14,9 +14,11 @@ import typer
 
 from stretto import __version__
 from stretto.cli import render
+from stretto.cli.bench import bench
 from stretto.cli.check import check
 from stretto.cli.evaluate import evaluate
 from stretto.cli.train import resume, train
+from stretto.cli.value import value
 from stretto.errors import StrettoError
 
 app = typer.Typer(
@@ -30,9 +32,24 @@ app.command()(train)
 app.command()(resume)
 app.command(name="eval")(evaluate)
 app.command()(check)
+app.command()(value)
+app.command()(bench)
 
 JSON_KEYS = {
     "check": ("objective", "batch", "recipe"),
+    "value": (
+        "table",
+        "prompts",
+        "samples",
+        "generated",
+        "tokens",
+        "seconds",
+        "reward_mean",
+        "value_mean",
+        "alike",
+        "unjudged",
+    ),
+    "bench": ("bench", "machine", "rows"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""

@@ -23,13 +23,21 @@ def folder_of(path: Path) -> Path:
     return Path(os.path.abspath(path)).parent
 
 
-def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool) -> Recipe:
-    """The resolved recipe; raises a RecipeError with every problem of the first tier, or, if `deep`, of the second."""
+def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool, training: bool = True) -> Recipe:
+    """The resolved recipe; raises a RecipeError with every problem of the first tier, or, if `deep`, of the second.
+
+    `training` says whether what only training reads must be there already.
+    """
     recipe = checked_recipe(path, changes, root=folder_of(path), probes=PROBES)
     if deep:
         from stretto.run.inspect import deep_problems
 
-        if problems := deep_problems(recipe, folder_of(path)):
+        problems = deep_problems(recipe, folder_of(path))
+        if training and not problems:
+            from stretto.run.vstar import value_problems
+
+            problems = value_problems(recipe, folder_of(path))
+        if problems:
             raise RecipeError(*problems)
     return recipe
 
@@ -40,9 +48,9 @@ def check_changed(recipe: Recipe, root: Path) -> None:
         raise RecipeError(*problems)
 
 
-def _task(task: Task, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem]]:
+def _task(task: Task, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem], bool]:
     beginning = source.peek(task, root, rows)
-    return beginning.prompts, beginning.problems
+    return beginning.prompts, beginning.problems, beginning.complete
 
 
 def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:

@@ -28,6 +28,8 @@ RULES: tuple[Rule, ...] = (
     reserved.logs_exist,
     idle.keys_have_an_effect,
     idle.clip_is_used,
+    idle.correction_is_used,
+    idle.betas_are_used,
     idle.warmup_rate_is_used,
     idle.best_is_measured,
     limits.group_is_large_enough,
@@ -48,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     limits.counts_fit,
     task.rewards_make_sense,
     task.rewards_have_weight,
+    task.scorers_have_their_task,
     task.answers_can_be_compared,
     task.characters_cover_the_task,
     task.some_prompts_are_left,
@@ -65,8 +68,7 @@ def check(recipe: Recipe, *, root: Path, probes: Probes) -> list[Problem]:
     """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first."""
     recipe = resolve(recipe)
     rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
-    prompts, problems = probes.task(recipe.task, root, rows)
-    complete = len(prompts) < rows and not problems
+    prompts, problems, complete = probes.task(recipe.task, root, rows)
     scene = Scene(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
     return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
 

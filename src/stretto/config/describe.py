@@ -12,7 +12,7 @@ from typing import Any
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.resolve import resolve
 from stretto.config.rules.base import DEFAULTS, is_default, value_of
-from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, Source, Task
+from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, Source, Task, Vstar
 
 ESTIMATORS = {
     "k1": "k1 = lp - lp_ref",
@@ -33,6 +33,8 @@ CORRECTIONS = {
 def objective(recipe: Recipe) -> str:
     """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
     facts, section = CATALOG[recipe.algorithm.name], recipe.algorithm
+    if facts.regresses:
+        return "\n".join(_regression(recipe, section.vstar or Vstar()))
     low, high = section.clip or (0.0, 0.0)
     gain = facts.surrogate.format(low=low, high=high)
     weight = "" if section.correction.kind == "none" else "w * "
@@ -40,13 +42,39 @@ def objective(recipe: Recipe) -> str:
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
-    lines += [facts.advantage, _reward(recipe), _ratio(recipe)]
+    lines += [facts.advantage, *_critic(section), _reward(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))
+    if section.vstar is not None:
+        lines.append(f"V* = the largest R of {section.vstar.samples} answers of the reference")
     return "\n".join(lines)
+
+
+def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
+    """A*PO: a squared error instead of a gain."""
+    facts = CATALOG[recipe.algorithm.name]
+    mean = "the largest R" if vstar.beta1 == 0 else f"{vstar.beta1:g} * log of the mean of exp(R / {vstar.beta1:g})"
+    return [
+        f"loss = {facts.average} of ({vstar.beta2:g}*D - A)^2",
+        facts.advantage,
+        f"D = sum over the answer's tokens of lp - lp_ref, lp_ref {_reference(recipe)}",
+        f"V* = {mean} over {vstar.samples} answers of the reference, made once by `stretto value`",
+        _reward(recipe),
+    ]
+
+
+def _critic(section: AlgorithmSection) -> Iterator[str]:
+    """The formulas of `algorithms.gae` and `algorithms.critic`, where the recipe has their numbers."""
+    if section.gae:
+        gamma, lam, clip = section.gae.gamma, section.gae.lam, section.gae.value_clip
+        yield f"GAE = delta + {gamma:g}*{lam:g} * GAE of the next token"
+        yield f"delta = r + {gamma:g} * V of the next token - V; V = the critic's value when the answer was sampled"
+        yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
+        yield f"critic loss = 1/tokens * sum of max((v - ret)^2, (clip(v, V-{clip:g}, V+{clip:g}) - ret)^2) / 2"
+        yield "ret = GAE + V; v = the critic's value now"
 
 
 def _reward(recipe: Recipe) -> str:
@@ -68,9 +96,12 @@ def _ratio(recipe: Recipe) -> str:
 def _pull(recipe: Recipe) -> str:
     kl = recipe.algorithm.kl
     idle = "; as a loss its expected gradient is 0 on policy" if (kl.estimator, kl.where) == ("k1", "loss") else ""
-    base = "with the adapter off" if recipe.model.adapter else "of a frozen copy"
     lp = "; lp is the engine's" if kl.where == "reward" else ""
-    return f"{ESTIMATORS[kl.estimator]}, lp_ref {base}{lp}{idle}"
+    return f"{ESTIMATORS[kl.estimator]}, lp_ref {_reference(recipe)}{lp}{idle}"
+
+
+def _reference(recipe: Recipe) -> str:
+    return "with the adapter off" if recipe.model.adapter else "of a frozen copy"
 
 
 def batch_sentence(recipe: Recipe) -> str:
@@ -94,7 +125,8 @@ def plan_sentence(recipe: Recipe) -> str:
     device = {"1xcpu": "the CPU", "1xgpu": "one GPU"}.get(
         recipe.placement.cluster, "one device (a GPU if there is one)"
     )
-    reference = " and asks the reference" if recipe.algorithm.kl.coef > 0 else ""
+    asked = recipe.algorithm.kl.coef > 0 or "reference" in CATALOG[recipe.algorithm.name].needs
+    reference = " and asks the reference" if asked else ""
     return (
         f"flatten on {device}: every step generates, then scores{reference}, then trains; "
         f"the engine samples from the very tensors that are trained"

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from stretto.algorithms.catalog import CATALOG, PLANNED
+from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Recipe
 from stretto.config.words import Kind, expected, is_section, kinds
 
@@ -84,4 +84,4 @@ def _algorithms() -> Iterator[str]:
     for facts in CATALOG.values():
         clip = "none" if facts.clip is None else f"{facts.clip[0]:g}, {facts.clip[1]:g}"
         yield f"| `{facts.name}` | {facts.summary} | {_cell(facts.advantage)} | at least {facts.min_samples} | {clip} |"
-    yield f"\nReserved, not available yet: {', '.join(f'`{name}`' for name in PLANNED)}.\n"
+    yield ""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import CATALOG, Facts
 from stretto.config import document
-from stretto.config.schema import Recipe, RewardPart, Scratch, Source
+from stretto.config.schema import AlgorithmSection, Correction, Gae, Recipe, RewardPart, Scratch, Source, Vstar
 
 SYNTHETIC: dict[str, dict[str, Any]] = {
     "addition": {"max": 20},
@@ -19,6 +19,11 @@ SYNTHETIC: dict[str, dict[str, Any]] = {
     "copy": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
 }
 """The keys that each synthetic task reads, with what they are where the recipe leaves them open."""
+OTHERS: dict[str, dict[str, Any]] = {"reasoning_gym": {"count": 1000, "seed": 0}}
+"""The same for the other kinds of source."""
+
+LOADING = 30.0
+"""Seconds for a verdict of reasoning-gym: each worker's first call loads a package that takes long to load."""
 
 
 def resolve(recipe: Recipe) -> Recipe:
@@ -26,10 +31,8 @@ def resolve(recipe: Recipe) -> Recipe:
     model, algorithm, task, checkpoint = recipe.model, recipe.algorithm, recipe.task, recipe.checkpoint
     if model.name == "scratch" and model.scratch is None:
         model = model.model_copy(update={"scratch": Scratch()})
-    if algorithm.clip is None and algorithm.name in CATALOG:
-        algorithm = algorithm.model_copy(update={"clip": CATALOG[algorithm.name].clip})
-    if algorithm.constant is None and algorithm.name in CATALOG and CATALOG[algorithm.name].constant:
-        algorithm = algorithm.model_copy(update={"constant": recipe.engine.max_new_tokens})
+    if facts := CATALOG.get(algorithm.name):
+        algorithm = algorithm.model_copy(update=open_numbers(algorithm, facts, longest=recipe.engine.max_new_tokens))
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
     parts = tuple(resolve_part(part, longest=recipe.engine.max_new_tokens) for part in recipe.rewards)
@@ -44,10 +47,27 @@ def resolve(recipe: Recipe) -> Recipe:
     )
 
 
+def open_numbers(algorithm: AlgorithmSection, facts: Facts, *, longest: int) -> dict[str, Any]:
+    """The keys of `algorithm` that a recipe leaves open and its algorithm reads."""
+    usual: dict[str, Any] = {"clip": facts.clip}
+    if facts.constant:
+        usual["constant"] = longest
+    if "values" in facts.needs:
+        usual["gae"] = Gae()
+    if "vstar" in facts.needs:
+        usual["vstar"] = Vstar()
+    found = {key: value for key, value in usual.items() if getattr(algorithm, key) is None}
+    if facts.regresses and "correction" not in algorithm.model_fields_set:
+        found["correction"] = Correction(kind="none")
+    return found
+
+
 def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
     """A part of the reward with what it leaves open."""
     if part.kind == "regex" and part.compare is None:
         return part.model_copy(update={"compare": "exact"})
+    if part.kind == "reasoning_gym" and "deadline" not in part.model_fields_set:
+        return part.model_copy(update={"deadline": LOADING})
     if part.kind == "overlong":
         longest = part.longest or longest
         return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})
@@ -56,11 +76,9 @@ def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
 
 def resolve_source(source: Source) -> Source:
     """A source with what it leaves open; a file has no name of its own."""
-    if source.kind == "jsonl" and source.name == Source().name:
+    if source.kind in ("jsonl", "hf") and source.name == Source().name:
         return source.model_copy(update={"name": None})
-    if source.kind != "synthetic":
-        return source
-    open_keys = SYNTHETIC.get(source.name or "", {})
+    open_keys = SYNTHETIC.get(source.name or "", {}) if source.kind == "synthetic" else OTHERS.get(source.kind, {})
     return source.model_copy(update={key: value for key, value in open_keys.items() if getattr(source, key) is None})
 
 

@@ -121,11 +121,15 @@ class Source(Section):
     kind: Literal["synthetic", "jsonl", "hf", "reasoning_gym", "arc"] = "synthetic"
     """Kind of source."""
     name: str | None = "addition"
-    """synthetic: addition, reverse, sort or copy; hf, reasoning_gym, arc: the dataset or task."""
+    """synthetic: addition, reverse, sort or copy; hf: a dataset of the hub; reasoning_gym, arc: the task."""
     path: str | None = None
-    """jsonl: the file, one JSON object per line."""
+    """jsonl: the file, one JSON object per line; hf: a file or folder on this machine instead of a name."""
     columns: dict[Literal["id", "prompt", "answer", "messages"], str] = Field(default_factory=dict)
     """jsonl, hf: which column holds what, where it is not called so."""
+    split: Annotated[str, Field(min_length=1)] | None = None
+    """hf: which split (default train, or the only one)."""
+    subset: Annotated[str, Field(min_length=1)] | None = None
+    """hf: which configuration of a dataset that has several, such as main."""
     max: Count | None = None
     """addition: the largest operand (default 20)."""
     length: tuple[Count, Count] | None = None
@@ -133,7 +137,11 @@ class Source(Section):
     alphabet: Annotated[str, Field(min_length=2)] | None = None
     """reverse, sort, copy: the characters of the strings (default digits)."""
     count: Count | None = None
-    """reverse, sort, copy: how many different strings (default 2000)."""
+    """reverse, sort, copy: how many different strings (default 2000); reasoning_gym: prompts (default 1000)."""
+    seed: int | None = None
+    """reasoning_gym: which prompts (default 0); apart from the run's seed, so that runs compare on the same ones."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """reasoning_gym: the task's own settings, such as min_terms and max_terms of chain_sum."""
 
 
 class Holdout(Section):
@@ -173,17 +181,17 @@ class RewardPart(Section):
     name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_]+$")] = "accuracy"
     """Name in reports."""
     kind: Annotated[str, Field(min_length=1)] = "numeric"
-    """exact, numeric, regex, overlong, or module:name for a Python function."""
+    """exact, numeric, regex, math, reasoning_gym, overlong, or module:name for a Python function."""
     pick: Literal["last", "first", "only"] = "last"
     """Which match in the answer counts; `only` gives nothing when there are several."""
     pattern: str | None = None
-    """regex: what to extract; the first group, or the whole match."""
+    """regex, reasoning_gym: what of the answer is judged; the first group, or the whole match."""
     compare: Literal["exact", "numeric"] | None = None
     """regex: how the extract is compared with the reference answer (default exact)."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     deadline: Seconds = 5.0
-    """Seconds one verdict may take."""
+    """Seconds one verdict may take; default of reasoning_gym: 30, because its first call loads much."""
     longest: Count | None = None
     """overlong: answers of this many tokens get -1; default: engine.max_new_tokens."""
     buffer: Count | None = None
@@ -223,6 +231,17 @@ class Vstar(Section):
     """A file, or `auto` to find it by what it was made from."""
 
 
+class Gae(Section):
+    """Generalised advantage estimation and the loss of the critic that it reads (PPO)."""
+
+    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Discount per token."""
+    lam: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+    """Lambda: 1 trusts rewards alone, 0 the critic's next value."""
+    value_clip: Positive = 0.2
+    """How far the critic may move from the value it gave when the answer was sampled."""
+
+
 class AlgorithmSection(Section):
     """How a reward becomes a gradient."""
 
@@ -240,6 +259,8 @@ class AlgorithmSection(Section):
     """What a reward is given to."""
     vstar: Vstar | None = None
     """A*PO's table."""
+    gae: Gae | None = None
+    """ppo: how values become advantages."""
 
 
 class Response(Section):

@@ -155,6 +155,33 @@ class PlainProgress:
         return text.encode(encoding, errors="replace").decode(encoding)
 
 
+class Unseen:
+    """Says nothing, for commands whose output is one document."""
+
+    def start(self, steps: int, done: int) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+        """Nothing."""
+
+    def finish(self, summary_lines: Sequence[str]) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
 class LiveProgress:
     """A bar over the steps with the newest numbers beside it."""
 

@@ -45,7 +45,7 @@ class Meter:
             sums["kl/reference"] += float(k3(logprobs.double(), rows.reference.double()).sum())
         for term in self.terms:
             for metric, watch in term.watch.items():
-                sums[metric] += float(watch(logprobs, rows).sum())
+                sums[metric] += float(watch.numbers(logprobs, rows).sum())
 
     def denominator(self, kind: Denominator) -> float:
         """What the sums of a term are divided by at the end of the step."""
@@ -59,11 +59,11 @@ class Meter:
     def metrics(self) -> dict[str, float]:
         """The step under the names of metrics.jsonl."""
         sums, tokens = self.sums, max(1.0, self.sums["tokens"])
-        watched = [metric for term in self.terms for metric in term.watch]
-        watched += ["kl/reference"] if "kl/reference" in sums else []
+        watched = {metric: watch.per for term in self.terms for metric, watch in term.watch.items()}
+        watched |= {"kl/reference": "tokens"} if "kl/reference" in sums else {}
         squared = sums["weight squared"]
         return {
-            **{metric: sums[metric] / tokens for metric in watched},
+            **{metric: sums[metric] / self.denominator(per) for metric, per in watched.items()},
             "loss": self.objective(),
             "entropy": sums["entropy"] / tokens,
             "kl/engine_trainer": sums["k3"] / tokens,

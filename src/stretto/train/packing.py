@@ -163,7 +163,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         if not present:
             return None
         if len(present) < len(pieces):  # which term a sample trains must not depend on who shares its row
-            raise ValueError("only some samples have a stream of old, reference or values; give it to all or to none")
+            raise ValueError("only some samples have a stream of old, reference, values or returns; give all or none")
         return torch.as_tensor(np.concatenate(present), dtype=dtype, device=device)
 
     def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
@@ -177,6 +177,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         old=stream([sample.old for sample in samples]),
         reference=stream([sample.reference for sample in samples]),
         values=stream([sample.values for sample in samples]),
+        returns=stream([sample.returns for sample in samples]),
     )
     return MicroBatch(
         samples=tuple(samples),

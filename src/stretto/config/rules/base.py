@@ -20,8 +20,9 @@ from stretto.types import Prompt
 class Probes:
     """What rules ask of rooms that `config` must not import; the command line hands them in."""
 
-    task: Callable[[Task, Path, int], tuple[Sequence[Prompt], Sequence[Problem]]]
-    """The first so many prompts of a task and what is wrong with it; files are looked for in the folder."""
+    task: Callable[[Task, Path, int], tuple[Sequence[Prompt], Sequence[Problem], bool]]
+    """The first prompts of a task (about so many), what is wrong with it, and whether these are all that there are;
+    files are looked for in the folder."""
     rewards: Callable[[Sequence[RewardPart], Path], Iterable[Problem]]
     """What is wrong with the parts of the reward, each for itself; user code is looked for in the folder."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.resolve import best_was_asked
 from stretto.config.rules.base import Scene, is_default
-from stretto.config.schema import Recipe
+from stretto.config.schema import Recipe, Vstar
 from stretto.errors import Problem
 
 
@@ -38,10 +38,36 @@ def _no_kl(recipe: Recipe) -> bool:
     return recipe.algorithm.kl.coef == 0
 
 
+def _without(need: str) -> Callable[[Recipe], bool]:
+    """Whether the recipe's algorithm can do without a stream; an unknown algorithm is another rule's problem."""
+    return lambda recipe: recipe.algorithm.name in CATALOG and need not in CATALOG[recipe.algorithm.name].needs
+
+
+def _regresses(recipe: Recipe) -> bool:
+    return recipe.algorithm.name in CATALOG and CATALOG[recipe.algorithm.name].regresses
+
+
 IDLE = (
     Idle(field="algorithm.kl.estimator", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
     Idle(field="algorithm.kl.where", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
-    Idle(field="roles.reference", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
+    Idle(
+        field="roles.reference",
+        when=lambda recipe: _no_kl(recipe) and _without("reference")(recipe),
+        reason=NO_KL,
+        fix=NO_KL_FIX,
+    ),
+    Idle(
+        field="algorithm.kl.coef",
+        when=_regresses,
+        reason="has no effect: what pulls algorithm.name towards the reference is algorithm.vstar.beta2",
+        fix="leave it out",
+    ),
+    Idle(
+        field="algorithm.vstar",
+        when=_without("vstar"),
+        reason="has no effect, because algorithm.name reads no table of V*",
+        fix="leave it out, or use astar_po",
+    ),
     Idle(
         field="algorithm.correction.cap",
         when=lambda recipe: recipe.algorithm.correction.kind == "none",
@@ -53,6 +79,12 @@ IDLE = (
         when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].constant,
         reason="has no effect, because algorithm.name divides by counts alone",
         fix="leave it out, or use dr_grpo",
+    ),
+    Idle(
+        field="algorithm.gae",
+        when=_without("values"),
+        reason="has no effect, because algorithm.name has no critic",
+        fix="leave it out",
     ),
     Idle(
         field="batch.oversample",
@@ -93,6 +125,24 @@ def clip_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     facts = CATALOG.get(recipe.algorithm.name)
     if facts and facts.clip is None and recipe.algorithm.clip is not None:
         yield Problem(field="algorithm.clip", reason=f"has no effect: {facts.name} does not clip", fix="leave it out")
+
+
+def correction_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A regression that holds for answers of any policy has no use for importance weights."""
+    if _regresses(recipe) and recipe.algorithm.correction.kind != "none":
+        reason = f"has no effect: the regression of {recipe.algorithm.name} holds for answers of any policy"
+        yield Problem(field="algorithm.correction.kind", reason=reason, fix="leave it out")
+
+
+def betas_are_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """The course's variant takes the largest reward and regresses on nothing."""
+    given = recipe.algorithm.vstar
+    if given is None or recipe.algorithm.name not in CATALOG or _regresses(recipe) or _without("vstar")(recipe):
+        return
+    for key in ("beta1", "beta2"):
+        if getattr(given, key) != getattr(Vstar(), key):
+            reason = f"has no effect: {recipe.algorithm.name} takes the largest reward as V* and does not regress"
+            yield Problem(field=f"algorithm.vstar.{key}", reason=reason, fix="leave it out, or use astar_po")
 
 
 def warmup_rate_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:

@@ -193,13 +193,16 @@ def evaluation_has_prompts(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 
 
 def kl_has_a_reference(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """KL is measured against something."""
-    if recipe.algorithm.kl.coef > 0 and recipe.roles.reference is None:
-        yield Problem(
-            field="roles.reference",
-            reason=f"is null, but algorithm.kl.coef is {recipe.algorithm.kl.coef:g}",
-            fix="use adapter-off, or set algorithm.kl.coef to 0",
-        )
+    """KL is measured against something, and so is V*."""
+    if recipe.roles.reference is not None:
+        return
+    facts, coef = CATALOG.get(recipe.algorithm.name), recipe.algorithm.kl.coef
+    if coef > 0:
+        reason, fix = f"is null, but algorithm.kl.coef is {coef:g}", "use adapter-off, or set algorithm.kl.coef to 0"
+        yield Problem(field="roles.reference", reason=reason, fix=fix)
+    elif facts and facts.needs & {"reference", "vstar"}:
+        reason = f"is null, but algorithm.name is {facts.name}, which needs a reference"
+        yield Problem(field="roles.reference", reason=reason, fix="use adapter-off, or another algorithm")
 
 
 def seeds_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
@@ -212,7 +215,7 @@ def seeds_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 def counts_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """A slip of the keyboard is caught before it allocates."""
     for field, value in _numbers(recipe.model_dump(), ""):
-        if value > MOST and not field.endswith("seed"):
+        if value > MOST and not field.endswith("seed") and not field.startswith("task.source.config."):
             reason = f"{value} is larger than anything here can count"
             yield Problem(field=field, reason=reason, fix=f"use at most {MOST}")
 

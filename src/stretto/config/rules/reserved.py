@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG, PLANNED
+from stretto.algorithms.catalog import CATALOG
 from stretto.config.explain import nearest
 from stretto.config.rules.base import Scene, value_of
 from stretto.config.schema import Recipe, RoleModel
@@ -46,7 +46,6 @@ ONLY = (
     Only(field="roles.critic", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
-    Only(field="algorithm.vstar", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native"),
     Only(
@@ -55,7 +54,6 @@ ONLY = (
         reason="nucleus sampling ({value}) would train another distribution than the one that is sampled",
         fix="use 1.0; engine.temperature is accounted for on both sides",
     ),
-    Only(field="engine.speculate", values=("auto", False), reason=ABSENT, fix="use auto"),
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="optimizer.name", values=("adamw",), reason=NOT_YET, fix="use adamw"),
@@ -82,15 +80,16 @@ def keys_wait_for_their_part(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 
 
 def algorithm_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """Names of the catalog, and names that are reserved."""
-    name = recipe.algorithm.name
-    if name in CATALOG:
+    """Names of the catalog, less what nobody can serve."""
+    name, unserved = recipe.algorithm.name, [facts.name for facts in CATALOG.values() if "values" in facts.needs]
+    if name in CATALOG and name not in unserved:
         return
-    known = ", ".join(CATALOG)
-    if name in PLANNED:
-        yield Problem(field="algorithm.name", reason=f"{name} is not available yet", fix=f"use one of {known}")
+    known = ", ".join(name for name in CATALOG if name not in unserved)
+    if name in unserved:
+        reason = f"{name} needs a trained critic (roles.critic), which is not available yet"
+        yield Problem(field="algorithm.name", reason=reason, fix=f"use one of {known}")
         return
-    close = nearest(name, CATALOG) or nearest(name, PLANNED)
+    close = nearest(name, CATALOG)
     fix = f"did you mean {close}?" if close else f"use one of {known}"
     yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
 

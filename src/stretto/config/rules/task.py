@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stretto.config.rules.base import Scene
 from stretto.config.schema import Recipe
 from stretto.errors import Problem
+from stretto.types import Prompt
 
-COMPARING = ("exact", "numeric", "regex")
+COMPARING = ("exact", "numeric", "regex", "math")
 """Rewards that compare the answer with a reference answer."""
 
 
@@ -24,25 +25,50 @@ def rewards_have_weight(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="rewards", reason=reason, fix="give at least one part a weight")
 
 
+def scorers_have_their_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A scorer of reasoning-gym judges by what only prompts of reasoning-gym carry."""
+    kind = recipe.task.source.kind
+    for index, part in enumerate(recipe.rewards):
+        if part.kind == "reasoning_gym" and kind != "reasoning_gym":
+            yield Problem(
+                field=f"rewards.{index}.kind",
+                reason=f"prompts of a source of kind {kind} have no scorer of reasoning-gym",
+                fix="use kind: reasoning_gym for task.source.kind too, or another reward",
+            )
+
+
 def answers_can_be_compared(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """exact, numeric and regex need a reference answer, and numeric one that holds a number."""
-    lacking = next((prompt for prompt in scene.prompts if prompt.reference is None), None)
-    wordy = next((prompt for prompt in scene.prompts if not any(map(str.isdigit, prompt.reference or "0"))), None)
+    """The same as below, of the first prompts."""
+    yield from comparisons(recipe, scene.prompts)
+
+
+def comparisons(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[Problem]:
+    """Rewards that compare need a reference answer, and numeric one that holds a number, in each of these prompts."""
+    lacking = next((prompt for prompt in prompts if prompt.reference is None), None)
+    wordy = next((prompt for prompt in prompts if not any(map(str.isdigit, prompt.reference or "0"))), None)
     for index, part in enumerate(recipe.rewards):
         numeric = part.kind == "numeric" or (part.kind == "regex" and part.compare == "numeric")
         if part.kind in COMPARING and lacking:
             yield Problem(
                 field=f"rewards.{index}.kind",
-                reason=f"{part.kind} compares with a reference answer, and the prompt {lacking.id!r} has none",
-                fix="name its column in task.source.columns.answer, or use a reward of your own, module:name",
+                reason=f"{part.kind} compares with a reference answer, and the prompt {_named(lacking)} has none",
+                fix="add the answer, name its column in task.source.columns.answer, or use a reward of your own, "
+                "module:name",
             )
         elif numeric and wordy:
             key, answer = "kind" if part.kind == "numeric" else "compare", str(wordy.reference)[:40]
             yield Problem(
                 field=f"rewards.{index}.{key}",
-                reason=f"the reference answer of the prompt {wordy.id!r}, {answer!r}, holds no number",
+                reason=f"the reference answer of the prompt {_named(wordy)}, {answer!r}, holds no number",
                 fix="use exact, or a task.source whose answers are numbers",
             )
+
+
+def _named(prompt: Prompt) -> str:
+    """The prompt's id, which may be a mere hash, and how its last message begins."""
+    text = str(prompt.messages[-1].get("content", ""))
+    shown = text if len(text) <= 40 else f"{text[:40]}…"
+    return f"{prompt.id!r} ({shown!r})"
 
 
 def characters_cover_the_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:

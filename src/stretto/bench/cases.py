@@ -1,0 +1,129 @@
+"""What is measured: cases, the lengths of answers, and the prompts. The same numbers on every machine; no torch.
+
+Lengths are drawn once and forced on both sides, so that no side is faster because its answers happened to be shorter.
+The longer prompt is the same question after worked examples. Each prompt has examples of its own unless the case says
+`common`, so that what its group shares is all there is to share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import RecipeError
+from stretto.types import Prompt
+
+MEDIAN, SIGMA, CAP, SEED = 24, 0.6, 64, 0
+"""Answers are lognormal with this median and sigma, never longer than the cap."""
+
+TRIES = 400
+"""How many sets of worked examples are tried for a prompt of the exact length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to measure."""
+
+    name: str
+    """As the command line knows it."""
+    prompt: int
+    """Tokens of a prompt; worked examples fill it up to here."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What both sides compute in."""
+    adapter: bool = False
+    """LoRA of rank 16 on all linear layers; otherwise every weight is trained."""
+    common: bool = False
+    """All prompts have the same worked examples, as few-shot prompts do."""
+    prompts: int = 8
+    """Prompts a step."""
+    samples: int = 8
+    """Answers per prompt."""
+
+    @property
+    def answers(self) -> int:
+        """Answers a step."""
+        return self.prompts * self.samples
+
+
+STEP = (
+    Case(name="full-43", prompt=43),
+    Case(name="lora-43", prompt=43, adapter=True),
+    Case(name="full-512", prompt=512),
+    Case(name="lora-512", prompt=512, adapter=True),
+    Case(name="full-43-fp32", prompt=43, dtype="float32"),
+    Case(name="lora-43-fp32", prompt=43, dtype="float32", adapter=True),
+    Case(name="full-512-fp32", prompt=512, dtype="float32"),
+    Case(name="full-512-common", prompt=512, common=True),
+)
+"""Of `stretto bench step`."""
+
+ROLLOUT = (
+    Case(name="prompt-43", prompt=43),
+    Case(name="prompt-512", prompt=512),
+    Case(name="prompt-43-fp32", prompt=43, dtype="float32"),
+)
+"""Of `stretto bench rollout`."""
+
+
+def choose(known: Sequence[Case], names: Sequence[str], *, prompts: int, samples: int) -> tuple[Case, ...]:
+    """The cases of these names with so many answers; the first where none is named, every one for `all`."""
+    by_name = {case.name: case for case in known}
+    if wrong := [name for name in names if name not in by_name and name != "all"]:
+        reason = f"there is no case {', '.join(wrong)}"
+        raise RecipeError.of("--case", reason, f"use all, or some of {', '.join(by_name)}")
+    chosen = known if "all" in names else [by_name[name] for name in dict.fromkeys(names)] or known[:1]
+    return tuple(replace(case, prompts=prompts, samples=samples) for case in chosen)
+
+
+def answer_lengths(case: Case) -> NDArray[np.int64]:
+    """(prompts, samples) tokens of each answer, the same for every side and step."""
+    drawn = np.random.default_rng(SEED).lognormal(np.log(MEDIAN), SIGMA, (case.prompts, case.samples))
+    return drawn.round().clip(1, CAP).astype(np.int64)
+
+
+def make_prompts(case: Case, tokens_of: Callable[[Sequence[Any]], int]) -> tuple[Prompt, ...]:
+    """Additions of two digits, each filled up with worked examples to the case's tokens, as `tokens_of` counts them.
+
+    Where no number of examples gives exactly that many, the nearest below is taken.
+    """
+    order = np.random.default_rng(SEED).permutation(100)
+    if case.prompts > len(order):
+        raise RecipeError.of(
+            "--prompts", f"there are {len(order)} additions of two digits", f"use {len(order)} or fewer"
+        )
+    made = []
+    for index, number in enumerate(order[: case.prompts]):
+        a, b = divmod(int(number), 10)
+        question = f"What is {a}+{b}? Answer with just the number."
+        messages = _filled(question, case.prompt, tokens_of, stream=0 if case.common else index)
+        made.append(Prompt(id=f"bench/{a}+{b}", messages=messages, reference=str(a + b)))
+    return tuple(made)
+
+
+def _filled(
+    question: str, wanted: int, tokens_of: Callable[[Sequence[Any]], int], *, stream: int
+) -> tuple[dict[str, str], ...]:
+    """The chat whose worked examples bring it nearest to the wanted number of tokens, never above."""
+    best = ({"role": "user", "content": question},)
+    shortest = nearest = tokens_of(best)
+    if wanted <= shortest:
+        return best
+    rng = np.random.default_rng([SEED, stream])
+    per_example = max(1, tokens_of(_chat([(3, 4), (7, 8)], question)) - shortest) / 2
+    for _ in range(TRIES):
+        count = int((wanted - shortest) / per_example + rng.integers(-1, 2))
+        chat = _chat(rng.integers(0, 10, (max(0, count), 2)).tolist(), question)
+        if nearest < (tokens := tokens_of(chat)) <= wanted:
+            best, nearest = chat, tokens
+        if nearest == wanted:
+            break
+    return best
+
+
+def _chat(examples: Sequence[Sequence[int]], question: str) -> tuple[dict[str, str]]:
+    shown = "".join(f"{a}+{b}={a + b}\n" for a, b in examples)
+    return ({"role": "user", "content": shown + question},)

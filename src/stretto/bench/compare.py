@@ -1,0 +1,168 @@
+"""The benches: which jobs a case takes, and the rows that follow from what they measured.
+
+Every ratio is of two sides measured in the same run: time against the peer's fastest setting, memory against its
+leanest. A setting for which the machine has too little memory is left out and named; at least one must work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stretto.bench.cases import Case
+from stretto.bench.flops import Pass, Sizes, forward
+from stretto.bench.flops import step as step_flops
+from stretto.bench.jobs import Job, Measured, Run
+from stretto.errors import StrettoError
+
+Note = Callable[[str], None]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all cases of a bench have in common."""
+
+    model: str
+    """The model as a recipe names it."""
+    folder: Path
+    """Where files of the bench go; somebody else's to remove."""
+    threads: int
+    """Threads of every side."""
+    steps: int
+    """Repetitions that count."""
+    batches: tuple[int, ...]
+    """Answers that the peer of `step` trains at once, each tried."""
+    run: Run
+    """Has a job done."""
+    note: Note
+    """Told what happens."""
+
+
+class Desk:
+    """The jobs of one case."""
+
+    def __init__(self, setting: Setting, case: Case) -> None:
+        self.setting, self.case = setting, case
+        self.job = Job(
+            side="prepare",
+            case=case,
+            model=setting.model,
+            folder=str(setting.folder / case.name),
+            threads=setting.threads,
+            steps=setting.steps,
+        )
+        self.facts = self.measure("prepare").facts
+        self.job = replace(self.job, model=self.facts["model"])
+        self.sizes = Sizes(**self.facts["sizes"])
+
+    def measure(self, side: str, batch: int | None = None) -> Measured:
+        """What a side comes to, told when it is there."""
+        found = self.setting.run(replace(self.job, side=side, batch=batch))
+        text = f"{found.best:.2f} s, {found.memory / 2**30:.2f} GB" if found.seconds else "done"
+        self.setting.note(f"{self.case.name}: {side}{'' if batch is None else f', batch {batch}'}: {text}")
+        return found
+
+    def measure_each(self, side: str, batches: Sequence[int]) -> tuple[list[Measured], dict[str, str]]:
+        """What a side comes to with each batch that works, and why others did not."""
+        found: list[Measured] = []
+        failed: dict[str, str] = {}
+        for batch in batches:
+            try:
+                found.append(self.measure(side, batch))
+            except StrettoError as error:
+                failed[f"batch {batch}"] = str(error)
+                self.setting.note(str(error))
+        if not found:
+            raise StrettoError("; ".join(failed.values()))
+        return found, failed
+
+    def common(self, ours: Measured, peer: Measured) -> Row:
+        """What stands beside every figure of the case."""
+        return {
+            "device": self.facts["device"],
+            "dtype": self.case.dtype,
+            "trained_weights": "adapter" if self.case.adapter else "all",
+            "prompt_tokens": self.facts["prompt"],
+            "prompts": self.case.prompts,
+            "samples": self.case.samples,
+            "tokens_generated": {"stretto": ours.generated, "peer": peer.generated},
+        }
+
+    def efficiency(self, flops: dict[str, int], ours: float, peer: float) -> Row:
+        """Arithmetic and how fast it was done: ours of the shared work, the peer's of the unshared, which it does."""
+        done = {"stretto": flops["shared"] / ours / 1e9, "peer": flops["unshared"] / peer / 1e9}
+        rate = self.facts["rate"]
+        return {
+            "flops": flops,
+            "gflops_per_second": done,
+            "matmul_gflops_per_second": rate,
+            "share_of_matmul_rate": {side: each / rate for side, each in done.items()},
+        }
+
+
+def rollout_rows(setting: Setting, case: Case) -> list[Row]:
+    """Tokens per second of generation."""
+    desk = Desk(setting, case)
+    ours, peer = desk.measure("stretto rollout"), desk.measure("generate rollout")
+    equal_work(ours, peer)
+    flops = {kind: forward(desk.sizes, Pass(**generate)) for kind, (generate, _) in ours.facts["work"].items()}
+    rates = ours.generated / ours.best, peer.generated / peer.best
+    row = figure(case, "tokens/s", *rates, peer_name=peer.name, ratio=rates[0] / rates[1])
+    row |= {
+        "divergences_per_1000_tokens": ours.facts["divergences"],
+        "seconds": {"stretto": ours.best, "peer": peer.best},
+    }
+    return [row | desk.common(ours, peer) | desk.efficiency(flops, ours.best, peer.best)]
+
+
+def step_rows(setting: Setting, case: Case) -> list[Row]:
+    """Seconds of a step, and its peak memory."""
+    desk = Desk(setting, case)
+    ours = desk.measure("stretto step")
+    peers, failed = desk.measure_each("trl step", setting.batches)
+    replayed = desk.measure("trl replay", min(setting.batches))
+    for peer in peers:
+        equal_work(ours, peer)
+    fastest, leanest = min(peers, key=lambda peer: peer.best), min(peers, key=lambda peer: peer.memory)
+    flops = {
+        kind: step_flops(desk.sizes, *(Pass(**each) for each in passes)) for kind, passes in ours.facts["work"].items()
+    }
+    time = figure(case, "s/step", ours.best, fastest.best, peer_name=fastest.name, ratio=fastest.best / ours.best)
+    time |= desk.common(ours, fastest) | {"tokens_trained": {"stretto": ours.trained, "peer": fastest.trained}}
+    time |= desk.efficiency(flops, ours.best, fastest.best)
+    time |= {
+        "seconds": {each.name: {"step": each.best, **each.stages} for each in (ours, *peers)},
+        "replay": {
+            name: {"stretto": ours.facts["replay"][name], "peer": replayed.facts["replay"][name]}
+            for name in ("reward", "loss", "grad_norm")
+        },
+        "failed": failed,
+    }
+    gigabytes = max(1, ours.memory) / 2**30, leanest.memory / 2**30
+    memory = figure(case, "GB at the peak", *gigabytes, peer_name=leanest.name, ratio=gigabytes[1] / gigabytes[0])
+    memory |= {"memory": {each.name: each.memory / 2**30 for each in (ours, *peers)}}
+    return [time, memory | desk.common(ours, leanest)]
+
+
+def figure(case: Case, unit: str, ours: float, peer: float, *, peer_name: str, ratio: float) -> Row:
+    """What every row begins with; a ratio above 1 is where stretto is better."""
+    return {
+        "case": case.name,
+        "unit": unit,
+        "stretto": ours,
+        "peer": peer,
+        "peer_name": peer_name,
+        "ratio": ratio,
+    }
+
+
+def equal_work(ours: Measured, peer: Measured) -> None:
+    """Refuses to compare sides that did not do the same."""
+    if (ours.generated, ours.trained) != (peer.generated, peer.trained):
+        raise StrettoError(
+            f"bench: the work was not equal: stretto generated {ours.generated} and trained {ours.trained} tokens, "
+            f"{peer.name} {peer.generated} and {peer.trained}"
+        )

@@ -1,0 +1,119 @@
+"""Results as Markdown, and where they stand in a page: between two comments, so that a new run replaces an old one.
+
+Numbers are written here only by a bench that has just measured them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def section(document: Document, *, date: str, command: str) -> str:
+    """A bench's results with date, machine and command."""
+    machine, rows = document["machine"], document["rows"]
+    devices = sorted({row["device"] for row in rows})
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "transformers", "trl") if machine[name])
+    where = (
+        f"{date}, {machine['cpu']}, {machine['threads']} threads of {machine['cores']} cores, "
+        f"{machine['memory_gb']} GB, load {machine['load']} before the run, device {' and '.join(devices)}; {versions}."
+    )
+    parts = [where, "", f"    {command}", "", *_figures(rows), "", *_beside(rows)]
+    if replays := [row for row in rows if "replay" in row]:
+        parts += ["", *_replays(replays)]
+    if any(row.get("failed") for row in rows):
+        parts += ["", *(f"{row['case']}, left out: {why}" for row in rows for why in row.get("failed", {}).values())]
+    return "\n".join(parts)
+
+
+def put(page: Path, name: str, text: str) -> None:
+    """Writes a section between its comments, or with them at the end of the page."""
+    begin, end = f"<!-- results of {name} -->", f"<!-- end of {name} -->"
+    old = page.read_text(encoding="utf-8") if page.exists() else ""
+    before, found, rest = old.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        before, after = f"{old.rstrip()}\n\n" if old.strip() else "", "\n"
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [_line(head), _line(["---"] * len(head)), *map(_line, rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _figures(rows: Sequence[Document]) -> list[str]:
+    """The comparison itself."""
+    return table(
+        ("case", "unit", "stretto", "peer", "times better", "peer's name"),
+        [
+            (
+                row["case"],
+                row["unit"],
+                number(row["stretto"]),
+                number(row["peer"]),
+                f"{row['ratio']:.2f}",
+                row["peer_name"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def _beside(rows: Sequence[Document]) -> list[str]:
+    """Work and speed, for the rows that have a time."""
+    timed = [row for row in rows if "flops" in row]
+    return table(
+        (
+            "case",
+            "prompt",
+            "tokens generated",
+            "tokens trained",
+            "TFLOP unshared",
+            "TFLOP shared",
+            "GFLOP/s stretto, peer",
+            "matmul GFLOP/s",
+            "share stretto, peer",
+            "divergences per 1,000",
+        ),
+        [
+            (
+                row["case"],
+                str(row["prompt_tokens"]),
+                str(row["tokens_generated"]["stretto"]),
+                str(row.get("tokens_trained", {}).get("stretto", "")),
+                f"{row['flops']['unshared'] / 1e12:.2f}",
+                f"{row['flops']['shared'] / 1e12:.2f}",
+                _pair(row["gflops_per_second"], "{:.0f}"),
+                f"{row['matmul_gflops_per_second']:.0f}",
+                _pair(row["share_of_matmul_rate"], "{:.0%}"),
+                number(row["divergences_per_1000_tokens"]) if "divergences_per_1000_tokens" in row else "",
+            )
+            for row in timed
+        ],
+    )
+
+
+def _replays(rows: Sequence[Document]) -> list[str]:
+    """What both sides made of the same tokens."""
+    names = ("reward", "loss", "grad_norm")
+    return table(
+        ("case, same tokens on both sides", *(f"{name}: stretto, peer" for name in names)),
+        [(row["case"], *(_pair(row["replay"][name], "{:.6g}") for name in names)) for row in rows],
+    )
+
+
+def _pair(sides: Mapping[str, float], form: str) -> str:
+    return f"{form.format(sides['stretto'])}, {form.format(sides['peer'])}"
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

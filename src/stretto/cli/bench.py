@@ -1,0 +1,67 @@
+"""`stretto bench NAME`: stretto against what a user would otherwise pick, the same work, in one run on this machine."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from stretto.cli import render
+from stretto.config.schema import Model
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="rollout|step", help="What to measure.")],
+    case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts a step.")] = 8,
+    samples: Annotated[int, typer.Option(min=2, help="Answers per prompt.")] = 8,
+    peer_batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Answers that TRL trains at once. Can be repeated.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The model, named as in a recipe.")] = str(Model().name),
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="PAGE", help="Also put the results into a Markdown page.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Measure stretto against what you would otherwise use. Takes minutes; nothing else should run meanwhile."""
+    from stretto.bench.page import put, section
+    from stretto.bench.run import Wish, measure
+
+    wish = Wish(
+        bench=name,
+        cases=tuple(case or ()),
+        model=model,
+        prompts=prompts,
+        samples=samples,
+        steps=steps,
+        batches=tuple(peer_batch or (8, 16, 64)),
+        threads=threads,
+    )
+    told = render.screen(error=True)
+    document = measure(wish, note=lambda text: told.print(Text(render.plain(text), style="dim")))
+    if write is not None:
+        command = shlex.join(["stretto", *sys.argv[1:]])
+        text = section(document, date=datetime.date.today().isoformat(), command=command)
+        put(write, f"stretto bench {name}", text)
+    if json:
+        render.document(document)
+        return
+    render.screen().print("\n".join(_line(row) for row in document["rows"]))
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    from stretto.bench.page import number
+
+    figures = f"{number(row['stretto'])} against {number(row['peer'])} {row['unit']}"
+    return f"{row['case']:<16} {row['ratio']:.2f}x  {figures}  ({row['peer_name']})"

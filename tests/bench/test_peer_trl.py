@@ -1,0 +1,54 @@
+"""TRL behind the seam of the benches, on a tiny model, where TRL is installed."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed; pip install 'stretto[bench]'")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from stretto.bench import peer_trl
+
+from stretto.bench import ours
+from stretto.bench.cases import Case, answer_lengths
+from stretto.bench.jobs import Job
+from stretto.bench.prepare import prepare
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(("adapter", "batch"), [(False, 2), (True, 4)], ids=["full", "lora"])
+def test_trl_makes_of_our_tokens_what_we_make_of_them(adapter, batch, tmp_path):
+    case = Case(name="tiny", prompt=1, dtype="float32", adapter=adapter, prompts=2, samples=2)
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+
+    def job(**changes):
+        model = str(tmp_path / "model-float32")
+        return Job(**({"side": "", "case": case, "model": model, "folder": str(folder), "threads": 1} | changes))
+
+    prepare(job(model="scratch"))
+    mine, theirs = ours.step(job()).facts["replay"], peer_trl.replay(job(batch=batch)).facts["replay"]
+    assert mine["grad_norm"] > 1e-3
+    assert theirs["reward"] == pytest.approx(mine["reward"], rel=1e-5)
+    assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], rel=1e-3)
+    assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
+    answers = json.loads(Path(folder, "replay.json").read_text())
+    assert [list(map(len, said)) for said in answers.values()] == answer_lengths(case).tolist()
+
+
+def test_trl_samples_as_many_tokens_as_it_is_told_to(tmp_path):
+    case = Case(name="tiny", prompt=1, dtype="bfloat16", prompts=2, samples=2)
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    job = Job(side="", case=case, model="scratch", folder=str(folder), threads=1, batch=4)
+    prepare(job)
+    found = peer_trl.step(
+        Job(side="", case=case, model=str(tmp_path / "model-bfloat16"), folder=str(folder), threads=1, batch=4)
+    )
+    assert found.generated == found.trained == answer_lengths(case).sum()
+    assert len(found.seconds) == 1
+    assert found.stages["generate"] + found.stages["train"] == pytest.approx(found.best)
