@@ -52,7 +52,7 @@ def peer_replay(job):
     policy = load(recipe.model, locate(job.model, folder), seed=recipe.seed, device=CPU)
     renderer = Renderer(policy.tokenizer, stop=policy.stop_tokens)
     answers = json.loads((folder / "replay.json").read_text())
-    groups = [judged(asked, answers[asked.prompt.id], renderer) for asked in read_prompts(folder)]
+    groups = [judged(asked, answers[asked.prompt.id], renderer) for asked in read_prompts(job)[0]]
     algorithm = build(recipe.algorithm)
     samples = [sample for group in groups for sample in algorithm.advantage([group], {})]
     loss, gradients = naive_step(policy, algorithm, samples)
@@ -198,6 +198,7 @@ def test_forced_answers_end_where_they_must_and_nowhere_else():
         ("publish", {}, "bench"),
         ("steps", {}, "bench"),
         ("step", {"cases": ("full-1",)}, "--case"),
+        ("step", {"steps": 50}, "--steps"),
         ("step", {"batches": (3,)}, "--peer-batch"),
         ("step", {"batches": ()}, "--peer-batch"),
     ],

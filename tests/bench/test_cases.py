@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stretto.bench.cases import CAP, ROLLOUT, STEP, Case, answer_lengths, choose, make_prompts
+from stretto.bench.cases import CAP, ROLLOUT, STEP, Case, answer_lengths, choose, enough_prompts, make_prompts
 from stretto.errors import RecipeError
 
 
@@ -51,9 +51,17 @@ def test_examples_are_right_and_each_prompt_has_its_own_unless_they_are_common()
         assert sum(map(int, question.split("+"))) == int(answer)
 
 
-def test_more_prompts_than_there_are_additions_are_refused():
-    with pytest.raises(RecipeError, match="100 additions"):
-        make_prompts(Case(name="x", prompt=1, prompts=101), characters)
+def test_every_repetition_has_prompts_of_its_own():
+    case = Case(name="rounds", prompt=100, prompts=3)
+    once, thrice = make_prompts(case, characters), make_prompts(case, characters, rounds=3)
+    assert thrice[:3] == once
+    assert len({prompt.id for prompt in thrice}) == 9
+
+
+def test_more_repetitions_than_there_are_prompts_for_are_refused():
+    enough_prompts(prompts=25, steps=3)
+    with pytest.raises(RecipeError, match="there are 100"):
+        enough_prompts(prompts=26, steps=3)
 
 
 def test_cases_are_chosen_by_name():

@@ -20,6 +20,9 @@ from stretto.types import Prompt
 MEDIAN, SIGMA, CAP, SEED = 24, 0.6, 64, 0
 """Answers are lognormal with this median and sigma, never longer than the cap."""
 
+ADDITIONS = 100
+"""Of two digits: as many prompts as there are."""
+
 TRIES = 400
 """How many sets of worked examples are tried for a prompt of the exact length."""
 
@@ -79,24 +82,28 @@ def choose(known: Sequence[Case], names: Sequence[str], *, prompts: int, samples
     return tuple(replace(case, prompts=prompts, samples=samples) for case in chosen)
 
 
+def enough_prompts(*, prompts: int, steps: int) -> None:
+    """Refuses more repetitions than there are prompts for, the one that does not count included."""
+    if prompts * (1 + steps) > ADDITIONS:
+        reason = f"{1 + steps} steps of {prompts} prompts need {prompts * (1 + steps)}, and there are {ADDITIONS}"
+        raise RecipeError.of("--steps", reason, "use fewer steps or prompts")
+
+
 def answer_lengths(case: Case) -> NDArray[np.int64]:
     """(prompts, samples) tokens of each answer, the same for every side and step."""
     drawn = np.random.default_rng(SEED).lognormal(np.log(MEDIAN), SIGMA, (case.prompts, case.samples))
     return drawn.round().clip(1, CAP).astype(np.int64)
 
 
-def make_prompts(case: Case, tokens_of: Callable[[Sequence[Any]], int]) -> tuple[Prompt, ...]:
+def make_prompts(case: Case, tokens_of: Callable[[Sequence[Any]], int], *, rounds: int = 1) -> tuple[Prompt, ...]:
     """Additions of two digits, each filled up with worked examples to the case's tokens, as `tokens_of` counts them.
 
-    Where no number of examples gives exactly that many, the nearest below is taken.
+    Every repetition of the work has prompts of its own, so that nothing can be drafted from earlier answers to the same
+    prompt. Where no number of examples gives exactly that many tokens, the nearest below is taken.
     """
-    order = np.random.default_rng(SEED).permutation(100)
-    if case.prompts > len(order):
-        raise RecipeError.of(
-            "--prompts", f"there are {len(order)} additions of two digits", f"use {len(order)} or fewer"
-        )
+    order = np.random.default_rng(SEED).permutation(ADDITIONS)
     made = []
-    for index, number in enumerate(order[: case.prompts]):
+    for index, number in enumerate(order[: case.prompts * rounds]):
         a, b = divmod(int(number), 10)
         question = f"What is {a}+{b}? Answer with just the number."
         messages = _filled(question, case.prompt, tokens_of, stream=0 if case.common else index)

@@ -41,9 +41,9 @@ class Job:
     case: Case
     """The work."""
     model: str
-    """`prepare`: the model as a recipe names it; others: ignored, they read `folder`."""
+    """`prepare`: the model as a recipe names it; others: the folder that it made of it."""
     folder: str
-    """Where the case's files are: the model, the prompts, the first adapter, and the tokens to replay."""
+    """Where the case's files are: the prompts, the first adapter, and the tokens to replay."""
     threads: int
     """Threads of torch."""
     steps: int = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-import stretto
+from stretto import __version__
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, Measured
@@ -50,9 +50,11 @@ contrast, their gradient is 0, and a replay compares nothing."""
 class ForcedEngine(NativeEngine):
     """The native engine, in which the n-th answer to a prompt has the n-th length that was drawn for it."""
 
-    def __init__(self, policy: Policy, *, prompts: Sequence[Asked], lengths: NDArray[np.int64]) -> None:
+    def __init__(self, policy: Policy, *, rounds: Sequence[Sequence[Asked]], lengths: NDArray[np.int64]) -> None:
         super().__init__(policy)
-        self.lengths = {asked.tokens.tobytes(): row for asked, row in zip(prompts, lengths.tolist(), strict=True)}
+        self.lengths = {
+            each.tokens.tobytes(): row for asked in rounds for each, row in zip(asked, lengths.tolist(), strict=True)
+        }
         self.answered: dict[bytes, int] = defaultdict(int)
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -97,22 +99,22 @@ def recipe_of(job: Job) -> Recipe:
 def step(job: Job) -> Measured:
     """Whole steps: sample, judge, train, update, publish."""
     folder, recipe = Path(job.folder), recipe_of(job)
-    asked, lengths = read_prompts(folder), answer_lengths(job.case)
+    rounds, lengths = read_prompts(job), answer_lengths(job.case)
     parts = assemble(
         recipe,
         plan=make_plan(recipe),
         root=Path(job.model),
         folder=None,
         note=lambda text: None,
-        make_engine=lambda policy: ForcedEngine(policy, prompts=asked, lengths=lengths),
+        make_engine=lambda policy: ForcedEngine(policy, rounds=rounds, lengths=lengths),
     )
-    steps = asyncio.run(_steps(parts, asked, count=1 + job.steps))
+    steps = asyncio.run(_steps(parts, rounds))
     first, fastest = steps[0], min(steps[1:], key=lambda each: each.generate + each.train)
     keep_tokens(folder, first.groups)
     rewards = [reward.value for group in first.groups for reward in group.rewards]
     talks = [talk for group in first.groups for talk in conversations(group)]
     return Measured(
-        name=f"stretto {stretto.__version__}",
+        name=f"stretto {__version__}",
         seconds=tuple(each.generate + each.train for each in steps[1:]),
         stages={"generate": fastest.generate, "train": fastest.train},
         generated=sum(int(talk.trained.sum()) for group in fastest.groups for talk in conversations(group)),
@@ -124,15 +126,15 @@ def step(job: Job) -> Measured:
     )
 
 
-async def _steps(parts: Parts, asked: Sequence[Asked], *, count: int) -> list[Step]:
-    """So many strictly on-policy steps over the same prompts."""
+async def _steps(parts: Parts, rounds: Sequence[Sequence[Asked]]) -> list[Step]:
+    """Strictly on-policy steps, each over prompts of its own."""
     device = parts.policy.device.type
     steps = []
     try:
-        for number in range(count):
+        for number, asked in enumerate(rounds):
             begun = time.perf_counter()
             launches = [
-                Launch(prompt=each.prompt, visit=number, attempt=attempt)
+                Launch(prompt=each.prompt, visit=0, attempt=attempt)
                 for each in asked
                 for attempt in range(parts.recipe.batch.samples)
             ]
@@ -174,20 +176,20 @@ def work(talks: Sequence[NDArray[np.int64]], prompts: Sequence[int]) -> dict[str
 
 def rollout(job: Job) -> Measured:
     """Generation alone, and in how many places sampling an answer alone differs from sampling it in the batch."""
-    asked, lengths = read_prompts(Path(job.folder)), answer_lengths(job.case)
+    rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
     policy = load(section, locate(section.name, Path(job.model)), seed=SEED, device=device)
-    engine, wanted = NativeEngine(policy), requests(asked, lengths)
-    seconds = []
-    for _ in range(1 + job.steps):
+    engine, seconds = NativeEngine(policy), []
+    for asked in rounds:
+        wanted = requests(asked, lengths)
         begun = time.perf_counter()
         answers = generate(engine, wanted)
         synchronise(device.type)
         seconds.append(time.perf_counter() - begun)
-    alone = [answer for request in wanted for answer in generate(engine, [request])]
+    alone = [answer for request in wanted for answer in generate(NativeEngine(policy), [request])]
     talks = [np.concatenate([request.tokens, answer.tokens]) for request, answer in zip(wanted, answers, strict=True)]
     return Measured(
-        name=f"stretto {stretto.__version__}",
+        name=f"stretto {__version__}",
         seconds=tuple(seconds[1:]),
         generated=sum(len(answer.tokens) for answer in answers),
         facts={

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,11 +63,9 @@ def load_plain(job: Job) -> Any:
 
 def rollout(job: Job) -> Measured:
     """Every answer of the case in one batch."""
-    asked, lengths = read_prompts(Path(job.folder)), answer_lengths(job.case)
+    lengths = answer_lengths(job.case)
     network, device = load_plain(job).eval(), choose_device("auto")
     tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
-    rows = [each.tokens.tolist() for each in asked for _ in range(job.case.samples)]
-    batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(device)
     settings = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -80,7 +77,9 @@ def rollout(job: Job) -> Measured:
     )
     flat = lengths.reshape(-1).tolist()
     seconds = []
-    for _ in range(1 + job.steps):
+    for asked in read_prompts(job):
+        rows = [each.tokens.tolist() for each in asked for _ in range(job.case.samples)]
+        batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(device)
         width = batch["input_ids"].shape[1]
         forcing = Forcing(flat, prompt=width, ends=[tokenizer.eos_token_id])
         begun = time.perf_counter()

@@ -146,7 +146,8 @@ def settings(job: Job, *, steps: int, replays: bool) -> GRPOConfig:
 def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Mapping[str, Any] | None) -> GRPOTrainer:
     """A trainer that samples, or one that replays `answers` (prompt id to tokens of each answer)."""
     folder, lengths = Path(job.folder), answer_lengths(job.case)
-    asked = read_prompts(folder)
+    rounds = read_prompts(job)[:steps]
+    asked = [each for one in rounds for each in one]
     network: Any = load_plain(job)
     if job.case.adapter:
         network = PeftModel.from_pretrained(network, folder / "adapter", is_trainable=True)
@@ -154,7 +155,7 @@ def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Map
     by_text = {each.prompt.messages[-1]["content"]: each for each in asked}
 
     def replayed(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        turns = {each.prompt.id: iter((answers or {})[each.prompt.id]) for each in asked}
+        turns = {name: iter(said) for name, said in (answers or {}).items()}
         found = [by_text[prompt[-1]["content"]] for prompt in prompts]
         said = [next(turns[each.prompt.id]) for each in found]
         return {"prompt_ids": [each.tokens.tolist() for each in found], "completion_ids": said, "logprobs": None}
@@ -170,7 +171,9 @@ def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Map
         rollout_func=None if answers is None else replayed,
     )
     plain = network.get_base_model() if job.case.adapter else network
-    by_tokens = {tuple(each.tokens.tolist()): row for each, row in zip(asked, lengths.tolist(), strict=True)}
+    by_tokens = {
+        tuple(each.tokens.tolist()): row for one in rounds for each, row in zip(one, lengths.tolist(), strict=True)
+    }
     plain.generate = Sampler(plain, by_tokens, watch.device)
     return trainer
 

@@ -43,6 +43,7 @@ class Asked:
 def prepare(job: Job) -> Measured:
     """Writes the files; the facts are the model's sizes, the machine's rate at its shapes, and how long prompts are."""
     folder, case = Path(job.folder), job.case
+    folder.mkdir(parents=True, exist_ok=True)
     model = folder.parent / f"model-{case.dtype}"
     device = choose_device("auto")
     if not model.exists():
@@ -53,7 +54,7 @@ def prepare(job: Job) -> Measured:
     if case.adapter:  # its random half must be the same on both sides
         policy.save(folder / "adapter")
     renderer = Renderer(policy.tokenizer, stop=policy.stop_tokens)
-    prompts = make_prompts(case, lambda messages: len(renderer.open(messages)))
+    prompts = make_prompts(case, lambda messages: len(renderer.open(messages)), rounds=1 + job.steps)
     rows = [{**asdict(prompt), "tokens": renderer.open(prompt.messages).tolist()} for prompt in prompts]
     (folder / "prompts.json").write_text(json.dumps(rows))
     sizes, shapes = measures(policy)
@@ -79,16 +80,18 @@ def model_section(name: str, case: Case) -> Model:
     return Model(name=name, dtype=case.dtype, adapter=ADAPTER if case.adapter else None)
 
 
-def read_prompts(folder: Path) -> tuple[Asked, ...]:
-    """What `prepare` wrote."""
-    rows: list[dict[str, Any]] = json.loads((folder / "prompts.json").read_text())
-    return tuple(
+def read_prompts(job: Job) -> list[tuple[Asked, ...]]:
+    """What `prepare` wrote: the prompts of each repetition, the one that does not count first."""
+    rows: list[dict[str, Any]] = json.loads((Path(job.folder) / "prompts.json").read_text())
+    asked = [
         Asked(
             prompt=Prompt(id=row["id"], messages=tuple(row["messages"]), reference=row["reference"]),
             tokens=np.array(row["tokens"], dtype=np.int64),
         )
         for row in rows
-    )
+    ]
+    size = job.case.prompts
+    return [tuple(asked[start : start + size]) for start in range(0, len(asked), size)]
 
 
 def measures(policy: Policy) -> tuple[Sizes, dict[tuple[int, int], int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench import machine
-from stretto.bench.cases import ROLLOUT, STEP, Case, choose
+from stretto.bench.cases import ROLLOUT, STEP, Case, choose, enough_prompts
 from stretto.bench.compare import Note, Row, Setting, rollout_rows, step_rows
 from stretto.bench.jobs import Run, run_apart
 from stretto.errors import RecipeError
@@ -64,6 +64,7 @@ class Wish:
 def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
     """The document. Raises a RecipeError before anything starts if the wish cannot be met."""
     bench = find(wish.bench)
+    enough_prompts(prompts=wish.prompts, steps=wish.steps)
     cases = choose(bench.cases, wish.cases, prompts=wish.prompts, samples=wish.samples)
     if run is run_apart:
         require(bench.packages)

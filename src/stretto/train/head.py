@@ -17,7 +17,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CHUNK_NUMBERS = 1 << 24
-"""Most logits alive at once: 64 MiB in fp32."""
+"""Most logits alive at once, in the model's type: one matrix product."""
+
+CACHED_NUMBERS = {"cpu": 1 << 19, "cuda": 1 << 24}
+"""Most logits alive at once in the wide type: on a CPU what its cache holds, or every pass waits for memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +42,20 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def chunk_logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
     """Logits of a chunk of rows at the sampling temperature, in the wide type."""
-    logits = linear(hidden, head.weight, head.bias).to(wide(hidden.dtype))
+    return finished_logits(linear(hidden, head.weight, head.bias), head, temperature)
+
+
+def finished_logits(raw: Tensor, head: Head, temperature: float) -> Tensor:
+    """What the head's product becomes: a copy in the wide type, capped, and divided by the temperature."""
+    logits = raw.to(wide(raw.dtype), copy=True)
     if head.softcap is not None:
         logits = torch.tanh(logits / head.softcap) * head.softcap
     return logits if temperature == 1.0 else logits / temperature
 
 
-def chunks(rows: int, vocabulary: int) -> list[slice]:
-    """Slices of rows whose logits fit."""
-    size = max(1, CHUNK_NUMBERS // vocabulary)
+def chunks(rows: int, vocabulary: int, numbers: int) -> list[slice]:
+    """Slices of rows whose logits are at most so many."""
+    size = max(1, numbers // vocabulary)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
@@ -67,12 +75,19 @@ class _Logprobs(torch.autograd.Function):
         head = Head(weight=weight, bias=bias, softcap=softcap)
         logprobs = hidden.new_empty(len(hidden), dtype=wide(hidden.dtype))
         normalisers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for rows in chunks(len(hidden), weight.shape[0]):
-            logits = chunk_logits(hidden[rows], head, temperature)
-            normalisers[rows] = logits.logsumexp(-1)
-            logprobs[rows] = logits.gather(-1, targets[rows, None])[:, 0] - normalisers[rows]
-            shifted = logits - normalisers[rows, None]
-            entropies[rows] = -(shifted.exp() * shifted).sum(-1)
+        for rows in chunks(len(hidden), len(weight), CHUNK_NUMBERS):
+            raw = linear(hidden[rows], weight, bias)
+            for part in chunks(len(raw), len(weight), CACHED_NUMBERS[raw.device.type]):
+                place = slice(rows.start + part.start, rows.start + part.stop)
+                logits = finished_logits(raw[part], head, temperature)
+                chosen = logits.gather(-1, targets[place, None])[:, 0]
+                top = logits.amax(-1)
+                logits -= top[:, None]
+                shares = logits.exp()
+                total = shares.sum(-1)
+                logprobs[place] = chosen - top - total.log()
+                normalisers[place] = top + total.log()
+                entropies[place] = total.log() - (shares.mul_(logits)).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
         ctx.softcap, ctx.temperature = softcap, temperature
         ctx.mark_non_differentiable(entropies)
@@ -82,23 +97,28 @@ class _Logprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalisers = ctx.saved_tensors
         head = Head(weight=weight, bias=bias, softcap=ctx.softcap)
-        outgoing = gradients[0]
         hidden_grad = torch.empty_like(hidden)
         trains_head = ctx.needs_input_grad[1]
         weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype)) if trains_head else None
         bias_grad = torch.zeros_like(bias, dtype=wide(bias.dtype)) if ctx.needs_input_grad[2] else None
-        for rows in chunks(len(hidden), weight.shape[0]):
-            logits = chunk_logits(hidden[rows], head, ctx.temperature)
-            grad = -(logits - normalisers[rows, None]).exp() * outgoing[rows, None]
-            grad.scatter_add_(-1, targets[rows, None], outgoing[rows, None].to(grad.dtype))
-            if ctx.softcap is not None:
-                grad *= 1 - (logits * ctx.temperature / ctx.softcap) ** 2
-            grad = (grad / ctx.temperature).to(hidden.dtype)
-            hidden_grad[rows] = grad @ weight
+        for rows in chunks(len(hidden), len(weight), CHUNK_NUMBERS):
+            raw = linear(hidden[rows], weight, bias)
+            for part in chunks(len(raw), len(weight), CACHED_NUMBERS[raw.device.type]):
+                place = slice(rows.start + part.start, rows.start + part.stop)
+                outgoing = gradients[0][place, None]
+                logits = finished_logits(raw[part], head, ctx.temperature)
+                slope = None if ctx.softcap is None else 1 - (logits * ctx.temperature / ctx.softcap) ** 2
+                logits -= normalisers[place, None]
+                grad = logits.exp_().mul_(-outgoing)
+                grad.scatter_add_(-1, targets[place, None], outgoing.to(grad.dtype))
+                if slope is not None:
+                    grad *= slope
+                raw[part] = grad if ctx.temperature == 1.0 else grad / ctx.temperature  # logits are needed no more
+            hidden_grad[rows] = raw @ weight
             if weight_grad is not None:
-                weight_grad += grad.T @ hidden[rows]
+                weight_grad += raw.T @ hidden[rows]
             if bias_grad is not None:
-                bias_grad += grad.sum(0)
+                bias_grad += raw.sum(0)
         return (
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),
