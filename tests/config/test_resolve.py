@@ -10,7 +10,7 @@ from stretto.algorithms.catalog import CATALOG
 from stretto.cli.recipe import PROBES
 from stretto.config.check import check
 from stretto.config.load import load_recipe, parse_recipe
-from stretto.config.resolve import SYNTHETIC, dump, resolve
+from stretto.config.resolve import FULL_RATE, SYNTHETIC, dump, resolve
 from stretto.config.schema import Recipe, Source, Task
 from stretto.tasks import synthetic
 
@@ -104,3 +104,16 @@ def test_the_defaults_that_are_written_down_are_those_of_the_tasks(name):
 
 def test_every_synthetic_task_is_known():
     assert set(SYNTHETIC) == set(synthetic.TEMPLATES)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "rate"),
+    [
+        ({"adapter": None}, {}, FULL_RATE),
+        ({}, {}, 2e-4),
+        ({"adapter": None}, {"lr": 2e-4}, 2e-4),
+        ({"name": "scratch", "adapter": None}, {}, 2e-4),
+    ],
+)
+def test_a_learning_rate_that_is_left_open_suits_what_is_trained(model, given, rate):
+    assert resolve(parse_recipe({"model": model, "optimizer": given})).optimizer.lr == rate

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.errors import RecipeError
-from stretto.train import attention, packing
+from stretto.train import attention, packing, siblings
 from stretto.train.attention import TreeLayout
 from stretto.train.head import logprobs_of
 from stretto.train.packing import divide, merge, pack
@@ -49,11 +49,13 @@ def trees(draw):
     scale=st.sampled_from([None, 0.3]),
     worth=st.sampled_from([1, 16]),
     block=st.sampled_from([1, 12, 256]),
+    per_call=st.sampled_from([0, 40, 16_000]),
 )
-def test_a_tree_gives_every_conversation_its_own_attention(sequences, heads, window, scale, worth, block):
+def test_a_tree_gives_every_conversation_its_own_attention(sequences, heads, window, scale, worth, block, per_call):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WORTH_SHARING", worth)
         patch.setattr(attention, "BLOCK", block)
+        patch.setattr(siblings, "PER_CALL", per_call)
         tree = merge(sequences)
         layout = TreeLayout.of(tree.segments, CPU)
     generator = torch.Generator().manual_seed(len(tree.tokens))
@@ -72,6 +74,18 @@ def test_a_tree_gives_every_conversation_its_own_attention(sequences, heads, win
     found = torch.autograd.grad(loss, (query, key, value))
     for one, other in zip(found, torch.autograd.grad(expected, (query, key, value)), strict=True):
         torch.testing.assert_close(one, other, **TIGHT)
+
+
+def test_siblings_of_about_equal_length_are_computed_side_by_side():
+    prompt = list(range(100, 120))
+    answers = [[7] * length for length in (3, 30, 4, 28, 3)]
+    tree = merge([np.array([*prompt, index, *answer]) for index, answer in enumerate(answers)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(siblings, "PER_CALL", 200)
+        layout = TreeLayout.of(tree.segments, CPU)
+    batches = [block for block in layout.blocks if isinstance(block, siblings.Siblings)]
+    assert [(batch.count, len(batch.back), len(batch.there)) for batch in batches] == [(3, 13, 15), (2, 60, 62)]
+    assert not any(isinstance(block, siblings.Siblings) for block in TreeLayout.of(tree.segments, CPU).blocks)
 
 
 def test_a_model_called_without_a_layout_says_what_to_call_instead():
@@ -135,8 +149,8 @@ def test_a_change_in_one_branch_does_not_reach_another():
         layout = TreeLayout.of(tree.segments, CPU)
         states.append(policy.hidden(torch.as_tensor(tree.tokens), torch.as_tensor(tree.positions), layout))
     assert len(states[0]) == 21
-    assert torch.equal(states[0][:19], states[1][:19])
-    assert not torch.equal(states[0][20], states[1][20])
+    changed = [place for place in range(21) if not torch.equal(states[0][place], states[1][place])]
+    assert changed == [16, 17]  # the shorter answer stands first
 
 
 def test_packed_rows_of_the_whole_policy_agree_with_rows_of_one():

@@ -128,9 +128,7 @@ def test_sums_are_kept_in_single_precision_or_better(narrow, normaliser):
 
 @given(rows=st.integers(0, 50), vocabulary=st.integers(1, 40), numbers=st.integers(1, 200))
 def test_chunks_cover_every_row_once_and_hold_no_more_logits_than_allowed(rows, vocabulary, numbers):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK_NUMBERS", numbers)
-        pieces = chunks(rows, vocabulary)
+    pieces = chunks(rows, vocabulary, numbers)
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(rows))
     sizes = [piece.stop - piece.start for piece in pieces]
     assert all(size == 1 or size * vocabulary <= numbers for size in sizes)

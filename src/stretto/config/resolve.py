@@ -26,6 +26,11 @@ LOADING = 30.0
 """Seconds for a verdict of reasoning-gym: each worker's first call loads a package that takes long to load."""
 
 
+FULL_RATE = 2.0e-5
+"""What `optimizer.lr` is, left open, when all weights of a pretrained model are trained: a tenth of what suits LoRA.
+SmolLM2-135M on addition learned with both, with three seeds each."""
+
+
 def resolve(recipe: Recipe) -> Recipe:
     """The recipe with every value that follows from another."""
     model, algorithm, task, checkpoint = recipe.model, recipe.algorithm, recipe.task, recipe.checkpoint
@@ -33,6 +38,9 @@ def resolve(recipe: Recipe) -> Recipe:
         model = model.model_copy(update={"scratch": Scratch()})
     if facts := CATALOG.get(algorithm.name):
         algorithm = algorithm.model_copy(update=open_numbers(algorithm, facts, longest=recipe.engine.max_new_tokens))
+    optimizer = recipe.optimizer
+    if model.adapter is None and model.name != "scratch" and "lr" not in optimizer.model_fields_set:
+        optimizer = optimizer.model_copy(update={"lr": FULL_RATE})
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
     parts = tuple(resolve_part(part, longest=recipe.engine.max_new_tokens) for part in recipe.rewards)
@@ -41,6 +49,7 @@ def resolve(recipe: Recipe) -> Recipe:
             "model": model,
             "algorithm": algorithm,
             "task": task.model_copy(update={"source": resolve_source(task.source)}),
+            "optimizer": optimizer,
             "checkpoint": checkpoint,
             "rewards": parts,
         }

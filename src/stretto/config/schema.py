@@ -331,7 +331,7 @@ class Optimizer(Section):
     name: Literal["adamw", "adamw8bit"] = "adamw"
     """Optimizer."""
     lr: NotNegative = 2.0e-4
-    """Peak learning rate."""
+    """Peak learning rate; left out, 2e-5 where all weights of a pretrained model are trained."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """Decay of the two moments."""
     weight_decay: NotNegative = 0.0

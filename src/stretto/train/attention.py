@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from stretto.errors import RecipeError
+from stretto.train.segments import Segment, reach_of, spans_of
+from stretto.train.siblings import Siblings, batches_of, make_siblings
 
 NAME = "stretto"
 """What models are loaded with as `attn_implementation`."""
@@ -44,25 +47,13 @@ BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A run of consecutive tokens of the row that continues the path of its ancestors."""
-
-    start: int
-    """Where it begins in the row."""
-    length: int
-    """How many tokens it has."""
-    ancestors: tuple[int, ...]
-    """Indices of the segments before it on its path, root first; empty for a root."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Some consecutive segments as one attention: their queries against every key that any of them may see."""
 
     queries: slice
     """Where the queries stand in the row; their own keys come last among the keys."""
-    before: Tensor | None
-    """Where the keys of ancestors outside the block stand, or none."""
+    before: tuple[slice, ...]
+    """Where the keys of ancestors outside the block stand."""
     visible: Tensor | None
     """(queries, keys), True where a query may look; none for a single root, which is plainly causal."""
     positions: Tensor
@@ -81,8 +72,7 @@ class Block:
         )
 
     def _reach(self, states: Tensor) -> Tensor:
-        own = states[:, :, self.queries]
-        return own if self.before is None else torch.cat([states.index_select(2, self.before), own], dim=2)
+        return torch.cat([states[:, :, place] for place in (*self.before, self.queries)], dim=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +81,25 @@ class TreeLayout:
 
     segments: tuple[Segment, ...]
     """In row order, parents before children, covering the row without gaps."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block | Siblings, ...]
     """The same in the pieces in which it is computed."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> TreeLayout:
-        """Cuts a tree into blocks."""
-        blocks: list[list[int]] = []
-        size = 0
-        for index, segment in enumerate(segments):
-            size += segment.length
-            if not blocks or size > BLOCK:
-                blocks.append([])
-                size = segment.length
-            blocks[-1].append(index)
-        return cls(segments=tuple(segments), blocks=tuple(make_block(segments, block, device) for block in blocks))
+        """Cuts a tree into the pieces that cost least."""
+        blocks: list[Block | Siblings] = []
+        plain: list[int] = []
+        for run in runs(segments):
+            siblings = [segments[index] for index in run] if device.type == "cpu" else []
+            batches = batches_of(siblings, ancestors=reach_of(segments, run[0]), block=BLOCK)
+            if batches:
+                blocks += [make_block(segments, members, device) for members in _blocks(segments, plain)]
+                plain = []
+                blocks += [make_siblings(segments, run[batch.start : batch.stop], device) for batch in batches]
+            else:
+                plain += run
+        blocks += [make_block(segments, members, device) for members in _blocks(segments, plain)]
+        return cls(segments=tuple(segments), blocks=tuple(blocks))
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
@@ -114,12 +108,29 @@ class TreeLayout:
         return torch.cat([block.attend(query, key, value, scale=scale, window=window) for block in self.blocks], dim=2)
 
 
+def runs(segments: Sequence[Segment]) -> list[list[int]]:
+    """Consecutive segments with the same ancestors."""
+    return [list(run) for _, run in groupby(range(len(segments)), key=lambda index: segments[index].ancestors)]
+
+
+def _blocks(segments: Sequence[Segment], plain: Sequence[int]) -> list[list[int]]:
+    """Segments that follow each other, together up to `BLOCK` tokens."""
+    blocks: list[list[int]] = []
+    size = 0
+    for index in plain:
+        size += segments[index].length
+        if not blocks or size > BLOCK:
+            blocks.append([])
+            size = segments[index].length
+        blocks[-1].append(index)
+    return blocks
+
+
 def make_block(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> Block:
     """One block of consecutive segments."""
     start = segments[members[0]].start
     stop = segments[members[-1]].start + segments[members[-1]].length
     outside = sorted({ancestor for member in members for ancestor in segments[member].ancestors} - set(members))
-    before = [place for index in outside for place in _span(segments[index])]
     key_segment = np.concatenate([np.full(segments[index].length, index) for index in [*outside, *members]])
     key_position = np.concatenate([_positions(segments, index) for index in [*outside, *members]])
     visible = None
@@ -127,19 +138,15 @@ def make_block(segments: Sequence[Segment], members: Sequence[int], device: torc
         path = np.zeros((len(segments), len(segments)), dtype=np.bool_)
         for member in members:
             path[member, [*segments[member].ancestors, member]] = True
-        queries = slice(len(before), None)
+        queries = slice(len(key_segment) - (stop - start), None)
         visible = path[key_segment[queries, None], key_segment[None, :]]
         visible &= key_position[queries, None] >= key_position[None, :]
     return Block(
         queries=slice(start, stop),
-        before=torch.tensor(before, dtype=torch.long, device=device) if before else None,
+        before=spans_of(segments, outside),
         visible=None if visible is None else torch.as_tensor(visible, device=device),
         positions=torch.as_tensor(key_position, device=device),
     )
-
-
-def _span(segment: Segment) -> range:
-    return range(segment.start, segment.start + segment.length)
 
 
 def _positions(segments: Sequence[Segment], index: int) -> NDArray[np.int64]:

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from stretto.algorithms.base import Rows
-from stretto.train.attention import Segment, TreeLayout
+from stretto.train.attention import TreeLayout
+from stretto.train.segments import Segment
 from stretto.types import Sample
 
 Tokens = NDArray[np.int64]
@@ -102,7 +103,8 @@ def merge(sequences: Sequence[Tokens]) -> Tree:
                 found += [[member] for member in group]
             else:
                 found += branches(group, depth, shared + 1)
-        return found
+        # Short ones first: siblings of about equal length are computed side by side without much padding.
+        return sorted(found, key=lambda group: max(len(sequences[member]) for member in group))
 
     place(list(range(len(sequences))), 0, ())
     return Tree(

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import RecipeError
-from stretto.train.attention import Layout, Segment, TreeLayout
+from stretto.train.attention import Layout, TreeLayout
 from stretto.train.head import chunk_logits, wide
+from stretto.train.segments import Segment
 
 if TYPE_CHECKING:
     from stretto.train.model import Policy

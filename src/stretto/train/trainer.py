@@ -106,7 +106,7 @@ class Trainer:
     def apply(self) -> StepReport:
         """Divides by the global denominators, clips, and makes one update; then the step is over."""
         gradients = self._mean_gradients()
-        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+        norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
         metrics = {**self.meter.metrics(), "grad_norm": norm}
         finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
         if finite and self.ledger:
@@ -262,9 +262,13 @@ class Trainer:
         return collect
 
     def _mean_gradients(self) -> dict[str, Tensor]:
-        """Accumulated sums over their denominators, added up."""
-        total = {name: torch.zeros_like(weight, dtype=wide(weight.dtype)) for name, weight in self.trained.items()}
+        """Accumulated sums over their denominators, added up; the accumulators are used up by it."""
+        total: dict[str, Tensor] = {}
         for kind, gradients in self.accumulators.items():
             for name, gradient in gradients.items():
-                total[name].add_(gradient, alpha=1 / self.meter.denominator(kind))
-        return total
+                gradient /= self.meter.denominator(kind)
+                total[name] = total[name].add_(gradient) if name in total else gradient
+        return {
+            name: total[name] if name in total else torch.zeros_like(weight, dtype=wide(weight.dtype))
+            for name, weight in self.trained.items()
+        }
