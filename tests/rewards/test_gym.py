@@ -96,23 +96,43 @@ def test_no_answer_is_run_as_a_program(task: str, tmp_path: Path) -> None:
         f"__import__('os').mkdir({str(mark)!r})",
         f"[open({str(mark)!r}, 'w') for _ in [1]]",
         f"<answer>(lambda: open({str(mark)!r}, 'w'))()</answer>",
+        repr(f"open({str(mark)!r}, 'w').close()"),
+        f"<answer>[{f'open({str(mark)!r}, chr(119))'!r}]</answer>",
     ):
         assert gym.judge(program, task, {}, entry) == 0.0
     assert not mark.exists()
 
 
 @pytest.mark.parametrize(
-    "text", ["(3+4)*6 - 2**3", "x**2/2 + 3*x + C", "sin(x)*exp(2*x)", "[['1', 2], [3.5]]", "A B C", "_ Q\n_ _"]
+    "text", ["(3+4)*6 - 2**3", "x**2/2 + 3*x + C", "sin(x)*exp(2*x)", "(x+1)**(1/2)", "x^-2", "2^x"]
 )
-def test_literals_and_formulas_are_harmless(text: str) -> None:
-    assert gym.harmless(text)
+def test_formulas_are_computed(text: str) -> None:
+    assert gym.formula(text)
+
+
+@pytest.mark.parametrize("text", ["[['1', 2], [3.5]]", "A B C", "_ Q\n_ _"])
+def test_literals_and_words_are_read(text: str) -> None:
+    assert gym.literal(text)
 
 
 @pytest.mark.parametrize(
     "text", ["x.real", "foo(1)", "x_1()", "a.b", "f'{x}'", "lambda: 1", "[x for x in y]", "1" * 3000]
 )
-def test_anything_else_is_not(text: str) -> None:
-    assert not gym.harmless(text)
+def test_anything_else_is_neither(text: str) -> None:
+    assert not gym.formula(text)
+    assert not gym.literal(text)
+
+
+@pytest.mark.parametrize("text", ["'open(1)'", '"x"', "['x']", "{'x': 1}", "b'x'"])
+def test_a_formula_holds_no_string_because_sympy_would_evaluate_it(text: str) -> None:
+    assert not gym.formula(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["9^9^9", "9**(9**9)", "2**99999", "(((9^99)^99)^99)^99", "9 ** 9 ** 9", "2^(x)", "9^9.5"]
+)
+def test_a_power_that_would_take_all_memory_is_not_computed(text: str) -> None:
+    assert not gym.formula(text)
 
 
 def judged(answer: str, prompt: Prompt, **part: Any) -> float:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MistralConfig
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Adapter, Model, Scratch
@@ -48,9 +48,10 @@ def policy_of(config, tokenizer):
     return Policy(network=network.train(), tokenizer=tokenizer)
 
 
-@pytest.fixture(scope="session", params=["llama", "lora", "grouped", "sliding"])
+@pytest.fixture(scope="session", params=["llama", "lora", "grouped", "sliding", "narrow values"])
 def policy(request, tokenizer):
-    """A scratch decoder, the same with an adapter, grouped queries, and a sliding window of five tokens."""
+    """A scratch decoder, the same with an adapter, grouped queries, a sliding window of five tokens, and values
+    that are narrower than keys."""
     shared = {**SIZES, "vocab_size": len(tokenizer), "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": None}
     match request.param:
         case "llama":
@@ -61,6 +62,13 @@ def policy(request, tokenizer):
             return policy_of(LlamaConfig(**shared, num_key_value_heads=2), tokenizer)
         case "sliding":
             return policy_of(MistralConfig(**shared, num_key_value_heads=1, sliding_window=5), tokenizer)
+        case "narrow values":
+            sizes = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6}
+            experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+            return policy_of(
+                DeepseekV3Config(**shared, **sizes, **experts, moe_intermediate_size=8, first_k_dense_replace=1),
+                tokenizer,
+            )
 
 
 @pytest.fixture(scope="session")

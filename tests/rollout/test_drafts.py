@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from alone import assert_alone, drained
-from stretto.rollout import native
+from stretto.rollout import admission
 from stretto.rollout.base import Request
 from stretto.rollout.drafts import ANSWERS, FIRST_GUESS, WIDTHS, Drafts
 from stretto.rollout.native import NativeEngine
@@ -103,7 +103,7 @@ class Spy(Drafts):
 @pytest.mark.parametrize("worth", [1, 10**9])
 def test_answers_are_the_same_with_drafts_and_most_of_a_repetition_is_guessed(policy, monkeypatch, worth):
     """The same questions under the same keys, twice: the second time every answer is known in advance."""
-    monkeypatch.setattr(native, "WORTH_A_TRUNK", worth)
+    monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
     requests = asked(9)
     engine = NativeEngine(policy)
     engine.drafts = Spy()
@@ -145,6 +145,22 @@ def test_a_perfect_draft_does_not_run_past_limit_or_stop(plain_policy):
     assert {k: (c.tokens.tolist(), c.stop) for k, c in again.items()} == {
         k: (c.tokens.tolist(), c.stop) for k, c in done.items()
     }
+
+
+def test_an_abort_while_drafts_are_in_flight_moves_them_too(plain_policy):
+    """Drafts are right here, so the next step accepts what is in the cache already: it must have moved with its row."""
+    requests = asked(6, limit=20)
+    engine = NativeEngine(plain_policy)
+    engine.submit(requests)
+    expected = drained(engine)
+    for request in requests:
+        engine.drafts.learn(request.tokens.tobytes(), expected[request.key].tokens.tolist())
+    engine.submit(requests)
+    assert engine.step(0.0) == []
+    assert engine.batch.drafts.shape[1] > 0
+    gone = [request.key for request in requests[:3]]
+    engine.abort(gone)
+    assert_alone(plain_policy, requests[3:], drained(engine))
 
 
 def test_sequences_that_enter_while_others_speculate_are_answered_as_alone(plain_policy):

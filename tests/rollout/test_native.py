@@ -11,7 +11,7 @@ from alone import PATIENCE, ROUNDING, alone, assert_alone, drained, peer_of
 from stretto.algorithms.base import build
 from stretto.algorithms.kl import k3
 from stretto.config.schema import AlgorithmSection, Optimizer
-from stretto.rollout import native
+from stretto.rollout import admission
 from stretto.rollout.base import Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.optim import MasterAdamW
@@ -70,7 +70,7 @@ def test_requests_that_share_all_or_part_of_their_context_are_answered_as_alone(
 @pytest.mark.parametrize("worth", [1, 10**9])
 def test_a_group_reads_its_prompt_from_one_trunk_and_answers_as_alone(policy, monkeypatch, slots, worth):
     """Groups of several sizes beside requests of their own, entering together and as others end."""
-    monkeypatch.setattr(native, "WORTH_A_TRUNK", worth)
+    monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
     chance = np.random.default_rng(3)
     contexts = [chance.integers(5, 40, size) for size in (31, 7, 12)]
     asked = [contexts[0]] * 4 + [contexts[1]] * 2 + [np.arange(5, 30)] + [contexts[2]] * 3 + [contexts[0][:9]]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import (
     BloomConfig,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -19,6 +20,7 @@ from transformers import (
     OPTConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     StableLmConfig,
 )
 
@@ -52,10 +54,32 @@ FAMILIES = {
     "gemma3 with windows": lambda: Gemma3TextConfig(
         **SIZES, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
     ),
+    "qwen3 with experts": lambda: Qwen3MoeConfig(
+        **SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, decoder_sparse_step=1
+    ),
+    "deepseek v3 with narrow values": lambda: DeepseekV3Config(
+        **(SIZES | {"num_key_value_heads": 4}),
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+    ),
     "gpt2, which learns its positions": lambda: GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=0
     ),
 }
+
+
+ROUTED = ("qwen3 with experts", "deepseek v3 with narrow values")
+"""Their routers compute in fp32 whatever the type, so they agree to six digits and no further."""
 
 
 class TypedNorm(nn.Module):
@@ -101,7 +125,7 @@ def test_packed_rows_are_what_transformers_computes_one_by_one(family):
     assert distance(expected, packed.gradients) < 1e-6
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ROUTED])
 def test_with_norms_in_double_precision_they_agree_to_ten_digits(family):
     policy = policy_from(FAMILIES[family]())
     type_norms(policy.network)

@@ -11,10 +11,11 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stretto import __version__
@@ -31,6 +32,7 @@ from stretto.rollout.collect import Launch
 from stretto.rollout.native import NativeEngine
 from stretto.run.learn import credit, learn
 from stretto.run.parts import Parts, assemble, make_plan
+from stretto.train.head import Head
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.packing import merge
 from stretto.types import Conversation, Group
@@ -47,11 +49,31 @@ REWARDS = (
 contrast, their gradient is 0, and a replay compares nothing."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Endless(Policy):
+    """The policy, to which the end of a turn is impossible, as it is to the peers before an answer has its length.
+
+    Otherwise forced answers would go on with the chat template's next turn, which is all too easy to draft.
+    """
+
+    def head(self) -> Head:
+        """The head with a bias that no end token overcomes."""
+        head = Policy.head(self)
+        bias = torch.zeros(len(head.weight), dtype=head.weight.dtype, device=head.weight.device)
+        bias[sorted(self.stop_tokens)] = float("-inf")
+        return replace(head, bias=bias)
+
+
+def endless(policy: Policy) -> Endless:
+    """The same network under that head."""
+    return Endless(**{field.name: getattr(policy, field.name) for field in fields(policy)})
+
+
 class ForcedEngine(NativeEngine):
     """The native engine, in which the n-th answer to a prompt has the n-th length that was drawn for it."""
 
     def __init__(self, policy: Policy, *, rounds: Sequence[Sequence[Asked]], lengths: NDArray[np.int64]) -> None:
-        super().__init__(policy)
+        super().__init__(endless(policy))
         self.lengths = {
             each.tokens.tobytes(): row for asked in rounds for each, row in zip(asked, lengths.tolist(), strict=True)
         }
@@ -179,14 +201,14 @@ def rollout(job: Job) -> Measured:
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
     policy = load(section, locate(section.name, Path(job.model)), seed=SEED, device=device)
-    engine, seconds = NativeEngine(policy), []
+    engine, seconds = NativeEngine(endless(policy)), []
     for asked in rounds:
         wanted = requests(asked, lengths)
         begun = time.perf_counter()
         answers = generate(engine, wanted)
         synchronise(device.type)
         seconds.append(time.perf_counter() - begun)
-    alone = [answer for request in wanted for answer in generate(NativeEngine(policy), [request])]
+    alone = [answer for request in wanted for answer in generate(NativeEngine(endless(policy)), [request])]
     talks = [np.concatenate([request.tokens, answer.tokens]) for request, answer in zip(wanted, answers, strict=True)]
     return Measured(
         name=f"stretto {__version__}",

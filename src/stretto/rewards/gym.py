@@ -14,20 +14,14 @@ from typing import Any
 
 from stretto.rewards.answer import Pick, extract
 
-EVALUATED = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
+LITERAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""The tasks whose scorers evaluate the answer as Python, once, and then compare it."""
+SYMBOLIC = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
 )
-"""The tasks whose scorers evaluate the answer; found by reading all scorers of the version that is installed."""
+"""The tasks whose scorers hand the answer to sympy, which evaluates a string inside of what it evaluated once more."""
+EVALUATED = LITERAL | SYMBOLIC
+"""All of them; found by reading all scorers of the version that is installed."""
 GRIDS = frozenset({"arc_agi", "rearc"})
 """The tasks whose scorers compare with tuples, which JSON has made lists of."""
 MARKED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -40,6 +34,13 @@ WORDS = frozenset(
     {"pi", "exp", "log", "ln", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
 )
 """The words of a formula, besides single letters."""
+POWER = re.compile(r"\*\*|\^")
+EXPONENT = re.compile(
+    r"\s*(?:[-+]?\s*([0-9]{1,2})(?![0-9.])|\(\s*[-+]?\s*([0-9]{1,2})\s*(?:/\s*[0-9]{1,2}\s*)?\)|[A-Za-z])\s*+(?!\*\*|\^)"
+)
+"""A small number, a small fraction in brackets or a letter, and no power of its own behind it."""
+LARGEST_POWER = 10_000
+"""Most that the exponents of such powers may multiply to: 9^9^9 would take all memory before any deadline."""
 LONGEST = 2000
 """Characters of a formula; none of these tasks needs more."""
 
@@ -61,10 +62,11 @@ def judge(
     if found is None:
         return 0.0
     found = found.strip()
-    evaluated = entry["metadata"].get("source_dataset", task) in EVALUATED
-    if evaluated and found != str(entry["answer"]).strip() and not harmless(found):
+    kind = entry["metadata"].get("source_dataset", task)
+    safe = literal(found) if kind in LITERAL else formula(found)
+    if kind in EVALUATED and found != str(entry["answer"]).strip() and not safe:
         return 0.0
-    if task in GRIDS:
+    if kind in GRIDS:
         entry = {**entry, "metadata": _tuples(entry["metadata"])}
     scorer = _scorer(task, json.dumps(config, sort_keys=True))
     try:
@@ -76,20 +78,32 @@ def judge(
         return 0.0
 
 
-def harmless(text: str) -> bool:
-    """True for mere words, for a Python literal, and for a formula of numbers, letters and known functions."""
+def literal(text: str) -> bool:
+    """True for mere words, and for what is a Python literal and nothing else."""
     if len(text) > LONGEST:
         return False
     if NAMES.fullmatch(text):
-        return True
-    words = re.findall(r"[A-Za-z]+", text)
-    if FORMULA.fullmatch(text) and all(len(word) == 1 or word in WORDS for word in words):
         return True
     try:
         ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False
     return True
+
+
+def formula(text: str) -> bool:
+    """True for a formula of numbers, letters and known functions whose powers stay small. No quotes, so no strings."""
+    words = re.findall(r"[A-Za-z]+", text)
+    if len(text) > LONGEST or not FORMULA.fullmatch(text) or not all(len(w) == 1 or w in WORDS for w in words):
+        return False
+    size = 1
+    for power in POWER.finditer(text):
+        exponent = EXPONENT.match(text, power.end())
+        if exponent is None:
+            return False
+        if not text[: power.start()].rstrip()[-1:].isalpha():  # of a number or a bracket: it will be computed
+            size *= int(exponent[1] or exponent[2] or 1)
+    return size <= LARGEST_POWER
 
 
 @lru_cache(maxsize=16)

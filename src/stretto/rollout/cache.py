@@ -192,7 +192,7 @@ class DecodeLayout:
         slots = torch.arange(n, device=query.device)[:, None]
         places = (self.lengths - self.bases)[:, None] + torch.arange(width, device=query.device)
         keys[slots, :, places] = key[0].transpose(0, 1).view(n, width, heads, size)
-        values[slots, :, places] = value[0].transpose(0, 1).view(n, width, heads, size)
+        values[slots, :, places] = value[0].transpose(0, 1).view(n, width, heads, value.shape[3])
         apart = query[0].reshape(heads, -1, n, width, size).permute(2, 0, 3, 1, 4)  # (n, K, w, G, D)
         queries = apart.reshape(n, heads, -1, size).to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
         own = keys[:n, :, : self.longest].to(queries.dtype)
@@ -206,7 +206,8 @@ class DecodeLayout:
         output = torch.matmul(weights[..., shared:].to(values.dtype), values[:n, :, : self.longest])
         if self.trunks is not None:
             output += self.trunks.mix(layer, weights[..., :shared])
-        return output.view(apart.shape).permute(1, 3, 0, 2, 4).reshape(1, -1, n * width, size)
+        output = output.view(*apart.shape[:4], value.shape[3]).permute(1, 3, 0, 2, 4)
+        return output.reshape(1, -1, n * width, value.shape[3])
 
     def _mask(self, window: int | None) -> Tensor:
         """Who sees what: of the trunk its own length, of the slot everything up to the token itself."""

@@ -52,11 +52,14 @@ class Drafts:
     def __init__(self) -> None:
         self.known: OrderedDict[bytes, list[Text]] = OrderedDict()
         self.fresh: dict[bytes, list[Text]] = {}
+        self.asked: dict[bytes, Text] = {}
         self.right = FIRST_GUESS
 
     def learn(self, context: bytes, answer: Sequence[int]) -> None:
         """Remembers an answer."""
-        self.fresh.setdefault(context, []).append(Text(answer))
+        texts = self.fresh.setdefault(context, [])
+        texts.append(Text(answer))
+        del texts[:-ANSWERS]
 
     def guess(self, context: np.ndarray, said: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens that may come next; answers that began like this one go before lookalikes."""
@@ -69,7 +72,9 @@ class Drafts:
         for text in texts:
             if found := text.follow(before, count):
                 return found
-        return Text(context.tolist()).follow(before, count)
+        if key not in self.asked:
+            self.asked[key] = Text(context.tolist())
+        return self.asked[key].follow(before, count)
 
     def width(self, sequences: int, fixed: float) -> int:
         """How many tokens per sequence are worth one forward, whose own cost is that of `fixed` tokens."""
@@ -88,6 +93,7 @@ class Drafts:
     def restart(self) -> None:
         """A round begins: what the last one taught about guessing is forgotten, so that it does not matter."""
         self.right = FIRST_GUESS
+        self.asked.clear()
 
     def settle(self) -> None:
         """A step is over: what was learned in it is known."""

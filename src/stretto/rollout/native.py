@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stretto.rollout.admission import NOBODY, SameContext, rooms
 from stretto.rollout.base import Completion, Facts, Request
 from stretto.rollout.batch import Batch, entering
 from stretto.rollout.cache import DecodeLayout, Fill, KeyValueCache, PrefillLayout, Trunks
@@ -40,9 +41,6 @@ FORWARD_COSTS = {"cpu": 24.0, "cuda": 256.0}
 """What one forward costs beside its tokens, in tokens: reading all weights. SmolLM2 in bf16 on two cores: 31 ms for one
 sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64."""
 
-WORTH_A_TRUNK = 128
-"""Fewest tokens of cache that a trunk must save; below, the detour costs more than reading them once each."""
-
 
 class NativeEngine:
     """Generates with a `Policy`."""
@@ -62,6 +60,8 @@ class NativeEngine:
         self.version = 0
         self.cache, self.trunks = KeyValueCache(), KeyValueCache()
         self.free_trunks: list[int] = []
+        self.shared: Trunks | None = None
+        self.changed = True
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         self.batch: Batch | None = None
@@ -159,26 +159,26 @@ class NativeEngine:
             self.drafts.restart()
         while self.waiting:
             chosen: list[Request] = []
-            tokens, contexts = 0, Counter[bytes]()
+            tokens, groups = 0, dict[bytes, SameContext]()
             while self.waiting:
                 request = self.waiting[0]
-                contexts[request.tokens.tobytes()] += 1
-                tokens += len(request.tokens) if contexts[request.tokens.tobytes()] == 1 else 0
+                context = request.tokens.tobytes()
+                tokens += 0 if context in groups else len(request.tokens)
+                grown = groups | {context: groups.get(context, NOBODY).joined_by(request)}
                 count = len(self.active) + len(chosen) + 1
-                full = self._size_with([*chosen, request], contexts) > self.kv_tokens or count > (
-                    self.most_slots or count
-                )
+                full = self._size_with(count, grown.values()) > self.kv_tokens or count > (self.most_slots or count)
                 if (full and count > 1) or (chosen and tokens > PREFILL_TOKENS):
                     break
                 chosen.append(self.waiting.popleft())
+                groups = grown
             if not chosen:
                 return
-            self._prefill(chosen)
+            self._prefill(chosen, groups)
 
-    def _size_with(self, requests: Sequence[Request], contexts: Mapping[bytes, int]) -> int:
-        """Tokens of cache, trunks included, once these requests have entered."""
-        own, shared = _rooms(requests, contexts)
-        slots, capacity = self.cache.shape_with(slots=len(self.active) + len(requests), tokens=max(own))
+    def _size_with(self, sequences: int, groups: Collection[SameContext]) -> int:
+        """Tokens of cache, trunks included, with so many active sequences once these groups have entered."""
+        own, shared = rooms(groups)
+        slots, capacity = self.cache.shape_with(slots=sequences, tokens=own)
         trunks, length = self.trunks.shape_with(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
         return slots * capacity + trunks * length
 
@@ -186,13 +186,12 @@ class NativeEngine:
         """Slots for trunks once there are so many more."""
         return self.trunks.slots + max(0, more - len(self.free_trunks))
 
-    def _prefill(self, requests: Sequence[Request]) -> None:
+    def _prefill(self, requests: Sequence[Request], groups: Mapping[bytes, SameContext]) -> None:
         """Computes the contexts into free slots and trunks, and appends the requests to the batch."""
         device, first = self.policy.device, len(self.active)
-        contexts = Counter(request.tokens.tobytes() for request in requests)
-        own, shared = _rooms(requests, contexts)
+        own, shared = rooms(groups.values())
         before = self.trunks.slots
-        self.cache.reserve(slots=first + len(requests), tokens=max(own))
+        self.cache.reserve(slots=first + len(requests), tokens=own)
         self.trunks.reserve(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
         self.free_trunks += range(before, self.trunks.slots)
         tree = merge([request.tokens for request in requests])
@@ -201,7 +200,7 @@ class NativeEngine:
         trunk_of: dict[bytes, int] = {}
         for slot, (request, place) in enumerate(zip(requests, places, strict=True), first):
             context = request.tokens.tobytes()
-            if not _shared(request, contexts):
+            if not groups[context].worth_a_trunk:
                 fills.append(Fill(cache=self.cache, slot=slot, places=place))
             elif context not in trunk_of:
                 trunk_of[context] = self.free_trunks.pop(0)
@@ -218,6 +217,7 @@ class NativeEngine:
         else:
             self.batch.add(new)
         self.active += requests
+        self.changed = True
 
     def _tick(self) -> list[Completion]:
         """Samples for every active sequence; those that go on get their next hidden states.
@@ -259,8 +259,10 @@ class NativeEngine:
         batch = self.batch
         if batch is None:
             return
+        if self.changed:
+            self.shared, self.changed = Trunks.of(batch.trunks, batch.bases, self.trunks), False
         own = int((batch.lengths - batch.bases).max())
-        batch.drafts = self._guess(batch, self.cache.capacity - own)
+        batch.drafts = self._guess(batch, min(self.cache.capacity - own, int((batch.limits - batch.sampled).max())))
         width = batch.drafts.shape[1] + 1
         layout = DecodeLayout(
             lengths=batch.lengths,
@@ -268,7 +270,7 @@ class NativeEngine:
             width=width,
             longest=own + width,
             cache=self.cache,
-            trunks=Trunks.of(batch.trunks, batch.bases, self.trunks),
+            trunks=self.shared,
         )
         tokens = torch.cat([batch.newest[:, None], batch.drafts.clamp(min=0)], dim=1)
         positions = batch.lengths[:, None] + torch.arange(width, device=tokens.device)
@@ -305,9 +307,10 @@ class NativeEngine:
         order = [next(movers) if row in ended else row for row in range(left)]
         for target, source in enumerate(order):
             if source != target:
-                # The newest token too, which an abort finds in the cache already.
-                own = int(batch.lengths[source] - batch.bases[source]) + 1
+                # With what is in flight, which an abort finds in the cache already.
+                own = int(batch.lengths[source] - batch.bases[source]) + batch.hidden.shape[1]
                 self.cache.move(source=source, target=target, tokens=own)
+        self.changed = True
         used = set(batch.trunks.tolist())
         self.active = [self.active[row] for row in order]
         batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
@@ -320,18 +323,6 @@ class NativeEngine:
         self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
     ) -> Completion:
         return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version)
-
-
-def _shared(request: Request, contexts: Mapping[bytes, int]) -> bool:
-    """Whether so many requests have the same context that it is worth a trunk."""
-    return (contexts[request.tokens.tobytes()] - 1) * len(request.tokens) >= WORTH_A_TRUNK
-
-
-def _rooms(requests: Sequence[Request], contexts: Mapping[bytes, int]) -> tuple[list[int], list[int]]:
-    """Tokens of cache that each request may come to need for itself, and those of every trunk."""
-    trunks = {r.tokens.tobytes(): len(r.tokens) for r in requests if _shared(r, contexts)}
-    own = [r.max_new_tokens + (0 if r.tokens.tobytes() in trunks else len(r.tokens)) for r in requests]
-    return own, list(trunks.values())
 
 
 def _cache_tokens(policy: Policy, share: float) -> int:

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Recipe, Vstar
 from stretto.report.console import Progress, console_for
+from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.guards import sampled_tokens
@@ -70,7 +72,7 @@ def value(
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         path, table, generated = asyncio.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
-        values = table.values(training, section, largest=False)
+        values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)
         return Valued(
             table=str(path),
             prompts=len(training),
@@ -123,22 +125,23 @@ async def _fill(
     for number, batch in enumerate(batches, start=1):
         began = time.monotonic()
         launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
-        rows = await _judged(parts, launches)
+        scored, rows = await _judged(parts, launches)
         add_rows(path, made_from, rows)
+        parts.engine.settle()
+        guards.reward_errors(parts.recipe.guards, scored, launched=len(launches))
         screen.step(number, _course(rows, time.monotonic() - began))
 
 
-async def _judged(parts: Parts, launches: Sequence[Launch]) -> list[Row]:
-    """One row per launch, with its reward where there is a verdict. Noise is the same whatever the recipe's seed."""
+async def _judged(parts: Parts, launches: Sequence[Launch]) -> tuple[Scored, list[Row]]:
+    """The verdicts, and a row per launch. Noise is the same whatever the recipe's seed."""
     trajectories = await parts.collect(launches, temperature=parts.recipe.engine.temperature, seed=0)
     scored = await parts.score(trajectories, min_samples=1)
-    guards.reward_errors(parts.recipe.guards, scored, launched=len(launches))
     judged = [
         _row(trajectory, reward.value)
         for group in scored.groups
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
     ]
-    return [*judged, *(_row(trajectory, None) for trajectory in scored.failed)]
+    return scored, [*judged, *(_row(trajectory, None) for trajectory in scored.failed)]
 
 
 def _row(trajectory: Trajectory, reward: float | None) -> Row:

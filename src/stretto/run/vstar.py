@@ -8,10 +8,10 @@ for `run.value`; a run keeps a copy in its folder.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from stretto.algorithms.optimal import optimal_value
 from stretto.config.locate import ModelFiles, cached_config, locate
 from stretto.config.schema import Recipe, Vstar
 from stretto.errors import Problem, RecipeError
-from stretto.run.files import storing, to_json, write_all
+from stretto.run.files import replace, storing, to_json, write_all
 from stretto.sandbox.target import source_of
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt
@@ -30,6 +30,9 @@ from stretto.types import Prompt
 FIELD = "algorithm.vstar.table"
 COPY = "vstar.jsonl"
 """The table's name in a run's folder."""
+
+READ = (".gguf", ".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+"""Endings of the files that weights, tokenizers and chat templates are in."""
 
 BLOCKS, BLOCK = 16, 1 << 16
 """How much of a weights file is hashed: blocks spread evenly over it. All of a large model would take minutes."""
@@ -125,7 +128,7 @@ def weights_digest(files: ModelFiles) -> str:
         return files.name
     names = [files.file] if files.file else sorted(os.listdir(folder))
     hashed = hashlib.blake2b(digest_size=12)
-    for path in (folder / name for name in names if name and name.endswith((".gguf", ".safetensors", ".bin", ".json"))):
+    for path in (folder / name for name in names if name and name.endswith(READ)):
         size = path.stat().st_size
         hashed.update(f"{path.name}|{size}|".encode())
         with path.open("rb") as file:
@@ -169,8 +172,9 @@ def add_rows(path: Path, made_from: dict[str, Any], rows: Sequence[Row]) -> None
     """Appends answers; the file begins with what it is made from."""
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
         with path.open("ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # two commands may fill one table
+            whole = path.read_bytes().rfind(b"\n") + 1
             file.truncate(whole)  # what a kill tore
             head = "" if whole else to_json({"made_from": made_from}) + "\n"
             text = head + "".join(to_json(asdict(row)) + "\n" for row in rows)
@@ -195,10 +199,7 @@ def run_values(recipe: Recipe, root: Path, folder: Path) -> dict[str, float] | N
         return None
     copy = folder / COPY
     if not copy.exists():
-        path = _ready(recipe, root)
-        with storing(copy):
-            shutil.copyfile(path, copy.with_suffix(".draft"))
-            copy.with_suffix(".draft").rename(copy)
+        replace(copy, [_ready(recipe, root).read_text("utf-8", "replace")])
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
     return read_table(copy, None).values(training, recipe.algorithm.vstar or Vstar(), largest=not facts.regresses)
 

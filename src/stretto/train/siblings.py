@@ -49,7 +49,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor, scale: float) -> Tensor:
-        output = torch.matmul(_weights(query, key, hidden, scale).to(value.dtype), value).view(query.shape)
+        output = torch.matmul(_weights(query, key, hidden, scale).to(value.dtype), value)
+        output = output.view(*query.shape[:3], value.shape[3])
         ctx.save_for_backward(query, key, value, hidden, output)
         ctx.scale = scale
         return output
@@ -57,8 +58,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, hidden, output = ctx.saved_tensors
-        shape = (*key.shape[:2], -1, key.shape[3])
-        asked, outgoing, said = (states.reshape(shape) for states in (query, gradients[0], output))
+        heads = (*key.shape[:2], -1)
+        asked = query.reshape(*heads, key.shape[3])
+        outgoing, said = (states.reshape(*heads, value.shape[3]) for states in (gradients[0], output))
         weights = _weights(query, key, hidden, ctx.scale)
         mean = (outgoing.to(weights.dtype) * said.to(weights.dtype)).sum(-1, keepdim=True)
         slopes = torch.matmul(outgoing, value.transpose(2, 3)).to(weights.dtype).sub_(mean).mul_(weights)
@@ -108,7 +110,7 @@ class Siblings:
         output: Tensor = _Attention.apply(self._spread(query), keys, values, ~mask, scale or query.shape[3] ** -0.5)
         flat = output.transpose(1, 2).flatten(0, 1).flatten(1)  # (n * longest, H * D)
         kept = _Rearranged.apply(flat, self.back, self.there, self.used.to(flat.dtype))
-        return kept.view(1, -1, query.shape[1], query.shape[3]).transpose(1, 2)
+        return kept.view(1, -1, query.shape[1], value.shape[3]).transpose(1, 2)
 
     def _spread(self, states: Tensor) -> Tensor:
         """(1, H, T, D) -> (n, H, longest, D)."""
