@@ -52,6 +52,28 @@ def answers(policy, asked):
     return done
 
 
+def test_groups_share_their_prompt_and_drafts_change_nothing_on_a_gpu():
+    """One trunk per prompt, and a second round in which every answer is known in advance."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(5, 16, 100) for _ in range(2)]
+    asked = [
+        Request(key=key + 1, tokens=prompts[key % 2], max_new_tokens=20, stop=frozenset({6}), temperature=1.0)
+        for key in range(8)
+    ]
+    told = {}
+    for device in (CPU, GPU):
+        engine = NativeEngine(policy_on(device))
+        for _ in range(2):
+            engine.submit(asked)
+            done = {}
+            while found := engine.step(60.0):
+                done |= {completion.key: completion for completion in found}
+            told.setdefault(device, []).append({key: done[key].tokens.tolist() for key in sorted(done)})
+            engine.settle()
+        assert engine.trunks.slots >= 2
+    assert told[CPU][0] == told[CPU][1] == told[GPU][0] == told[GPU][1]
+
+
 def gradients(policy, samples):
     from stretto.config.schema import Optimizer
 
