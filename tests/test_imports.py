@@ -35,6 +35,7 @@ FILES = {
     "config.schema": set(),
     "algorithms.catalog": set(),
     "rollout.native": BASE | {"rollout", "train.model", "train.attention", "train.head", "train.packing"},
+    "rollout.sampling": BASE | {"rollout", "train.head"},
     "rollout.cache": BASE | {"rollout", "train.attention", "train.head"},
 }
 """Files with arrows of their own: fewer, or more for the engine that runs on the very modules that are trained."""

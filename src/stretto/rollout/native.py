@@ -24,9 +24,9 @@ from stretto.rollout.base import Completion, Facts, Request
 from stretto.rollout.batch import Batch, entering
 from stretto.rollout.cache import DecodeLayout, Fill, KeyValueCache, PrefillLayout, Trunks
 from stretto.rollout.drafts import Drafts
-from stretto.rollout.sampling import draw
+from stretto.rollout.sampling import draw_from
 from stretto.train.attention import TreeLayout
-from stretto.train.head import chunk_logits, logprobs_of
+from stretto.train.head import logprobs_of
 from stretto.train.model import Policy
 from stretto.train.packing import merge
 from stretto.types import Receipt, StopReason, Weights
@@ -229,13 +229,16 @@ class NativeEngine:
             return []
         n, width = batch.hidden.shape[:2]
         along = torch.arange(width, device=batch.hidden.device)
-        tokens, logprobs = draw(
-            chunk_logits(batch.hidden.flatten(0, 1), self.policy.head(), 1.0),
-            keys=batch.keys.repeat_interleave(width),
-            positions=(batch.sampled[:, None] + along).flatten(),
-            temperatures=batch.temperatures.repeat_interleave(width),
+        tokens, logprobs = (
+            drawn.view(n, width)
+            for drawn in draw_from(
+                batch.hidden.flatten(0, 1),
+                self.policy.head(),
+                keys=batch.keys.repeat_interleave(width),
+                positions=(batch.sampled[:, None] + along).flatten(),
+                temperatures=batch.temperatures.repeat_interleave(width),
+            )
         )
-        tokens, logprobs = tokens.view(n, width), logprobs.view(n, width).double()
         right = (tokens[:, :-1] == batch.drafts).long().cumprod(1).sum(1)
         if width > 1:
             self.drafts.judge(tried=int((right + 1).clamp(max=width - 1).sum()), right=int(right.sum()))

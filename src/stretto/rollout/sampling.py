@@ -14,7 +14,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
+
+from stretto.train.head import Head, chunks, finished_logits
+
+DRAWN_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 27}
+"""Logits in the wide type at once: on a CPU what its cache holds."""
 
 BLOCK = 256
 
@@ -67,3 +72,20 @@ def draw(logits: Tensor, *, keys: Tensor, positions: Tensor, temperatures: Tenso
     tokens = torch.where(greedy, logits.argmax(-1), sampled)
     logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - weights.logsumexp(-1)
     return tokens, logprobs
+
+
+def draw_from(
+    hidden: Tensor, head: Head, *, keys: Tensor, positions: Tensor, temperatures: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`draw` from (B, W) states: one product with the head, whose logits are widened some rows at a time."""
+    raw = linear(hidden, head.weight, head.bias)
+    drawn = [
+        draw(
+            finished_logits(raw[part], head, 1.0),
+            keys=keys[part],
+            positions=positions[part],
+            temperatures=temperatures[part],
+        )
+        for part in chunks(len(raw), raw.shape[1], DRAWN_NUMBERS[raw.device.type])
+    ]
+    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn]).double()
