@@ -2,8 +2,8 @@
 
 It is not the regression of the paper (`astar_po`), and it is here to be compared with it. With rewards of 0 and 1 and a
 prompt that the reference solved even once, V* is 1 and no answer ever has a positive weight: right answers are left
-alone, wrong ones are pushed away, and nothing says where to. Only prompts that the reference never solved reinforce.
-docs/concepts/astar-po.md shows the curve.
+alone, wrong ones are pushed away, and nothing says where to. Only prompts that the reference never solved reinforce, so
+more samples for V* make it worse. docs/concepts/astar-po.md shows the curves.
 """
 
 from __future__ import annotations
