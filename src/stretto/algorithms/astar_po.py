@@ -20,8 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from stretto.algorithms.base import Algorithm, Rows, Streams, Term, Watched, keep
-from stretto.algorithms.correction import mean_per_answer, sum_per_answer
-from stretto.algorithms.credit import spread
+from stretto.algorithms.correction import sum_per_answer
+from stretto.algorithms.credit import judged, spread
 from stretto.algorithms.optimal import value_of
 from stretto.config.schema import AlgorithmSection, Vstar
 from stretto.types import Group, Sample, Trajectory
@@ -31,8 +31,7 @@ def goals(groups: Sequence[Group], streams: Streams, *, beta2: float) -> tuple[S
     """Every token with its conversation's goal for beta2 * D: R - V*, less what the other conversations have."""
     return tuple(
         sample
-        for group in groups
-        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+        for trajectory, reward in judged(groups)
         for sample in _goals(trajectory, reward.value - value_of(trajectory, streams), streams, beta2)
     )
 
@@ -59,7 +58,7 @@ def residual(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
 
 def goal(logprobs: Tensor, rows: Rows) -> Tensor:
     """(C) what beta2 * D of every conversation should be."""
-    return per_conversation(mean_per_answer(rows.advantage, rows), rows)
+    return per_conversation(rows.advantage, rows)
 
 
 def per_conversation(values: Tensor, rows: Rows) -> Tensor:

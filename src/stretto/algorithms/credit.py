@@ -5,7 +5,7 @@ Model turns are credited per trajectory: every trained token of every conversati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from stretto.algorithms.advantages import whitened
 from stretto.algorithms.base import Streams
 from stretto.algorithms.kl import ESTIMATORS
 from stretto.config.schema import AlgorithmSection, Kl
-from stretto.types import Group, Sample, Trajectory, trajectory_key
+from stretto.types import Group, Reward, Sample, Trajectory, trajectory_key
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +39,12 @@ def shaped_rewards(group: Group, streams: Streams, kl: Kl) -> Floats:
             reference = streams["reference"][(*trajectory_key(trajectory), index)]
             rewards[row] -= kl.coef * float(np.sum(estimator(conversation.logprobs[conversation.trained], reference)))
     return rewards
+
+
+def judged(groups: Sequence[Group]) -> Iterator[tuple[Trajectory, Reward]]:
+    """Every attempt with its verdict, for credit that looks at each by itself."""
+    for group in groups:
+        yield from zip(group.trajectories, group.rewards, strict=True)
 
 
 def spread(trajectory: Trajectory, advantage: float, streams: Streams) -> list[Sample]:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams, keep
-from stretto.algorithms.credit import needed_streams, shared_out, spread, token_pull, whitened_samples
+from stretto.algorithms.credit import judged, needed_streams, shared_out, spread, token_pull, whitened_samples
 from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
 from stretto.algorithms.losses import policy_terms
 from stretto.config.schema import AlgorithmSection, Gae, Kl
@@ -26,8 +26,7 @@ def credit(groups: Sequence[Group], streams: Streams, *, gae: Gae, kl: Kl) -> tu
     """Whitened advantages and plain returns for every trained token of the batch."""
     samples = [
         sample
-        for group in groups
-        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+        for trajectory, reward in judged(groups)
         for sample in episode(trajectory, reward.value, streams, gae=gae, kl=kl)
     ]
     return whitened_samples(samples)

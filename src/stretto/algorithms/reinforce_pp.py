@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams, keep
-from stretto.algorithms.credit import needed_streams, spread, token_pull, whitened_samples
+from stretto.algorithms.credit import judged, needed_streams, spread, token_pull, whitened_samples
 from stretto.algorithms.losses import policy_terms
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.types import Group, Sample
@@ -21,12 +21,7 @@ from stretto.types import Group, Sample
 
 def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample, ...]:
     """Whitened returns for every trained token of the batch."""
-    samples = [
-        sample
-        for group in groups
-        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
-        for sample in spread(trajectory, reward.value, streams)
-    ]
+    samples = [sample for trajectory, reward in judged(groups) for sample in spread(trajectory, reward.value, streams)]
     return whitened_samples([replace(sample, advantage=sample.advantage - to_come(sample, kl)) for sample in samples])
 
 

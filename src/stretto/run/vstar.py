@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.algorithms.optimal import optimal_value
@@ -102,14 +102,11 @@ def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[s
         "rewards": [part.model_dump(mode="json", exclude={"deadline"}) for part in recipe.rewards],
         "code": {kind: digest(path.read_text("utf-8", "replace")) for kind, path in code.items() if path},
         "environment": recipe.environment.model_dump(mode="json", exclude={"deadline"}),
-        "reference": reference | {"files": weights_digest(files)} | ({"seed": recipe.seed} if scratch(files) else {}),
+        "reference": reference
+        | {"files": weights_digest(files)}
+        | ({"seed": recipe.seed} if files.kind == "scratch" else {}),
         "sampler": recipe.engine.model_dump(mode="json", include={"max_new_tokens", "temperature", "top_p"}),
     }
-
-
-def scratch(files: ModelFiles) -> bool:
-    """True for a model that is made on the spot: its weights depend on the run's seed."""
-    return files.kind == "scratch"
 
 
 def digest(*texts: str) -> str:
@@ -172,13 +169,23 @@ def add_rows(path: Path, made_from: dict[str, Any], rows: Sequence[Row]) -> None
     """Appends answers; the file begins with what it is made from."""
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        with path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # two commands may fill one table
-            whole = path.read_bytes().rfind(b"\n") + 1
+            whole = _whole(file)
             file.truncate(whole)  # what a kill tore
             head = "" if whole else to_json({"made_from": made_from}) + "\n"
             text = head + "".join(to_json(asdict(row)) + "\n" for row in rows)
             write_all(file.fileno(), text.encode("ascii"))
+
+
+def _whole(file: BinaryIO) -> int:
+    """Bytes up to the end of the last whole line; the file is read only where a kill tore its last one."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if size == 0 or file.read(1) == b"\n":
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
 
 
 def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
