@@ -20,6 +20,7 @@ ARROWS = {
     "weights": BASE,
     "report": BASE,
     "placement": BASE,
+    "step": {"types", "errors", "placement"},
     "tasks": BASE | {"sandbox"},
     "environments": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
@@ -40,7 +41,7 @@ FILES = {
 }
 """Files with arrows of their own: fewer, or more for the engine that runs on the very modules that are trained."""
 
-TORCH_FREE = ("types", "errors", "config", "tasks", "environments", "rewards", "sandbox", "placement", "report")
+TORCH_FREE = ("types", "errors", "config", "tasks", "environments", "rewards", "sandbox", "placement", "step", "report")
 TORCH_FREE_FILES = (
     "__init__",
     "algorithms.catalog",

@@ -1,0 +1,224 @@
+"""Who generates what: groups wait, longest expected first; cells take them as they have room; tails move together.
+
+A group stays on one cell, so that its prompt is computed once, unless that would leave other cells with less to do:
+then the last groups are split. A group that finds less room than it needs begins, and the rest of it waits on that
+cell; a cell with nothing left of its own takes over what waits elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stretto.step.expect import remaining
+from stretto.step.work import Item, Join, Launch, Move, Speeds
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one generate cell has."""
+
+    slots: int
+    """How many trajectories it takes at once."""
+    speeds: Speeds
+    """How fast it is."""
+    active: dict[Item, tuple[float, float]] = field(default_factory=dict)
+    """Being generated: (tick at which it would have begun here, expected tokens)."""
+    backlog: deque[tuple[Item, float]] = field(default_factory=deque)
+    """Rest of a group that began here: (trajectory, expected tokens)."""
+    load: float = 0.0
+    """Expected tokens of both."""
+    ticks: float = 0.0
+    """Decode steps so far, as far as the clock tells."""
+    seen: float = 0.0
+    """When that was last brought up to date."""
+
+    @property
+    def room(self) -> int:
+        """Trajectories that may join now."""
+        return self.slots - len(self.active)
+
+    def pass_time(self, now: float) -> None:
+        """Counts the decode steps since the last look."""
+        if self.active:
+            self.ticks += (now - self.seen) / self.speeds.tick_of(len(self.active))
+        self.seen = now
+
+    def join(self, item: Item, expected: float, now: float, done: float = 0.0) -> None:
+        """A trajectory begins, or goes on after `done` tokens elsewhere."""
+        self.pass_time(now)
+        self.active[item] = (self.ticks - done, expected)
+
+    def leave(self, item: Item, now: float) -> None:
+        """A trajectory has ended."""
+        self.pass_time(now)
+        self.load -= self.active.pop(item)[1]
+
+    def left(self, spread: float, longest: int) -> float:
+        """Seconds until the last active trajectory is expected to end."""
+        most = max(
+            (remaining(e, spread, self.ticks - begun, longest) for begun, e in self.active.values()), default=0.0
+        )
+        return most * self.speeds.tick_of(max(1, len(self.active)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What there is to do beside generation."""
+
+    ready: float
+    """Seconds of work on one cell that could start now."""
+    free: int
+    """Cells that are free for it."""
+    cells: int
+    """Cells that will share it once nothing is generated any more."""
+
+
+class Lanes:
+    """Every lane, and what waits for one."""
+
+    def __init__(self, slots: Mapping[str, int], *, speeds: Speeds, longest: int) -> None:
+        self.lanes = {cell: Lane(slots=count, speeds=speeds) for cell, count in slots.items()}
+        self.speeds, self.longest = speeds, longest
+        self.waiting: list[tuple[float, int, tuple[Item, ...]]] = []
+        self.waiting_items = 0
+        self.waiting_tokens = 0.0
+        self.place: dict[Item, str] = {}
+        self.behind: list[tuple[int, int, str]] = []
+        self.order = {cell: index for index, cell in enumerate(self.lanes)}
+
+    def add(self, index: int, launch: Launch, attempts: Iterable[int] | None = None) -> None:
+        """A group waits, or what is left of one."""
+        items = tuple((index, attempt) for attempt in (range(launch.samples) if attempts is None else attempts))
+        heapq.heappush(self.waiting, (-launch.expected, index, items))
+        self.waiting_items += len(items)
+        self.waiting_tokens += len(items) * launch.expected
+
+    @property
+    def work(self) -> bool:
+        """True if a cell with room would find something to do."""
+        return bool(self.waiting or self._behind())
+
+    def dispatch(self, cells: Sequence[str], now: float) -> list[Join]:
+        """Fills these cells; returns what starts on each."""
+        joins: dict[str, list[Item]] = {}
+        for cell in cells:
+            self._begin(cell, joins, now)
+        roomy = [cell for cell in cells if self.lanes[cell].room > 0]
+        heap = [(self.lanes[cell].load, self.order[cell], cell) for cell in roomy]
+        heapq.heapify(heap)
+        room = sum(self.lanes[cell].room for cell in roomy)
+        fair = float("inf")
+        if len(cells) > 1 and self.waiting_items <= room:
+            fair = (sum(self.lanes[cell].load for cell in roomy) + self.waiting_tokens) / len(roomy)
+        while self.waiting and heap:
+            expected, _, items = heapq.heappop(self.waiting)
+            self.waiting_items -= len(items)
+            self.waiting_tokens += len(items) * expected
+            whole = heap[0][0] - len(items) * expected <= fair * (1 + 1e-9)
+            for part in [items] if whole else [(item,) for item in items]:
+                self._give(part, -expected, heap, joins, now)
+        for cell in roomy:
+            while self.lanes[cell].room > 0 and (poorer := self._behind()) is not None:
+                self._take_over(cell, poorer)
+                self._begin(cell, joins, now)
+        return [Join(cell=cell, items=tuple(items)) for cell, items in joins.items() if items]
+
+    def ended(self, item: Item, now: float) -> str:
+        """A trajectory has ended; returns its cell."""
+        cell = self.place.pop(item)
+        self.lanes[cell].leave(item, now)
+        return cell
+
+    def lost(self, cell: str) -> tuple[Item, ...]:
+        """A cell has died; returns what it had."""
+        lane = self.lanes[cell]
+        items = (*lane.active, *(item for item, _ in lane.backlog))
+        for item in lane.active:
+            del self.place[item]
+        self.lanes[cell] = Lane(slots=lane.slots, speeds=lane.speeds)
+        return items
+
+    def tail(self, cell: str, room: Room, *, gate: float, spread: float, now: float) -> Move | None:
+        """Moves what is left on a cell onto another, if that pays.
+
+        Other work gains the seconds for which the cell would have gone on, as far as there is work that the free cells
+        will not have done by the end of the tail anyway; all cells share what is left then, so the step gains a cell's
+        share of it. What it loses is that the other lane gets slower. The rest must exceed `gate` times the cost of the
+        switch.
+        """
+        mine, few = self.lanes[cell], len(self.lanes[cell].active)
+        mine.pass_time(now)
+        worth = mine.left(spread, self.longest)
+        if min(room.ready, worth) / room.cells <= gate * self.speeds.switch:
+            return None
+        others = [c for c, lane in self.lanes.items() if c != cell and len(lane.active) >= few and lane.room >= few]
+        if not others:
+            return None
+        target = min(others, key=lambda c: (len(self.lanes[c].active), self.order[c]))
+        lane = self.lanes[target]
+        lane.pass_time(now)
+        goes_on = lane.left(spread, self.longest)
+        together = self.speeds.tick_of(len(lane.active) + few) / self.speeds.tick_of(len(lane.active))
+        done_anyway = room.free * goes_on
+        gained = min(max(0.0, room.ready - done_anyway), worth) / room.cells
+        if gained - (together - 1) * goes_on <= gate * self.speeds.switch:
+            return None
+        items = tuple(mine.active)
+        for item, (begun, expected) in mine.active.items():
+            lane.join(item, expected, now, done=mine.ticks - begun)
+            lane.load += expected
+            self.place[item] = target
+        mine.active, mine.load = {}, 0.0
+        return Move(source=cell, target=target, items=items)
+
+    def _give(
+        self,
+        items: tuple[Item, ...],
+        expected: float,
+        heap: list[tuple[float, int, str]],
+        joins: dict[str, list[Item]],
+        now: float,
+    ) -> None:
+        """Hands items to the cell with the least to do; it stays in the heap while it has room."""
+        _, order, cell = heapq.heappop(heap)
+        lane = self.lanes[cell]
+        lane.backlog.extend((item, expected) for item in items)
+        lane.load += len(items) * expected
+        self._begin(cell, joins, now)
+        if lane.room > 0:
+            heapq.heappush(heap, (lane.load, order, cell))
+
+    def _begin(self, cell: str, joins: dict[str, list[Item]], now: float) -> None:
+        """Lets what waits on a cell begin, as far as there is room."""
+        lane = self.lanes[cell]
+        while lane.backlog and lane.room > 0:
+            item, expected = lane.backlog.popleft()
+            lane.join(item, expected, now)
+            self.place[item] = cell
+            joins.setdefault(cell, []).append(item)
+        if lane.backlog:
+            heapq.heappush(self.behind, (-len(lane.backlog), self.order[cell], cell))
+
+    def _behind(self) -> str | None:
+        """The cell on which most waits. Entries of the heap may be out of date; those are dropped here."""
+        while self.behind:
+            count, order, cell = self.behind[0]
+            now = len(self.lanes[cell].backlog)
+            if now == -count:
+                return cell
+            heapq.heappop(self.behind)
+            if now:
+                heapq.heappush(self.behind, (-now, order, cell))
+        return None
+
+    def _take_over(self, cell: str, poorer: str) -> None:
+        """Takes half of what waits on another cell, the last of it first."""
+        mine, theirs = self.lanes[cell], self.lanes[poorer]
+        for _ in range((len(theirs.backlog) + 1) // 2):
+            item, expected = theirs.backlog.pop()
+            theirs.load -= expected
+            mine.load += expected
+            mine.backlog.appendleft((item, expected))

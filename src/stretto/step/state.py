@@ -1,0 +1,287 @@
+"""One step as a state machine: what is launched, generated, judged and accepted decides what may run, and a plan where.
+
+It does no I/O and knows neither clock nor strategy: a driver tells it what has happened and asks what may start
+(`offer`). Drivers exist for the real world and for a simulated one; told the same, it decides the same. Strategies
+are the plan's cells, priorities and flow, nothing else.
+
+Why nothing here changes a gradient: weights stand still within a step, and gradients are sums. Why nothing changes
+who is trained: groups are accepted in the order of their launch, and one is trained only when it is certain to be
+accepted, that is, when fewer than `groups` of those before it are alive or undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stretto.placement.plan import Plan
+from stretto.step.cells import Cells
+from stretto.step.lanes import Lanes, Room
+from stretto.step.pieces import Queue, Ready
+from stretto.step.work import FORWARD, UPDATE, Apply, Item, Launch, Piece, Terms, Work
+
+TAIL = 8
+"""A tail may move once no more than this fraction of a cell's trajectories are left."""
+
+GATE = 1.5
+"""What a move must save, in switch costs, where the plan does not say."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one group has come."""
+
+    launch: Launch
+    """What it is."""
+    unfinished: int
+    """Trajectories that are still generated."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Attempt -> its generated tokens, of those that ended well."""
+    judged: bool = False
+    """True once there is a verdict."""
+    attempts: frozenset[int] = frozenset()
+    """Attempts that have one; none if the group was dropped."""
+    scores: dict[str, int] = field(default_factory=dict)
+    """Stage it was handed to -> trajectories that this stage has not scored yet."""
+    handed: bool = False
+    """True once it was handed to training."""
+
+    @property
+    def gone(self) -> bool:
+        """True if it will not be trained on."""
+        return self.judged and not self.attempts
+
+
+class Step:
+    """The state of one step."""
+
+    def __init__(self, plan: Plan, terms: Terms, *, spread: float = 1.0) -> None:
+        self.plan, self.terms, self.spread = plan, terms, spread
+        self.cells = Cells(plan)
+        self.lanes = Lanes(terms.slots, speeds=terms.speeds, longest=terms.longest)
+        self.forward = [stage for stage in FORWARD if stage in terms.stages]
+        self.update = [stage for stage in UPDATE if stage in terms.stages]
+        self.queues = {stage: Queue() for stage in (*self.forward, *self.update)}
+        self.groups: list[Progress] = []
+        self.certain = self.alive = self.handed = self.undecided = self.unfinished = self.pieces = 0
+        self.coming = 0.0
+        self.running: dict[int, Piece] = {}
+        self.ledger: dict[str, list[Piece]] = {}
+        self.closed = self.applied = False
+        self.touched: set[str] = set()
+
+    # What has happened ------------------------------------------------------------------------------------------------
+
+    def launch(self, groups: Sequence[Launch]) -> None:
+        """Groups to make, in launch order."""
+        for launch in groups:
+            self.lanes.add(len(self.groups), launch)
+            self.groups.append(Progress(launch=launch, unfinished=launch.samples))
+            self.coming += launch.prompt_tokens + launch.samples * launch.expected
+            self.undecided += 1
+            self.unfinished += launch.samples
+        self._extend()
+        self.touched.update(self.lanes.lanes)
+
+    def close(self) -> None:
+        """No group will be launched any more."""
+        self.closed = True
+
+    def ended(self, item: Item, tokens: int, now: float) -> None:
+        """A trajectory was generated; 0 tokens if it failed and cannot be trained on."""
+        self.touched.add(self.lanes.ended(item, now))
+        group = self.groups[item[0]]
+        group.unfinished -= 1
+        self.unfinished -= 1
+        if tokens:
+            group.sizes[item[1]] = tokens
+        if not group.unfinished:
+            self.coming -= group.launch.prompt_tokens + group.launch.samples * group.launch.expected
+            self._advance(item[0])
+
+    def judged(self, index: int, attempts: Sequence[int]) -> None:
+        """The verdict on a group: the attempts to train on, or none if it is dropped."""
+        group = self.groups[index]
+        group.judged, group.attempts = True, frozenset(attempts)
+        self.undecided -= 1
+        if group.gone:
+            for queue in self.queues.values():
+                queue.forget(index)
+            if index < self.certain:
+                self.alive -= 1
+                self._extend()
+        self._advance(index)
+
+    def done(self, piece: Piece) -> None:
+        """A piece is finished."""
+        del self.running[piece.number]
+        self.touched.update(cell for cell in self.cells.release(piece.cell) if cell in self.lanes.lanes)
+        if piece.stage in UPDATE:
+            self.ledger.setdefault(piece.cell, []).append(piece)
+            return
+        for index, _ in piece.items:
+            group = self.groups[index]
+            group.scores[piece.stage] -= 1
+            if not group.scores[piece.stage]:
+                self._advance(index)
+
+    def lost(self, cell: str) -> None:
+        """A cell has died: what it had is done again, and it gets nothing until it is `back`."""
+        self.cells.kill(cell)
+        if cell in self.lanes.lanes:
+            for index, attempts in _by_group(self.lanes.lost(cell)).items():
+                self.lanes.add(index, self.groups[index].launch, attempts)
+            self.touched.update(self.lanes.lanes)
+        broken = [piece for piece in self.running.values() if piece.cell == cell]
+        for piece in (*broken, *self.ledger.pop(cell, ())):
+            self.running.pop(piece.number, None)
+            for index, attempts in _by_group(piece.items).items():
+                self._queue(piece.stage, index, attempts, first=True)
+        self.applied = False
+
+    def back(self, cell: str) -> None:
+        """A cell that had died serves again."""
+        self.cells.revive(cell)
+        if cell in self.lanes.lanes:
+            self.touched.add(cell)
+
+    # What may start ---------------------------------------------------------------------------------------------------
+
+    def offer(self, now: float) -> list[Work]:
+        """Everything that may start now. Ask again after each event."""
+        works: list[Work] = []
+        if self.touched:
+            works += self._generate(now)
+        for stage in self.queues:
+            works += self._pieces(stage)
+        if self.finished and not self.applied:
+            self.applied = True
+            works.append(Apply(groups=self.accepted))
+        return works
+
+    @property
+    def missing(self) -> int | None:
+        """Groups that another round would have to make up for; none while any is undecided."""
+        return None if self.undecided else max(0, self.terms.groups - self.alive)
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """Groups that the step trains on, in launch order; final once it is finished."""
+        return tuple(i for i in range(self.certain) if self.groups[i].attempts)
+
+    @property
+    def finished(self) -> bool:
+        """True when everything that was accepted is accumulated."""
+        waits = self.undecided or self.running or self.handed < self.alive
+        return self.closed and not waits and not any(self.queues[stage].groups for stage in self.update)
+
+    # How it is decided ------------------------------------------------------------------------------------------------
+
+    def _extend(self) -> None:
+        """Makes groups certain to be accepted, as far as those before them leave room."""
+        while self.certain < len(self.groups) and self.alive < self.terms.groups:
+            index, self.certain = self.certain, self.certain + 1
+            if not self.groups[index].gone:
+                self.alive += 1
+                self._advance(index)
+
+    def _advance(self, index: int) -> None:
+        """Hands a group to the stages that it has become ready for."""
+        group = self.groups[index]
+        if group.unfinished or group.gone or group.handed:
+            return
+        certain = index < self.certain and (group.judged or not self.terms.drops)
+        for stage in self.forward:
+            if stage not in group.scores and (certain or stage == "reward"):
+                chosen = sorted(group.sizes.keys() & group.attempts if group.judged else group.sizes)
+                group.scores[stage] = len(chosen)
+                self._queue(stage, index, chosen)
+        if certain and group.judged and not any(group.scores.values()):
+            group.handed = True
+            self.handed += 1
+            for stage in self.update:
+                self._queue(stage, index, sorted(group.sizes.keys() & group.attempts))
+
+    def _queue(self, stage: str, index: int, attempts: Sequence[int], *, first: bool = False) -> None:
+        """Trajectories of a group wait for a stage."""
+        group = self.groups[index]
+        if attempts:
+            sizes = tuple((attempt, group.sizes[attempt]) for attempt in attempts)
+            self.queues[stage].put(Ready(index=index, prompt=group.launch.prompt_tokens, sizes=sizes), first=first)
+
+    def _generate(self, now: float) -> list[Work]:
+        """Lanes get more, move, or close."""
+        lanes, works = self.lanes.lanes, list[Work]()
+        touched = sorted(self.touched, key=self.lanes.order.__getitem__)
+        self.touched.clear()
+        able = [c for c in touched if c in self.cells.lanes or (not self.cells.blocked[c] and self._turn(c))]
+        for join in self.lanes.dispatch(able, now) if self.lanes.work else ():
+            self.cells.take(join.cell, lane=True)
+            works.append(join)
+        if self.plan.tail["move"] and self.plan.flow == "streamed" and not self.lanes.work:
+            for cell in touched:
+                works += self._tail(cell, now)
+        for cell in touched:
+            if cell in self.cells.lanes and not lanes[cell].active:
+                self.cells.release(cell)
+        return works
+
+    def _tail(self, cell: str, now: float) -> list[Work]:
+        """Looks each time the number of a cell's trajectories has halved whether they had better go elsewhere."""
+        few = len(self.lanes.lanes[cell].active)
+        if not few or few & (few - 1) or few > max(1, self.terms.slots[cell] // TAIL):
+            return []
+        per_token = self.terms.speeds.per_token
+        stages = [stage for stage in self.queues if self._tokens(stage)]
+        if not stages:
+            return []
+        room = Room(
+            ready=sum(self._tokens(stage) * per_token.get(stage, 0.0) for stage in stages),
+            free=min(self.cells.serving[stage] for stage in stages),
+            cells=max(self.cells.count[stage] for stage in stages),
+        )
+        gate = float(self.plan.tail["gate"] or GATE)
+        move = self.lanes.tail(cell, room, gate=gate, spread=self.spread, now=now)
+        return [move] if move else []
+
+    def _pieces(self, stage: str) -> list[Work]:
+        """Pieces of a stage for the cells whose turn it is."""
+        queue, works = self.queues[stage], list[Work]()
+        if not queue.groups or not self.cells.idle[stage] or not self._tokens(stage):
+            return works
+        serving, count = self.cells.serving[stage], self.cells.count[stage]
+        gathered = self.plan.flow == "phased" or not self.coming
+        share = queue.tokens / max(1, serving) if gathered else (queue.tokens + self.coming) / (2 * max(1, count))
+        for cell in self.cells.free_for(stage, self._has_work):
+            items, tokens = queue.cut(budget=self.terms.budgets[cell], share=share)
+            self.pieces += 1
+            piece = Piece(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
+            self.running[piece.number] = piece
+            self.cells.take(cell)
+            works.append(piece)
+            if not queue.groups:
+                break
+        return works
+
+    def _tokens(self, stage: str) -> int:
+        """Tokens that wait for a stage, if its turn has come: between phases stands a barrier."""
+        if stage in FORWARD:
+            opened = self.plan.flow == "streamed" or not self.unfinished
+        else:
+            together = self.plan.flow == "phased" or self.terms.barrier
+            opened = not together or (self.closed and not self.undecided and self.handed == self.alive)
+        return self.queues[stage].tokens if opened else 0
+
+    def _has_work(self, role: str) -> bool:
+        return self.lanes.work if role == "generate" else role in self.queues and bool(self._tokens(role))
+
+    def _turn(self, cell: str) -> bool:
+        return self.cells.turn(cell, self._has_work)
+
+
+def _by_group(items: Iterable[Item]) -> dict[int, list[int]]:
+    """Group -> its attempts among these trajectories."""
+    found: dict[int, list[int]] = {}
+    for index, attempt in items:
+        found.setdefault(index, []).append(attempt)
+    return found

@@ -1,0 +1,207 @@
+"""The scheduler on the virtual clock: work is conserved, plans keep their order, and closed forms are met."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as given_by
+
+from simulated import Clockwork, launches_of, plan_of, simulate, terms_of
+from stretto.step.state import Step
+from stretto.step.virtual import Simulation
+from stretto.step.work import Speeds
+
+ALL = ("reward", "reference", "value", "train", "fit")
+
+
+def trained(step):
+    """Every trajectory in a piece of training, as often as it was."""
+    return sorted(
+        item for pieces in step.ledger.values() for piece in pieces for item in piece.items if piece.stage == "train"
+    )
+
+
+def overlaps(plan, stretches):
+    """Pairs of stretches that one device would do at the same time."""
+    devices = {cell.name: set(cell.devices) for cell in plan.cells}
+    found = []
+    for number, a in enumerate(stretches):
+        for b in stretches[number + 1 :]:
+            if devices[a.cell] & devices[b.cell] and a.start < b.stop - 1e-9 and b.start < a.stop - 1e-9:
+                found.append((a, b))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=given_by.sampled_from(["flatten", "I1", "separate", "elastic"]),
+    devices=given_by.sampled_from([2, 4, 6]),
+    stages=given_by.sampled_from([("train",), ("reference", "train"), ("reward", "reference", "train"), ALL]),
+    seed=given_by.integers(0, 10**6),
+    barrier=given_by.booleans(),
+)
+def test_everything_is_generated_scored_and_trained_once_and_a_device_does_one_thing_at_a_time(
+    strategy, devices, stages, seed, barrier
+):
+    noise = random.Random(seed)
+    lengths = [[noise.randint(1, 400) for _ in range(noise.randint(1, 5))] for _ in range(noise.randint(1, 12))]
+    plan = plan_of(strategy, devices, stages=stages)
+    speeds = Speeds(tick=1.0, tick_each=0.05, per_token=dict.fromkeys(stages, 0.5), switch=3.0)
+    step, out = simulate(
+        plan,
+        lengths,
+        prompt=noise.randint(0, 60),
+        stages=stages,
+        slots=noise.randint(1, 9),
+        budget=noise.choice([100, 700, 10**6]),
+        barrier=barrier,
+        speeds=speeds,
+        durations=Clockwork(
+            tick_each=0.05, per_token=dict.fromkeys(stages, 0.5), judge_seconds=noise.choice([0.0, 4.0])
+        ),
+    )
+    everything = sorted((g, a) for g, group in enumerate(lengths) for a in range(len(group)))
+    assert trained(step) == everything
+    assert out.accepted == tuple(range(len(lengths)))
+    for role in stages:
+        pieces = [stretch for stretch in out.stretches if stretch.stage == role]
+        assert sum(stretch.tokens for stretch in pieces) >= sum(map(sum, lengths))
+    generated = sum(stretch.tokens for stretch in out.stretches if stretch.stage == "generate")
+    assert generated == sum(map(sum, lengths))
+    assert not overlaps(plan, out.stretches)
+
+
+def test_flatten_is_the_sum_of_its_stages():
+    """T = G(N) + R(N) + U(N): 2 cells, each 2 groups of 2 x 10 tokens, a tick a second, then half the tokens each."""
+    plan = plan_of("flatten", 2, stages=("reference", "train"))
+    durations = Clockwork(per_token={"reference": 0.25, "train": 1.0}, apply_seconds=3.0)
+    _, out = simulate(plan, [[10, 10]] * 4, stages=("reference", "train"), durations=durations)
+    assert out.seconds == pytest.approx(10 + 40 * 0.25 + 40 * 1.0 + 3.0, rel=1e-9)
+
+
+def test_interleaving_runs_the_two_frozen_models_side_by_side():
+    """T = G(N) + max(R_r(N/2), R_w(N/2)) + U(N); here reward takes 0.5 s a token, the reference 0.25 s."""
+    stages = ("reward", "reference", "train")
+    durations = Clockwork(per_token={"reward": 0.5, "reference": 0.25, "train": 1.0})
+    plan = plan_of("I1", 2, stages=stages)
+    _, out = simulate(plan, [[10, 10]] * 4, stages=stages, durations=durations)
+    assert out.seconds == pytest.approx(10 + max(80 * 0.5, 80 * 0.25) + 40 * 1.0, rel=1e-9)
+
+
+def test_separation_is_a_pipeline_of_groups():
+    """One group after the other: T = tau_g + tau_u + (k - 1) max(tau_g, tau_u)."""
+    plan = plan_of("separate", 2)
+    durations = Clockwork(per_token={"train": 2.0})
+    _, out = simulate(plan, [[10, 10]] * 4, slots=2, budget=20, durations=durations)
+    assert out.seconds == pytest.approx(10 + 40 + 3 * 40, rel=1e-9)
+
+
+def test_elastic_trains_finished_groups_while_the_tail_is_decoded():
+    """Cell 1 is done after 10 s and trains its 20 tokens while cell 0 decodes 100; then both share the rest."""
+    plan = plan_of("elastic", 2)
+    lengths = [[100, 100], [10, 10]]
+    _, flat = simulate(plan_of("flatten", 2), lengths, expected=10, budget=400)
+    _, out = simulate(plan, lengths, expected=10, budget=400)
+    assert flat.seconds == pytest.approx(100 + 110, abs=10)
+    assert out.seconds == pytest.approx(100 + 100)
+    first = min((s for s in out.stretches if s.stage == "train"), key=lambda s: s.start)
+    assert (first.start, first.tokens) == (pytest.approx(10), 20)
+
+
+def test_a_tail_moves_when_the_step_ends_sooner():
+    """Twenty short groups wait for training while each of two cells still decodes one long answer."""
+    lengths = [[200, 5], [200, 5], *[[5, 5]] * 20]
+    speeds = Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0)
+    durations = Clockwork(per_token={"train": 2.0}, switch_seconds=1.0)
+    plan, how = plan_of("elastic", 2), {"expected": 100, "speeds": speeds, "durations": durations, "budget": 20}
+    _, out = simulate(plan, lengths, **how)
+    _, stays = simulate(replace(plan, tail={"move": False, "gate": None}), lengths, **how)
+    assert out.moved > 0
+    assert out.seconds < stays.seconds
+
+
+def test_dropped_groups_make_room_in_the_order_of_launch():
+    """Three of five launched groups are trained on. The last to finish is the first launched, and is accepted."""
+    plan = plan_of("elastic", 2)
+    lengths = [[90, 90], [10, 10], [20, 20], [5, 5], [6, 6]]
+    step, out = simulate(
+        plan, lengths, groups=3, drops=True, verdict=lambda index: () if index == 1 else (0, 1), expected=10
+    )
+    assert out.accepted == (0, 2, 3)
+    assert {group for group, _ in trained(step)} == {0, 2, 3}
+
+
+def test_a_group_is_not_trained_before_it_is_certain():
+    """Two of three are wanted; the third has finished at once, and waits until one before it is dropped at 90."""
+    plan = plan_of("elastic", 2)
+    lengths = [[90, 90], [10, 10], [5, 5]]
+    _, out = simulate(plan, lengths, groups=2, drops=True, verdict=lambda i: () if i == 0 else (0, 1), expected=10)
+    trains = sorted((s.start, s.tokens) for s in out.stretches if s.stage == "train")
+    assert out.accepted == (1, 2)
+    assert sum(tokens for start, tokens in trains if start < 90) == 20
+    assert sum(tokens for start, tokens in trains if start >= 90) == 10
+
+
+def test_another_round_is_launched_for_dropped_groups():
+    lengths = [[10, 10]] * 5
+    extra = iter([launches_of([[10, 10]]), launches_of([[10, 10]])])
+    asked = []
+
+    def more(missing):
+        asked.append(missing)
+        return next(extra) * missing if missing else ()
+
+    step, out = simulate(
+        plan_of("elastic", 2),
+        lengths,
+        groups=3,
+        launched=3,
+        drops=True,
+        more=more,
+        verdict=lambda i: () if i in (0, 3) else (0, 1),
+    )
+    assert asked == [1, 1]
+    assert out.accepted == (1, 2, 4)
+    assert {group for group, _ in trained(step)} == {1, 2, 4}
+
+
+def test_algorithms_that_need_the_whole_batch_wait_for_it_by_themselves():
+    plan = plan_of("elastic", 2)
+    _, out = simulate(plan, [[100, 100], [10, 10]], barrier=True, expected=10)
+    assert min(s.start for s in out.stretches if s.stage == "train") == pytest.approx(100)
+
+
+def test_groups_stay_on_one_cell_and_the_last_are_split():
+    plan = plan_of("flatten", 3)
+    step, _ = simulate(plan, [[10] * 8] * 8)
+    placed = {}
+    step2 = Step(plan, step.terms)
+    step2.launch(launches_of([[10] * 8] * 8))
+    for join in step2.offer(0.0):
+        for index, _ in join.items:
+            placed.setdefault(index, set()).add(join.cell)
+        assert 21 <= len(join.items) <= 22
+    assert sum(len(cells) > 1 for cells in placed.values()) == 2
+
+
+def test_a_cell_that_dies_has_its_work_done_again():
+    plan = plan_of("elastic", 2)
+    lengths = [[40, 40], [40, 40], [5, 5], [5, 5]]
+
+    step = Step(plan, terms_of(plan, 4))
+    true = {(g, a): tokens for g, group in enumerate(lengths) for a, tokens in enumerate(group)}
+    simulation = Simulation(step, Clockwork(), true)
+    done, deaths = step.done, []
+
+    def dies(piece):
+        done(piece)
+        if piece.cell == "train-1" and not deaths:
+            deaths.append(piece)
+            step.lost("train-1")
+            step.back("train-1")
+
+    step.done = dies
+    out = simulation.run(launches_of(lengths, expected=10))
+    assert out.accepted == (0, 1, 2, 3)
+    assert deaths and trained(step) == sorted(true)
