@@ -5,6 +5,9 @@ checkpointing repeats inside the backward. `Device` stands for one with room for
 """
 
 import gc
+import platform
+import subprocess
+import sys
 import weakref
 from contextlib import closing, contextmanager
 from itertools import count
@@ -23,6 +26,7 @@ POLICY = scratch_policy()
 ALGORITHM = build(AlgorithmSection(name="rloo", kl=Kl(coef=0.3, estimator="k3")))
 SAMPLES = credited(ALGORITHM, random_groups(5, groups=6, samples=4))
 EXACT = 1e-10
+GLIBC = platform.libc_ver()[0] == "glibc"
 BUDGET = 120
 """Tokens per row unless a test says otherwise; the samples need five rows of five or more."""
 
@@ -34,6 +38,12 @@ def hooks(*handles):
     finally:
         for handle in handles:
             handle.remove()
+
+
+def run_python(script, argument):
+    """The number that a script prints in a fresh process."""
+    done = subprocess.run([sys.executable, "-c", script, argument], capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
 
 class Faults:
@@ -293,3 +303,19 @@ def test_a_budget_below_one_conversation_still_trains_each_alone():
     alone = step(POLICY, build(AlgorithmSection(name="rloo")), talks, token_budget=1)
     assert alone.metrics["tokens/trained"] == 9
     assert alone.metrics["tokens/shared"] == 0
+
+
+def test_a_process_that_keeps_its_memory_gets_no_new_pages_for_a_tensor_of_a_size_it_had_before():
+    """Counts page faults in a process of its own, because the setting is one of the whole process."""
+    script = """
+import resource, sys, torch
+from stretto.train.memory import keep_memory
+if sys.argv[1] == "keep": keep_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(16 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print([faults() for _ in range(6)][-1])
+"""
+    told = {how: run_python(script, how) for how in ("give back", "keep")}
+    assert told["keep"] < 100 < 1000 < told["give back"] or not GLIBC

@@ -16,7 +16,8 @@ from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import EngineSection, Recipe, Scratch
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
-from stretto.placement.plan import Plan, flatten_on_one_device
+from stretto.placement.choose import plan_of
+from stretto.placement.plan import Plan
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
 from stretto.rollout.base import Engine
@@ -27,6 +28,7 @@ from stretto.rollout.render import Renderer
 from stretto.run.warmup import warm_up
 from stretto.sandbox.pool import Pool
 from stretto.tasks.source import PromptSource, load_prompts, split
+from stretto.train.memory import keep_memory
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
@@ -114,10 +116,17 @@ class Parts:
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    """Where everything lives: on the only device, one role after the other."""
-    device = choose_device(recipe.placement.cluster)
-    needs = build(recipe.algorithm).needs
-    return flatten_on_one_device(f"localhost/{device.type}:0", needs_reference="reference" in needs)
+    """Where everything lives. The reference reads the trainer's tensors where it is the adapter switched off."""
+    kind = "cpu" if choose_device(recipe.placement.cluster).type == "cpu" else "gpu"
+    asked = {"reference"} & build(recipe.algorithm).needs
+    return plan_of(
+        recipe.placement,
+        roles={"generate", "train"} | asked,
+        devices=(f"localhost/{kind}:0",),
+        reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
+        engine=recipe.engine.kind,
+        updates=recipe.batch.updates,
+    )
 
 
 def assemble(
@@ -141,6 +150,8 @@ def assemble(
     files = locate(recipe.model.name, root)
     base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=training, note=note)
     policy = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
+    if device.type == "cpu":
+        keep_memory()
     optimizer = MasterAdamW(policy.trained(), recipe.optimizer, updates=recipe.run.steps * recipe.batch.updates)
     budget = recipe.batch.token_budget
     trainer = Trainer(

