@@ -9,6 +9,7 @@
     +-- RewardError                 more rewards failed than the recipe allows; carries the first failure
     |   +-- VerdictError            one trajectory could not be judged; it is marked and dropped, never given 0
     +-- EnvironmentFailure          a conversation with the model could not be completed
+    +-- CellLost                    a cell's process died; its work is done again
     +-- EngineError                 the generating side failed
     +-- TrainingError               the training side failed (a non-finite loss, no memory for one conversation)
     +-- WeightsError                sampler and trainer do not hold the same weights
@@ -88,6 +89,14 @@ class VerdictError(RewardError):
 
 class EnvironmentFailure(StrettoError):
     """A trajectory could not be completed: not the model's fault, so never a reward of 0."""
+
+
+class CellLost(StrettoError):
+    """A cell's process died. What it had is done again elsewhere, or by its successor."""
+
+    def __init__(self, cell: str, why: str) -> None:
+        super().__init__(f"{cell}: {why}")
+        self.cell = cell
 
 
 class EngineError(StrettoError):

@@ -111,7 +111,7 @@ class Lanes:
         heapq.heapify(heap)
         room = sum(self.lanes[cell].room for cell in roomy)
         fair = float("inf")
-        if len(cells) > 1 and self.waiting_items <= room:
+        if len(roomy) > 1 and self.waiting_items <= room:
             fair = (sum(self.lanes[cell].load for cell in roomy) + self.waiting_tokens) / len(roomy)
         while self.waiting and heap:
             expected, _, items = heapq.heappop(self.waiting)

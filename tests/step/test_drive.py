@@ -1,0 +1,114 @@
+"""The driver of real steps, with hands that only wait: what it decides can be decided again from its notes."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from simulated import launches_of, plan_of, terms_of
+from stretto.errors import CellLost, TrainingError
+from stretto.step.drive import Driver, replay
+from stretto.step.state import Step
+
+
+class Waiting:
+    """Everything takes some turns of the event loop; nothing is computed."""
+
+    def __init__(self, lengths, *, dropped=(), extra=(), dies=None, fails=None):
+        self.lengths, self.dropped, self.extra = lengths, dropped, iter(extra)
+        self.dies, self.fails = dies, fails
+        self.applied, self.trained, self.moves, self.revived = None, [], [], []
+
+    async def turns(self, count):
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def generate(self, item, cell):
+        await self.turns(self.lengths[item[0]][item[1]])
+        return self.lengths[item[0]][item[1]]
+
+    def move(self, move):
+        self.moves.append(move)
+
+    async def verdict(self, index):
+        await self.turns(1)
+        return () if index in self.dropped else tuple(range(len(self.lengths[index])))
+
+    async def piece(self, piece):
+        await self.turns(piece.tokens // 4 + 1)
+        if self.fails == piece.stage:
+            raise TrainingError("the device has no memory left")
+        if self.dies == piece.cell:
+            self.dies = None
+            raise CellLost(piece.cell, "its process ended")
+        self.trained += [(item, piece.cell) for item in piece.items if piece.stage == "train"]
+
+    async def apply(self, groups):
+        self.applied = groups
+
+    def more(self, missing):
+        return list(itertools.islice(self.extra, missing))
+
+    async def revive(self, cell):
+        self.revived.append(cell)
+        self.trained = [(item, where) for item, where in self.trained if where != cell]
+
+
+def clock():
+    """Seconds that only grow."""
+    return itertools.count().__next__
+
+
+def drive(hands, plan, *, launches=None, **terms):
+    step = Step(plan, terms_of(plan, terms.pop("groups", len(hands.lengths)), **terms))
+    notes = asyncio.run(
+        Driver(step, hands, now=clock()).run(launches_of(hands.lengths)[: launches or len(hands.lengths)])
+    )
+    return step, notes
+
+
+LENGTHS = [[3, 9, 4], [30, 2, 2], [5, 5, 5], [8, 1, 1]]
+
+
+@pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])
+def test_a_step_runs_to_its_update(strategy):
+    hands = Waiting(LENGTHS)
+    drive(hands, plan_of(strategy, 2))
+    assert hands.applied == (0, 1, 2, 3)
+    assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
+
+
+@pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])
+def test_a_fresh_step_that_is_told_the_same_decides_the_same(strategy):
+    plan = plan_of(strategy, 2, stages=("reference", "train"))
+    step, notes = drive(
+        Waiting(LENGTHS, dropped={1}), plan, stages=("reference", "train"), groups=3, drops=True, slots=2
+    )
+    assert replay(Step(plan, step.terms), notes) == [works for _, _, works in notes.offers]
+    assert sum(len(works) for _, _, works in notes.offers) > 10
+
+
+def test_groups_that_were_dropped_are_made_up_for_until_there_are_no_more():
+    extra = launches_of([[2, 2, 2], [4, 4, 4]])
+    hands = Waiting([*LENGTHS, [2, 2, 2], [4, 4, 4]], dropped={1, 4}, extra=extra)
+    drive(hands, plan_of("elastic", 2), launches=4, groups=4, drops=True)
+    assert hands.applied == (0, 2, 3, 5)
+
+
+@pytest.mark.parametrize("cell", ["train-0", "train-1"])
+def test_a_cell_that_dies_comes_back_and_its_work_is_done_again(cell):
+    hands = Waiting(LENGTHS, dies=cell)
+    drive(hands, plan_of("elastic", 2))
+    assert hands.revived == [cell]
+    assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
+
+
+def test_a_failure_ends_the_step_and_leaves_nothing_running():
+    async def fail():
+        plan = plan_of("elastic", 2)
+        hands = Waiting(LENGTHS, fails="train")
+        with pytest.raises(TrainingError, match="no memory"):
+            await Driver(Step(plan, terms_of(plan, 4)), hands, now=clock()).run(launches_of(LENGTHS))
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(fail())
