@@ -26,6 +26,20 @@ ARROWS = {
     "rewards": BASE | {"sandbox"},
     "rollout": BASE | {"environments.base"},
     "train": BASE | {"algorithms", "weights", "config.locate"},
+    "execution": BASE
+    | {
+        "algorithms.base",
+        "config.locate",
+        "config.size",
+        "environments",
+        "placement",
+        "rewards",
+        "rollout",
+        "sandbox",
+        "step",
+        "train",
+        "weights",
+    },
     "run": EVERYTHING - {"bench"},
     "bench": EVERYTHING,
     "cli": EVERYTHING | {"cli"},
@@ -36,6 +50,8 @@ FILES = {
     "config.schema": set(),
     "algorithms.catalog": set(),
     "rollout.native": BASE | {"rollout", "train.model", "train.attention", "train.head", "train.packing"},
+    "rollout.steps": BASE | {"rollout", "train.model"},
+    "rollout.graphs": BASE | {"rollout", "train.model"},
     "rollout.sampling": BASE | {"rollout", "train.head"},
     "rollout.cache": BASE | {"rollout", "train.attention", "train.head"},
 }
@@ -45,6 +61,9 @@ TORCH_FREE = ("types", "errors", "config", "tasks", "environments", "rewards", "
 TORCH_FREE_FILES = (
     "__init__",
     "algorithms.catalog",
+    "execution.checks",
+    "execution.doctor",
+    "execution.launcher",
     *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted")),
 )
 LONG = {"config.schema"}
@@ -92,6 +111,7 @@ def test_a_room_without_torch_imports_none(module):
         ("vllm", "rollout.vllm"),
         ("ray", "execution.ray"),
         ("datasets", "tasks.hf"),
+        ("bitsandbytes", "train.optim"),
         ("math_verify", "rewards.expression"),
     ],
 )

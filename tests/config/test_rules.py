@@ -40,7 +40,7 @@ WRONG = [
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
-    (["optimizer.name=adamw8bit"], "optimizer.name", "not available yet"),
+    (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
     (["placement.strategy=elastic"], "placement.strategy", "not available yet"),
     (["placement.fractions=[1, 1]"], "placement.fractions", "not available yet"),
     (["placement.staleness=1"], "placement.staleness", "not available yet"),

@@ -1,39 +1,50 @@
-"""Plans are values: everything in them can be printed, and one device serves its roles one after the other."""
+"""Plans are values: everything in them can be printed, and what a run writes is what others read."""
 
 import json
 
 import pytest
 
-from stretto.placement.plan import ROLES, flatten_on_one_device
+from running import recipe_in
+from stretto.placement.strategies import Layout, flatten
+from stretto.run.parts import make_plan
+
+LORA = {"kind": "lora", "rank": 2, "alpha": 4, "targets": "all-linear"}
+KL = {"coef": 0.1}
 
 
-@pytest.mark.parametrize("needs_reference", [False, True])
-def test_one_device_serves_each_role_in_the_order_of_the_stages(needs_reference):
-    plan = flatten_on_one_device("localhost/cpu:0", needs_reference=needs_reference)
-    roles = [cell.role for cell in plan.cells]
-    assert roles == ["generate", *(["reference"] if needs_reference else []), "train"]
-    assert roles == [role for role in ROLES if role in roles]
+@pytest.fixture
+def planned(tmp_path):
+    """The plan of a tiny recipe with these changes, on the CPU."""
+    return lambda **changes: make_plan(recipe_in(tmp_path, placement__cluster="1xcpu", **changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm__kl": KL}])
+def test_one_device_serves_each_role_in_the_order_of_the_stages(planned, changes):
+    plan = planned(**changes)
+    assert [cell.role for cell in plan.cells] == ["generate", *(["reference"] if changes else []), "train"]
     assert {cell.devices for cell in plan.cells} == {("localhost/cpu:0",)}
     assert plan.priority == {"localhost/cpu:0": tuple(cell.name for cell in plan.cells)}
+    assert {cell.role: cell.engine for cell in plan.cells if cell.engine} == {"generate": "native"}
 
 
-def test_all_roles_share_the_tensors_of_the_one_that_trains():
-    plan = flatten_on_one_device("localhost/gpu:0", needs_reference=True, engine="native")
-    assert {cell.role: cell.weights for cell in plan.cells} == {
-        "train": "own",
+def test_the_reference_reads_the_trainers_tensors_where_it_is_the_adapter_switched_off(planned):
+    adapted = planned(algorithm__kl=KL, model__adapter=LORA)
+    assert {cell.role: cell.weights for cell in adapted.cells} == {
         "generate": "shared:train",
         "reference": "shared:train",
+        "train": "own",
     }
-    assert {cell.role: cell.engine for cell in plan.cells} == {"generate": "native", "reference": None, "train": None}
+    whole = planned(algorithm__kl=KL)
+    assert {cell.role: cell.weights for cell in whole.cells if cell.role == "reference"} == {"reference": "own"}
 
 
-def test_a_plan_is_strictly_on_policy_and_phased():
-    plan = flatten_on_one_device("localhost/cpu:0", needs_reference=False)
+def test_the_plan_of_a_run_is_strictly_on_policy_and_phased(planned):
+    plan = planned()
     assert (plan.strategy, plan.flow, plan.staleness, plan.optimizer) == ("flatten", "phased", 0, "replicated")
 
 
 def test_a_plan_is_written_under_the_names_that_others_read():
-    plan = flatten_on_one_device("localhost/cpu:0", needs_reference=False)
+    plan = flatten(Layout(devices=("localhost/cpu:0",), roles=frozenset({"generate", "train"})))
     written = json.loads(json.dumps(plan.to_json()))
     assert set(written) == {"strategy", "flow", "staleness", "optimizer", "cells", "priority", "tail"}
     names = {"name", "role", "devices", "mesh", "engine", "weights", "sleeps", "token_budget"}

@@ -14,6 +14,7 @@ from stretto.train.attention import TreeLayout
 from stretto.train.head import logprobs_of
 from stretto.train.packing import divide, merge, pack
 from tiny import CPU, credited, distance, random_groups, scratch_policy, step
+from trees import trees
 
 SIZE = 4
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
@@ -27,18 +28,6 @@ def plain(query, key, value, *, scale, window):
     row, column = torch.arange(length)[:, None], torch.arange(length)[None, :]
     hidden = (column > row) if window is None else (column > row) | (row - column >= window)
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
-
-
-@st.composite
-def trees(draw):
-    """Sequences under shared stems."""
-    rng = np.random.default_rng(draw(st.integers(0, 10_000)))
-    stem = rng.integers(0, 9, draw(st.integers(1, 20))).tolist()
-    branches = [[*stem, *rng.integers(0, 9, rng.integers(0, 8)).tolist()] for _ in range(draw(st.integers(1, 3)))]
-    return [
-        np.array([*draw(st.sampled_from(branches)), *rng.integers(0, 9, rng.integers(1, 12)).tolist()])
-        for _ in range(draw(st.integers(1, 6)))
-    ]
 
 
 @settings(max_examples=60)

@@ -1,4 +1,4 @@
-"""What is measured: cases, the lengths of answers, and the prompts. The same numbers on every machine; no torch.
+"""What is measured: cases, the lengths of answers, the prompts, and which shapes. The same on every machine; no torch.
 
 Lengths are drawn once and forced on both sides, so that no side is faster because its answers happened to be shorter.
 The longer prompt is the same question after worked examples. Each prompt has examples of its own unless the case says
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import RecipeError
+from stretto.placement.shapes import ModelShape, named_shape
 from stretto.types import Prompt
 
 MEDIAN, SIGMA, CAP, SEED = 24, 0.6, 64, 0
@@ -45,6 +46,12 @@ class Case:
     """Prompts a step."""
     samples: int = 8
     """Answers per prompt."""
+    answer: int | None = None
+    """Tokens of every answer; none for the lengths that are drawn."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """What makes the update."""
+    values: int = 0
+    """More answers to each prompt, by the reference, from which V* is estimated in every step."""
 
     @property
     def answers(self) -> int:
@@ -71,15 +78,36 @@ ROLLOUT = (
 )
 """Of `stretto bench rollout`."""
 
+STUDY = (
+    Case(name="astar-po", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit"),
+    Case(name="astar-po-online", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit", values=5),
+)
+"""Of `stretto bench study`."""
 
-def choose(known: Sequence[Case], names: Sequence[str], *, prompts: int, samples: int) -> tuple[Case, ...]:
-    """The cases of these names with so many answers; the first where none is named, every one for `all`."""
+STUDY_SECONDS, STUDY_NAME = 15.3, "a published A*PO study, 3B, one H100"
+"""Of a step of that study, V* from 5 new answers to each prompt included, as its authors report it."""
+
+
+def choose(
+    known: Sequence[Case], names: Sequence[str], *, prompts: int | None = None, samples: int | None = None
+) -> tuple[Case, ...]:
+    """The cases of these names, the first where none is named, every one for `all`; with other numbers of prompts and
+    answers where these are given."""
     by_name = {case.name: case for case in known}
     if wrong := [name for name in names if name not in by_name and name != "all"]:
         reason = f"there is no case {', '.join(wrong)}"
         raise RecipeError.of("--case", reason, f"use all, or some of {', '.join(by_name)}")
     chosen = known if "all" in names else [by_name[name] for name in dict.fromkeys(names)] or known[:1]
-    return tuple(replace(case, prompts=prompts, samples=samples) for case in chosen)
+    return tuple(replace(case, prompts=prompts or case.prompts, samples=samples or case.samples) for case in chosen)
+
+
+def plain_shape(name: str) -> ModelShape:
+    """The shape of this name, if it is of a decoder whose layers are all alike and dense."""
+    shape = named_shape(name, field="--shape")
+    if shape.experts or shape.kv_rank or shape.windowed_layers or not shape.gated:
+        reason = f"{name} has experts, windows or other layers that are not made with random weights"
+        raise RecipeError.of("--shape", reason, "use a dense Llama or Qwen, such as qwen2.5-0.5b")
+    return shape
 
 
 def enough_prompts(*, prompts: int, steps: int) -> None:
@@ -91,6 +119,8 @@ def enough_prompts(*, prompts: int, steps: int) -> None:
 
 def answer_lengths(case: Case) -> NDArray[np.int64]:
     """(prompts, samples) tokens of each answer, the same for every side and step."""
+    if case.answer is not None:
+        return np.full((case.prompts, case.samples), case.answer)
     drawn = np.random.default_rng(SEED).lognormal(np.log(MEDIAN), SIGMA, (case.prompts, case.samples))
     return drawn.round().clip(1, CAP).astype(np.int64)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stretto.bench.cases import Case
-from stretto.bench.flops import Pass, Sizes, forward
+from stretto.bench.cases import STUDY_NAME, STUDY_SECONDS, Case
+from stretto.bench.flops import Pass, Sizes, answers_to, forward
 from stretto.bench.flops import step as step_flops
 from stretto.bench.jobs import Job, Measured, Run
 from stretto.errors import StrettoError
@@ -27,6 +27,8 @@ class Setting:
 
     model: str
     """The model as a recipe names it."""
+    shape: str | None = None
+    """The shape of random weights, instead of a model."""
     folder: Path
     """Where files of the bench go; somebody else's to remove."""
     threads: int
@@ -53,6 +55,7 @@ class Desk:
             folder=str(setting.folder / case.name),
             threads=setting.threads,
             steps=setting.steps,
+            shape=setting.shape,
         )
         self.facts = self.measure("prepare").facts
         self.job = replace(self.job, model=self.facts["model"])
@@ -82,6 +85,7 @@ class Desk:
     def common(self, ours: Measured, peer: Measured) -> Row:
         """What stands beside every figure of the case."""
         return {
+            "model": self.setting.shape or self.setting.model,
             "device": self.facts["device"],
             "dtype": self.case.dtype,
             "trained_weights": "adapter" if self.case.adapter else "all",
@@ -145,6 +149,32 @@ def step_rows(setting: Setting, case: Case) -> list[Row]:
     memory = figure(case, "GB at the peak", *gigabytes, peer_name=leanest.name, ratio=gigabytes[1] / gigabytes[0])
     memory |= {"memory": {each.name: each.memory / 2**30 for each in (ours, *peers)}}
     return [time, memory | desk.common(ours, leanest)]
+
+
+def study_rows(setting: Setting, case: Case) -> list[Row]:
+    """Seconds of a step, beside those that were published of it; measured elsewhere, so nothing else is compared."""
+    desk = Desk(setting, case)
+    ours = desk.measure("stretto study")
+    answers = answers_to(ours.facts["prompts"], case.values, case.answer or 0)
+    flops = {}
+    for kind, passes in ours.facts["work"].items():
+        generate, train = (Pass(**each) for each in passes)
+        flops[kind] = step_flops(desk.sizes, generate, train) + forward(desk.sizes, train)  # the reference's forward
+        flops[kind] += forward(desk.sizes, answers[kind]) if case.values else 0
+    rate, done = desk.facts["rate"], flops["shared"] / ours.best / 1e9
+    time = figure(case, "s/step", ours.best, STUDY_SECONDS, peer_name=STUDY_NAME, ratio=STUDY_SECONDS / ours.best)
+    time |= desk.common(ours, ours) | {
+        "tokens_trained": {"stretto": ours.trained, "peer": ours.trained},
+        "optimizer": case.optimizer,
+        "reference_answers": case.values,
+        "flops": flops,
+        "gflops_per_second": {"stretto": done},
+        "matmul_gflops_per_second": rate,
+        "share_of_matmul_rate": {"stretto": done / rate},
+        "seconds": {ours.name: {"step": ours.best, **ours.stages}},
+        "memory": {ours.name: ours.memory / 2**30},
+    }
+    return [time]
 
 
 def figure(case: Case, unit: str, ours: float, peer: float, *, peer_name: str, ratio: float) -> Row:

@@ -92,3 +92,11 @@ def shared(
     logits = sum(answers)
     fed = [np.arange(prompt, prompt + answer - 1) for prompt, answer in zip(prompts, answers, strict=True)]
     return Pass.over([prefill, *fed], logits=logits), Pass.over([row], logits=logits)
+
+
+def answers_to(prompts: Sequence[int], answers: int, length: int) -> dict[str, Pass]:
+    """Generating so many answers of this length to each prompt, unshared and shared; no two prompts begin alike."""
+    each, lengths = [prompt for prompt in prompts for _ in range(answers)], [length] * answers * len(prompts)
+    prefill = np.concatenate([np.arange(prompt) for prompt in prompts])
+    together, _ = shared(each, lengths, prefill=prefill, row=prefill)
+    return {"unshared": unshared(each, lengths)[0], "shared": together}

@@ -25,6 +25,7 @@ SIDES = {
     "prepare": "stretto.bench.prepare:prepare",
     "stretto step": "stretto.bench.ours:step",
     "stretto rollout": "stretto.bench.ours:rollout",
+    "stretto study": "stretto.bench.study:step",
     "trl step": "stretto.bench.peer_trl:step",
     "trl replay": "stretto.bench.peer_trl:replay",
     "generate rollout": "stretto.bench.peer_generate:rollout",
@@ -50,6 +51,8 @@ class Job:
     """How often the work is measured, after once that does not count."""
     batch: int | None = None
     """Answers that a peer trains at once, where it asks the user for that number."""
+    shape: str | None = None
+    """`prepare`: the shape of random weights, instead of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

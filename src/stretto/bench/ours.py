@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from stretto import __version__
+from stretto.algorithms.base import Streams
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, Measured
@@ -47,6 +48,10 @@ REWARDS = (
 )
 """Is the first number right, and how long is the answer: without the second, most groups of an untrained model have no
 contrast, their gradient is 0, and a replay compares nothing."""
+
+
+MakeStreams = Callable[[Parts, Sequence[Asked], Sequence[Group]], Awaitable[Streams]]
+"""Makes what an algorithm needs beside rewards."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class Step:
     """What one step came to."""
 
     generate: float
-    """Seconds of sampling and judging."""
+    """Seconds of sampling and judging, and of what else credit needs."""
     train: float
     """Seconds of credit, gradient, update and publishing."""
     groups: tuple[Group, ...]
@@ -120,7 +125,17 @@ def recipe_of(job: Job) -> Recipe:
 
 def step(job: Job) -> Measured:
     """Whole steps: sample, judge, train, update, publish."""
-    folder, recipe = Path(job.folder), recipe_of(job)
+    return measured_steps(job, recipe_of(job), streams=no_streams)
+
+
+async def no_streams(parts: Parts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
+    """What an algorithm gets that needs no other streams."""
+    return {}
+
+
+def measured_steps(job: Job, recipe: Recipe, *, streams: MakeStreams) -> Measured:
+    """The steps of a recipe whose answers have the lengths of the case."""
+    folder = Path(job.folder)
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     parts = assemble(
         recipe,
@@ -130,7 +145,7 @@ def step(job: Job) -> Measured:
         note=lambda text: None,
         make_engine=lambda policy: ForcedEngine(policy, rounds=rounds, lengths=lengths),
     )
-    steps = asyncio.run(_steps(parts, rounds))
+    steps = asyncio.run(_steps(parts, rounds, streams))
     first, fastest = steps[0], min(steps[1:], key=lambda each: each.generate + each.train)
     keep_tokens(folder, first.groups)
     rewards = [reward.value for group in first.groups for reward in group.rewards]
@@ -148,7 +163,7 @@ def step(job: Job) -> Measured:
     )
 
 
-async def _steps(parts: Parts, rounds: Sequence[Sequence[Asked]]) -> list[Step]:
+async def _steps(parts: Parts, rounds: Sequence[Sequence[Asked]], streams: MakeStreams) -> list[Step]:
     """Strictly on-policy steps, each over prompts of its own."""
     device = parts.policy.device.type
     steps = []
@@ -162,9 +177,10 @@ async def _steps(parts: Parts, rounds: Sequence[Sequence[Asked]]) -> list[Step]:
             ]
             trajectories = await parts.collect(launches, temperature=parts.recipe.engine.temperature)
             scored = await parts.score(trajectories, min_samples=parts.algorithm.min_samples)
+            needed = await streams(parts, asked, scored.groups)
             synchronise(device)
             sampled = time.perf_counter()
-            report = learn(parts, credit(parts.algorithm, scored.groups, {}), step=number + 1)
+            report = learn(parts, credit(parts.algorithm, scored.groups, needed), step=number + 1)
             publish(parts.trainer.weights(), parts.engine)
             synchronise(device)
             ended = time.perf_counter()

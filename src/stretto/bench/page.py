@@ -111,7 +111,7 @@ def _replays(rows: Sequence[Document]) -> list[str]:
 
 
 def _pair(sides: Mapping[str, float], form: str) -> str:
-    return f"{form.format(sides['stretto'])}, {form.format(sides['peer'])}"
+    return ", ".join(form.format(sides[side]) for side in ("stretto", "peer") if side in sides)
 
 
 def number(value: float) -> str:

@@ -20,10 +20,11 @@ from stretto.bench import machine
 from stretto.bench.cases import SEED, Case, make_prompts
 from stretto.bench.flops import Sizes
 from stretto.bench.jobs import Job, Measured
+from stretto.bench.random_model import random_policy
 from stretto.config.locate import locate
 from stretto.config.schema import Adapter, Model
 from stretto.rollout.render import Renderer
-from stretto.train.model import Policy, choose_device, load
+from stretto.train.model import DTYPES, Policy, choose_device, load
 from stretto.types import Prompt
 
 ADAPTER = Adapter(rank=16, alpha=32.0)
@@ -47,8 +48,7 @@ def prepare(job: Job) -> Measured:
     model = folder.parent / f"model-{case.dtype}"
     device = choose_device("auto")
     if not model.exists():
-        found = Model(name=job.model, dtype=case.dtype, adapter=None)
-        load(found, locate(job.model, Path.cwd()), seed=SEED, device=device).save(model)
+        starting_point(job, device).save(model)
     section = model_section(str(model), case)
     policy = load(section, locate(section.name, model), seed=SEED, device=device)
     if case.adapter:  # its random half must be the same on both sides
@@ -68,6 +68,14 @@ def prepare(job: Job) -> Measured:
         "device": device_name(device),
     }
     return Measured(name="prepare", facts=facts)
+
+
+def starting_point(job: Job, device: torch.device) -> Policy:
+    """The model, or random weights of the shape."""
+    if job.shape is not None:
+        return random_policy(job.shape, dtype=DTYPES[job.case.dtype], device=device, seed=SEED)
+    section = Model(name=job.model, dtype=job.case.dtype, adapter=None)
+    return load(section, locate(job.model, Path.cwd()), seed=SEED, device=device)
 
 
 def device_name(device: torch.device) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench import machine
-from stretto.bench.cases import ROLLOUT, STEP, Case, choose, enough_prompts
-from stretto.bench.compare import Note, Row, Setting, rollout_rows, step_rows
+from stretto.bench.cases import ROLLOUT, STEP, STUDY, Case, choose, enough_prompts, plain_shape
+from stretto.bench.compare import Note, Row, Setting, rollout_rows, step_rows, study_rows
 from stretto.bench.jobs import Run, run_apart
 from stretto.errors import RecipeError
 
@@ -28,12 +28,15 @@ class Bench:
     rows: Callable[[Setting, Case], list[Row]]
     """Measures a case."""
     packages: tuple[str, ...] = ()
-    """What its peer needs beside stretto."""
+    """What it needs beside stretto, and the extra of this project that has it."""
+    extra: str = "bench"
+    """That extra."""
 
 
 BENCHES = {
     "rollout": Bench(cases=ROLLOUT, rows=rollout_rows),
     "step": Bench(cases=STEP, rows=step_rows, packages=("trl", "datasets")),
+    "study": Bench(cases=STUDY, rows=study_rows, packages=("bitsandbytes",), extra="quant"),
 }
 WAITING = ("publish", "strategies", "scaling")
 """Benches of parts that are not there yet."""
@@ -49,10 +52,12 @@ class Wish:
     """Names of its cases; `all`; or none for the first."""
     model: str
     """As a recipe names it."""
-    prompts: int = 8
-    """Prompts a step."""
-    samples: int = 8
-    """Answers per prompt."""
+    shape: str | None = None
+    """The shape of random weights, instead of a model."""
+    prompts: int | None = None
+    """Prompts a step; none for the case's."""
+    samples: int | None = None
+    """Answers per prompt; none for the case's."""
     steps: int = 1
     """Repetitions that count, after one that does not."""
     batches: tuple[int, ...] = (8, 16, 64)
@@ -64,17 +69,20 @@ class Wish:
 def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
     """The document. Raises a RecipeError before anything starts if the wish cannot be met."""
     bench = find(wish.bench)
-    enough_prompts(prompts=wish.prompts, steps=wish.steps)
     cases = choose(bench.cases, wish.cases, prompts=wish.prompts, samples=wish.samples)
+    enough_prompts(prompts=max(case.prompts for case in cases), steps=wish.steps)
+    if wish.shape is not None:
+        plain_shape(wish.shape)
     if run is run_apart:
-        require(bench.packages)
+        require(bench.packages, bench.extra)
     if wish.bench == "step":
-        _divisible(wish)
+        _groups_in_batches(wish, cases[0])
     threads = wish.threads or machine.threads()
     about = machine.describe(threads=threads)  # first, so that `load` is not our own
     with tempfile.TemporaryDirectory(prefix="stretto-bench-") as folder:
         setting = Setting(
             model=wish.model,
+            shape=wish.shape,
             folder=Path(folder),
             threads=threads,
             steps=wish.steps,
@@ -95,18 +103,18 @@ def find(name: str) -> Bench:
     raise RecipeError.of("bench", reason, f"use one of {known}")
 
 
-def require(packages: Sequence[str]) -> None:
-    """Refuses to start without what the peer needs."""
+def require(packages: Sequence[str], extra: str = "bench") -> None:
+    """Refuses to start without what the bench needs."""
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        reason = (
-            f"the comparison needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
-        )
-        raise RecipeError.of("bench", reason, "pip install 'stretto[bench]'")
+        reason = f"it needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise RecipeError.of("bench", reason, f"pip install 'stretto[{extra}]'")
 
 
-def _divisible(wish: Wish) -> None:
-    """TRL accumulates batches of one size until it has seen every answer of the step."""
-    answers = wish.prompts * wish.samples
+def _groups_in_batches(wish: Wish, case: Case) -> None:
+    """GRPO compares the answers of a group, and TRL accumulates batches of one size until it has seen all of them."""
+    answers = case.answers
+    if case.samples < 2:
+        raise RecipeError.of("--samples", "GRPO compares the answers to a prompt", "use at least 2")
     if not wish.batches or any(answers % batch for batch in wish.batches):
         reason = f"{answers} answers a step are not a multiple of {', '.join(map(str, wish.batches)) or 'nothing'}"
         raise RecipeError.of("--peer-batch", reason, f"use divisors of {answers}")

@@ -16,15 +16,18 @@ from stretto.config.schema import Model
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="rollout|step", help="What to measure.")],
+    name: Annotated[str, typer.Argument(metavar="rollout|step|study", help="What to measure.")],
     case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts a step.")] = 8,
-    samples: Annotated[int, typer.Option(min=2, help="Answers per prompt.")] = 8,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts a step.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Answers per prompt.")] = None,
     peer_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Answers that TRL trains at once. Can be repeated.")
     ] = None,
     model: Annotated[str, typer.Option(help="The model, named as in a recipe.")] = str(Model().name),
+    shape: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Random weights of this shape, such as qwen2.5-3b, not a model.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
     ] = None,
@@ -41,6 +44,7 @@ def bench(
         bench=name,
         cases=tuple(case or ()),
         model=model,
+        shape=shape,
         prompts=prompts,
         samples=samples,
         steps=steps,

@@ -16,6 +16,7 @@ from stretto import __version__
 from stretto.cli import render
 from stretto.cli.bench import bench
 from stretto.cli.check import check
+from stretto.cli.doctor import doctor
 from stretto.cli.evaluate import evaluate
 from stretto.cli.train import resume, train
 from stretto.cli.value import value
@@ -32,6 +33,7 @@ app.command()(train)
 app.command()(resume)
 app.command(name="eval")(evaluate)
 app.command()(check)
+app.command()(doctor)
 app.command()(value)
 app.command()(bench)
 
@@ -50,6 +52,7 @@ JSON_KEYS = {
         "unjudged",
     ),
     "bench": ("bench", "machine", "rows"),
+    "doctor": ("checks",),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""

@@ -30,16 +30,21 @@ def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool, training
     """
     recipe = checked_recipe(path, changes, root=folder_of(path), probes=PROBES)
     if deep:
-        from stretto.run.inspect import deep_problems
-
-        problems = deep_problems(recipe, folder_of(path))
-        if training and not problems:
-            from stretto.run.vstar import value_problems
-
-            problems = value_problems(recipe, folder_of(path))
-        if problems:
-            raise RecipeError(*problems)
+        check_deeply(recipe, folder_of(path), training=training)
     return recipe
+
+
+def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
+    """Raises a RecipeError with every problem of the second tier; `training` is as in `open_recipe`."""
+    from stretto.run.inspect import deep_problems
+
+    problems = deep_problems(recipe, root)
+    if training and not problems:
+        from stretto.run.vstar import value_problems
+
+        problems = value_problems(recipe, root)
+    if problems:
+        raise RecipeError(*problems)
 
 
 def check_changed(recipe: Recipe, root: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stretto.cli.recipe import check_changed, folder_of, open_recipe
+from stretto.cli.recipe import check_changed, check_deeply, folder_of, open_recipe
+from stretto.config.schema import Recipe
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
@@ -19,7 +21,10 @@ def train(
     changes: Changes = None,
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
-    opened = open_recipe(recipe, changes or (), deep=True)
+    _once(f"train {recipe}")
+    opened = open_recipe(recipe, changes or (), deep=False)
+    _fit(opened, folder_of(recipe))
+    check_deeply(opened, folder_of(recipe))
     from stretto.run.session import start
 
     start(opened, name=recipe.stem, root=folder_of(recipe))
@@ -33,8 +38,26 @@ def resume(
     ] = None,
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
+    _once(f"resume {run}")
     from stretto.run.session import recipe_of
     from stretto.run.session import resume as go_on
 
-    check_changed(*recipe_of(run, changes or ()))
+    recipe, root = recipe_of(run, changes or ())
+    check_changed(recipe, root)
+    _fit(recipe, root)
     go_on(run, changes=changes or (), allow=[key for given in allow or () for key in given.split(",")])
+
+
+def _once(command: str) -> None:
+    """Ends copies of the command that a launcher started beside this one; the first of them says why."""
+    from stretto.execution.launcher import first_of
+
+    if not first_of(os.environ, command=command):
+        raise typer.Exit
+
+
+def _fit(recipe: Recipe, root: Path) -> None:
+    """Refuses a machine on which the run could not go well."""
+    from stretto.execution.doctor import admit
+
+    admit(recipe, root=root)

@@ -6,6 +6,7 @@ is hostile: every length is checked against what is left of the file before it i
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 TEXT, LIST = 8, 9
 LONGEST_TEXT = 2**20
 MOST_KEYS = 10_000
+MOST_TENSORS = 1_000_000
+MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,15 @@ class _Reader:
     def text(self) -> str:
         return self.take(self.count()).decode("utf-8", "replace")
 
+    def begin(self) -> tuple[int, int]:
+        """How many tensors and keys the file holds."""
+        if self.file.read(4) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version, tensors, keys = int(self.number("I")), self.count(), self.count()
+        if version not in (2, 3) or keys > MOST_KEYS:
+            raise ValueError(f"it is of version {version} with {keys} keys; versions 2 and 3 are read")
+        return tensors, keys
+
     def value(self, kind: int) -> str | int | float | None:
         """A scalar or a text; lists are passed over."""
         if kind in SCALARS:
@@ -79,11 +91,7 @@ def read_header(path: Path) -> Header:
     """Architecture and context length; raises ValueError or OSError where the file is not what it should be."""
     with open(path, "rb") as file:
         reader = _Reader(file, os.fstat(file.fileno()).st_size)
-        if file.read(4) != MAGIC:
-            raise ValueError("it does not begin with GGUF")
-        version, _, keys = int(reader.number("I")), reader.count(), reader.count()
-        if version not in (2, 3) or keys > MOST_KEYS:
-            raise ValueError(f"it is of version {version} with {keys} keys; versions 2 and 3 are read")
+        _, keys = reader.begin()
         found: dict[str, str | int | float | None] = {}
         for _ in range(keys):
             name = reader.text()
@@ -95,3 +103,24 @@ def read_header(path: Path) -> Header:
         raise ValueError("it names no architecture")
     context = found.get(f"{architecture}.context_length")
     return Header(architecture=architecture, context=context if isinstance(context, int) else None)
+
+
+def count_parameters(path: Path) -> int:
+    """Numbers in all tensors, whatever they are stored as; walks the vocabulary, which takes a moment."""
+    total = 0
+    with open(path, "rb") as file:
+        reader = _Reader(file, os.fstat(file.fileno()).st_size)
+        tensors, keys = reader.begin()
+        if tensors > MOST_TENSORS:
+            raise ValueError(f"it claims {tensors} tensors")
+        for _ in range(keys):
+            reader.text()
+            reader.value(int(reader.number("I")))
+        for _ in range(tensors):
+            reader.text()
+            dimensions = int(reader.number("I"))
+            if dimensions > MOST_DIMENSIONS:
+                raise ValueError(f"it has a tensor of {dimensions} dimensions")
+            total += math.prod(reader.count() for _ in range(dimensions))
+            reader.skip(struct.calcsize("<IQ"))  # how it is stored, and where
+    return total

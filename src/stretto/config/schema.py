@@ -74,8 +74,26 @@ class Shape(Section):
     """Size of the feed-forward layer."""
     vocab: Count
     """Vocabulary."""
+    tied: bool = False
+    """Embedding and head are one matrix."""
     experts: Natural = 0
     """Experts per layer; 0 for a dense model."""
+    top_k: Natural | None = None
+    """Experts that a token visits; default: 2."""
+    expert_ffn: Count | None = None
+    """Size of one expert; default: `ffn`."""
+    shared_experts: Natural = 0
+    """Experts that every token visits."""
+    dense_layers: Natural = 0
+    """First layers that have no experts."""
+    kv_rank: Natural = 0
+    """Latent attention: size of the latent of keys and values; 0 for ordinary attention."""
+    q_rank: Natural = 0
+    """Latent attention: size of the latent of queries; 0 if there is none."""
+    rope_dim: Natural = 0
+    """Latent attention: the part of a head that carries positions."""
+    value_dim: Natural = 0
+    """Size of a value head where it is not `head_dim`."""
 
 
 class Model(Section):
@@ -329,7 +347,7 @@ class Optimizer(Section):
     """How a gradient becomes an update."""
 
     name: Literal["adamw", "adamw8bit"] = "adamw"
-    """Optimizer."""
+    """AdamW; with adamw8bit its moments take 2 bytes per trained weight, not 8 (bitsandbytes, the extra quant)."""
     lr: NotNegative = 2.0e-4
     """Peak learning rate; left out, 2e-5 where all weights of a pretrained model are trained."""
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -353,8 +371,8 @@ class Placement(Section):
     """How stages share devices."""
     cluster: str = "auto"
     """auto, 1xcpu, 8xH100, or a file."""
-    fractions: tuple[Share, ...] | None = None
-    """interleave: share of the devices per role."""
+    fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
+    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1."""
     staleness: Natural = 0
     """Versions the sampler may lag behind."""
     cells: tuple[dict[str, Any], ...] | None = None

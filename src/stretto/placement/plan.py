@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-ROLES = ("generate", "reference", "train")
-"""Roles of a critic-free step, in the order of their stages."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
@@ -58,26 +55,3 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """As plan.json holds it."""
         return asdict(self)
-
-
-def flatten_on_one_device(device: str, *, needs_reference: bool, engine: str = "native") -> Plan:
-    """Every role on the only device, one after the other, on the same tensors."""
-    roles = [role for role in ROLES if role != "reference" or needs_reference]
-    cells = tuple(
-        Cell(
-            name=role,
-            role=role,
-            devices=(device,),
-            engine=engine if role == "generate" else None,
-            weights="own" if role == "train" else "shared:train",
-        )
-        for role in roles
-    )
-    return Plan(
-        strategy="flatten",
-        flow="phased",
-        staleness=0,
-        optimizer="replicated",
-        cells=cells,
-        priority={device: tuple(cell.name for cell in cells)},
-    )

@@ -35,6 +35,18 @@ PRESETS = {
 {critic, reward}; this one is ours, the published code has only the first."""
 
 
+STILL: Mapping[str, object] = {"move": False, "gate": None}
+"""Tails stay where they are."""
+
+COURSES: Mapping[str, tuple[Literal["phased", "streamed"], Mapping[str, object]]] = {
+    "flatten": ("phased", STILL),
+    "interleave": ("phased", STILL),
+    "separate": ("streamed", STILL),
+    "elastic": ("streamed", {"move": True, "gate": 1.5}),
+}
+"""Strategy -> how stages follow each other in its plans, and what becomes of tails."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """What plans are made of."""
@@ -76,13 +88,12 @@ def separate(layout: Layout, generating: int | None = None) -> Plan:
         reason = f"leaves {count - first} of {count} devices to train"
         raise RecipeError.of("placement.fractions", reason, "leave some devices to each side")
     places = {r: layout.devices[:first] if r == "generate" else layout.devices[first:] for r in layout.roles}
-    return _plan("separate", layout, places, flow="streamed")
+    return _plan("separate", layout, places)
 
 
 def elastic(layout: Layout) -> Plan:
     """Every role on all devices, streamed; tails move together when that pays."""
-    places = dict.fromkeys(layout.roles, layout.devices)
-    return _plan("elastic", layout, places, flow="streamed", tail={"move": True, "gate": 1.5})
+    return _plan("elastic", layout, dict.fromkeys(layout.roles, layout.devices))
 
 
 STRATEGIES: Mapping[str, Callable[[Layout], Plan]] = {
@@ -123,14 +134,7 @@ def _fractions(reason: str, fix: str) -> RecipeError:
     return RecipeError(Problem(field="placement.fractions", reason=reason, fix=fix))
 
 
-def _plan(
-    strategy: str,
-    layout: Layout,
-    places: Mapping[str, tuple[str, ...]],
-    *,
-    flow: Literal["phased", "streamed"] = "phased",
-    tail: Mapping[str, object] | None = None,
-) -> Plan:
+def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) -> Plan:
     """Cells of each role on its devices, and the order in which each device serves them."""
     cells: list[Cell] = []
     for role in sorted(places, key=ORDER.index):
@@ -149,7 +153,8 @@ def _plan(
             )
             for index, group in enumerate(groups)
         ]
-    cells = [_with_weights(cell, cells) if cell.role in layout.reading else cell for cell in cells]
+    cells = [with_weights(cell, cells) if cell.role in layout.reading else cell for cell in cells]
+    flow, tail = COURSES[strategy]
     return Plan(
         strategy=strategy,
         flow=flow,
@@ -157,11 +162,11 @@ def _plan(
         optimizer=layout.optimizer,
         cells=tuple(cells),
         priority={device: tuple(c.name for c in cells if device in c.devices) for device in layout.devices},
-        tail=tail or {"move": False, "gate": None},
+        tail=tail,
     )
 
 
-def _with_weights(cell: Cell, cells: Sequence[Cell]) -> Cell:
+def with_weights(cell: Cell, cells: Sequence[Cell]) -> Cell:
     """Where a cell's weights come from, if it need not hold its own."""
     for trainer in cells:
         if trainer.role == "train" and set(cell.devices) <= set(trainer.devices):

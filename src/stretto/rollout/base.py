@@ -44,6 +44,8 @@ class Request:
     """Token ids that end the answer; the one that ended it is part of it."""
     temperature: float
     """0 is greedy; log-probabilities are those of the distribution at this temperature (at 1 when greedy)."""
+    begun: int = 0
+    """How many of the last tokens of the context were sampled under this key already, on a cell that it has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

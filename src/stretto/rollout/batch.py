@@ -31,6 +31,8 @@ class Batch:
     """Which one; -1 for none."""
     sampled: Tensor
     """Tokens sampled so far."""
+    begun: Tensor
+    """Tokens sampled under the same key before, elsewhere; the noise goes on from there."""
     limits: Tensor
     """Most tokens to sample."""
     temperatures: Tensor
@@ -47,6 +49,11 @@ class Batch:
     """(n, w, W) states that predict the next token, and those after the drafts if these are right."""
     drafts: Tensor
     """(n, w-1) the drafts; -1 where there is none."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Which token of its answer each row samples next."""
+        return self.sampled + self.begun
 
     def take(self, rows: Tensor) -> None:
         """Keeps these rows, in this order."""
@@ -78,6 +85,7 @@ def entering(requests: Sequence[Request], hidden: Tensor, trunks: Sequence[int])
         bases=column(len(r.tokens) if trunk >= 0 else 0 for r, trunk in zip(requests, trunks, strict=True)),
         trunks=column(trunks),
         sampled=column(0 for _ in requests),
+        begun=column(request.begun for request in requests),
         limits=column(request.max_new_tokens for request in requests),
         temperatures=column((request.temperature for request in requests), torch.float64),
         newest=column(-1 for _ in requests),

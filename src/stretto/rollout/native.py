@@ -22,9 +22,10 @@ from torch import Tensor
 from stretto.rollout.admission import NOBODY, SameContext, rooms
 from stretto.rollout.base import Completion, Facts, Request
 from stretto.rollout.batch import Batch, entering
-from stretto.rollout.cache import DecodeLayout, Fill, KeyValueCache, PrefillLayout, Trunks
+from stretto.rollout.cache import Fill, PrefillLayout, Trunks
 from stretto.rollout.drafts import Drafts
-from stretto.rollout.sampling import draw_from
+from stretto.rollout.graphs import steps_for
+from stretto.rollout.steps import Steps
 from stretto.train.attention import TreeLayout
 from stretto.train.head import logprobs_of
 from stretto.train.model import Policy
@@ -54,11 +55,14 @@ class NativeEngine:
         memory_share: float | str = "auto",
         slots: int | None = None,
         speculate: bool | str = "auto",
+        steps: Steps | None = None,
     ) -> None:
         self.policy = policy
         self.speculate, self.drafts = bool(speculate), Drafts()  # "auto" is yes: how much follows from what it brings
         self.version = 0
-        self.cache, self.trunks = KeyValueCache(), KeyValueCache()
+        self.kv_tokens = _cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
+        self.steps = steps or steps_for(policy, self.kv_tokens)
+        self.cache, self.trunks = self.steps.cache, self.steps.trunks
         self.free_trunks: list[int] = []
         self.shared: Trunks | None = None
         self.changed = True
@@ -66,7 +70,6 @@ class NativeEngine:
         self.active: list[Request] = []
         self.batch: Batch | None = None
         self.most_slots = slots
-        self.kv_tokens = _cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
 
     @property
     def facts(self) -> Facts:
@@ -118,6 +121,7 @@ class NativeEngine:
                 f"the native engine reads the trainer's tensors and cannot fetch weights from {weights.where}"
             )
         self.version = weights.version
+        self.steps.weights_changed()
         return Receipt(version=self.version, manifest={}, shared=True)
 
     def settle(self) -> None:
@@ -135,6 +139,7 @@ class NativeEngine:
     def sleep(self, keep: bool) -> None:
         """Gives the cache's memory back; the weights are the trainer's."""
         self._clear()
+        self.steps.release()
 
     def wake(self) -> None:
         """Nothing to undo: the cache is taken as needed."""
@@ -144,7 +149,7 @@ class NativeEngine:
         self.waiting.clear()
         self.active.clear()
         self.batch = None
-        self._clear()
+        self.sleep(keep=False)
 
     def _clear(self) -> None:
         self.cache.clear()
@@ -227,18 +232,9 @@ class NativeEngine:
         batch = self.batch
         if batch is None:
             return []
-        n, width = batch.hidden.shape[:2]
+        width = batch.hidden.shape[1]
         along = torch.arange(width, device=batch.hidden.device)
-        tokens, logprobs = (
-            drawn.view(n, width)
-            for drawn in draw_from(
-                batch.hidden.flatten(0, 1),
-                self.policy.head(),
-                keys=batch.keys.repeat_interleave(width),
-                positions=(batch.sampled[:, None] + along).flatten(),
-                temperatures=batch.temperatures.repeat_interleave(width),
-            )
-        )
+        tokens, logprobs = self.steps.draw(batch)
         right = (tokens[:, :-1] == batch.drafts).long().cumprod(1).sum(1)
         if width > 1:
             self.drafts.judge(tried=int((right + 1).clamp(max=width - 1).sum()), right=int(right.sum()))
@@ -266,19 +262,7 @@ class NativeEngine:
             self.shared, self.changed = Trunks.of(batch.trunks, batch.bases, self.trunks), False
         own = int((batch.lengths - batch.bases).max())
         batch.drafts = self._guess(batch, min(self.cache.capacity - own, int((batch.limits - batch.sampled).max())))
-        width = batch.drafts.shape[1] + 1
-        layout = DecodeLayout(
-            lengths=batch.lengths,
-            bases=batch.bases,
-            width=width,
-            longest=own + width,
-            cache=self.cache,
-            trunks=self.shared,
-        )
-        tokens = torch.cat([batch.newest[:, None], batch.drafts.clamp(min=0)], dim=1)
-        positions = batch.lengths[:, None] + torch.arange(width, device=tokens.device)
-        hidden = self.policy.hidden(tokens.flatten(), positions.flatten(), layout)
-        batch.hidden = hidden.view(len(tokens), width, -1)
+        batch.hidden = self.steps.forward(batch, self.shared, own)
 
     def _guess(self, batch: Batch, room: int) -> Tensor:
         """(n, w-1) drafts, as many as are worth a forward and have room in the cache."""

@@ -59,7 +59,7 @@ def draw(logits: Tensor, *, keys: Tensor, positions: Tensor, temperatures: Tenso
     A temperature of 0 is greedy; its log-probabilities are those at temperature 1.
     """
     greedy = temperatures == 0
-    scaled = logits / torch.where(greedy, 1.0, temperatures)[:, None].to(logits.dtype)
+    scaled = logits / temperatures.masked_fill(greedy, 1.0)[:, None].to(logits.dtype)
     rows, vocabulary = scaled.shape
     blocks = pad(scaled, (0, -vocabulary % BLOCK), value=float("-inf")).view(rows, -1, BLOCK)
     weights = blocks.logsumexp(-1)

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from stretto.errors import RecipeError
+from stretto.train.flex import FlexTree
 from stretto.train.segments import Segment, reach_of, spans_of
 from stretto.train.siblings import Siblings, batches_of, make_siblings
 
@@ -80,32 +81,46 @@ class TreeLayout:
     """A token sees its ancestors' segments whole and its own up to itself; branches do not see each other."""
 
     segments: tuple[Segment, ...]
-    """In row order, parents before children, covering the row without gaps."""
-    blocks: tuple[Block | Siblings, ...]
-    """The same in the pieces in which it is computed."""
+    """In row order, depth first, covering the row without gaps."""
+    blocks: list[Block | Siblings]
+    """The same in the pieces in which it is computed; on a GPU made only if they are needed."""
+    whole: FlexTree | None
+    """All of it for one kernel, on a GPU."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> TreeLayout:
-        """Cuts a tree into the pieces that cost least."""
-        blocks: list[Block | Siblings] = []
-        plain: list[int] = []
-        for run in runs(segments):
-            siblings = [segments[index] for index in run] if device.type == "cpu" else []
-            batches = batches_of(siblings, ancestors=reach_of(segments, run[0]), block=BLOCK)
-            if batches:
-                blocks += [make_block(segments, members, device) for members in _blocks(segments, plain)]
-                plain = []
-                blocks += [make_siblings(segments, run[batch.start : batch.stop], device) for batch in batches]
-            else:
-                plain += run
-        blocks += [make_block(segments, members, device) for members in _blocks(segments, plain)]
-        return cls(segments=tuple(segments), blocks=tuple(blocks))
+        """The tree as one kernel or in pieces, whichever costs less on this device."""
+        if device.type == "cuda":
+            return cls(segments=tuple(segments), blocks=[], whole=FlexTree.of(segments, device))
+        return cls(segments=tuple(segments), blocks=cut(segments, device), whole=None)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
-        """Exact attention block by block; no work is spent on padding, and little on masked branches."""
+        """Exact attention; no work is spent on padding, and little on masked branches."""
+        if self.whole is not None:
+            output = self.whole.attend(query, key, value, scale=scale, window=window)
+            if output is not None:
+                return output
+            if not self.blocks:
+                self.blocks.extend(cut(self.segments, query.device))
         return torch.cat([block.attend(query, key, value, scale=scale, window=window) for block in self.blocks], dim=2)
+
+
+def cut(segments: Sequence[Segment], device: torch.device) -> list[Block | Siblings]:
+    """A tree in the pieces that cost least."""
+    blocks: list[Block | Siblings] = []
+    plain: list[int] = []
+    for run in runs(segments):
+        siblings = [segments[index] for index in run] if device.type == "cpu" else []
+        batches = batches_of(siblings, ancestors=reach_of(segments, run[0]), block=BLOCK)
+        if batches:
+            blocks += [make_block(segments, members, device) for members in _blocks(segments, plain)]
+            plain = []
+            blocks += [make_siblings(segments, run[batch.start : batch.stop], device) for batch in batches]
+        else:
+            plain += run
+    return blocks + [make_block(segments, members, device) for members in _blocks(segments, plain)]
 
 
 def runs(segments: Sequence[Segment]) -> list[list[int]]:

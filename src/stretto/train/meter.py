@@ -7,7 +7,7 @@ Everything here is a sum (or a largest value), so it can be gathered in any orde
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -72,3 +72,12 @@ class Meter:
             "tokens/trained": sums["tokens"],
             "tokens/shared": sums["shared"],
         }
+
+
+def together(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of several cells as those of one."""
+    total: dict[str, float] = defaultdict(float)
+    for sums in parts:
+        for name, number in sums.items():
+            total[name] = max(total[name], number) if name == "largest" else total[name] + number
+    return dict(total)

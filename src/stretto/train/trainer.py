@@ -58,7 +58,7 @@ class Trainer:
         self,
         policy: Policy,
         algorithm: Algorithm,
-        optimizer: MasterAdamW,
+        optimizer: MasterAdamW | None,
         *,
         token_budget: int,
         temperature: float,
@@ -85,7 +85,8 @@ class Trainer:
     def begin(self) -> None:
         """Forgets gradients, counters and samples of a step."""
         self.accumulators: Accumulators = {}
-        self.meter = Meter(self.algorithm.terms)
+        self.total: Accumulators | None = None
+        self.meter = self.counted = Meter(self.algorithm.terms)
         self.ledger: list[Sample] = []
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
@@ -103,15 +104,37 @@ class Trainer:
         # Not inside a handler: the exception holds the frames that hold the failed row, and so its memory.
         self._redo()
 
+    def reduce(self, add: Callable[[Tensor], None], sums: Mapping[str, float]) -> None:
+        """Makes the step's sums those of every cell that trains: `add` adds a tensor over them, `sums` is the counters'.
+
+        What this cell has accumulated stays as it is, because a cell that dies meanwhile makes the rest begin again.
+        """
+        self.total = {}
+        for kind in self.terms_by_denominator:
+            mine = self.accumulators.get(kind, {})
+            flat = torch.cat(
+                [
+                    (mine[name] if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))).flatten()
+                    for name, weight in self.trained.items()
+                ]
+            )
+            add(flat)
+            parts = flat.split([weight.numel() for weight in self.trained.values()])
+            named = zip(self.trained.items(), parts, strict=True)
+            self.total[kind] = {name: part.view_as(weight) for (name, weight), part in named}
+        self.counted = Meter(self.algorithm.terms)
+        self.counted.sums.update(sums)
+
     def apply(self) -> StepReport:
         """Divides by the global denominators, clips, and makes one update; then the step is over."""
         gradients = self._mean_gradients()
         norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
-        metrics = {**self.meter.metrics(), "grad_norm": norm}
+        metrics = {**self.counted.metrics(), "grad_norm": norm}
         finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
-        if finite and self.ledger:
+        if finite and self.counted.sums["conversations"]:
             if self.clip is not None and norm > self.clip:
                 torch._foreach_mul_(list(gradients.values()), self.clip / norm)
+            assert self.optimizer is not None  # a cell that only generates or scores has none, and updates nothing
             metrics["learning_rate"] = self.optimizer.step(gradients)
         self.begin()
         return StepReport(metrics=metrics, applied=finite)
@@ -119,6 +142,10 @@ class Trainer:
     def weights(self) -> Weights:
         """The weights as they are now, under a new version; where they are, engines on this device read them."""
         self.version += 1
+        return self.shared()
+
+    def shared(self) -> Weights:
+        """The weights under their version, for engines that read these tensors."""
         return Weights(version=self.version, manifest={}, where="shared")
 
     def score(
@@ -154,7 +181,8 @@ class Trainer:
 
     def recompute(self) -> None:
         """Switches gradient checkpointing on: less memory for a third more arithmetic, the same gradient."""
-        network, how = self.policy.network, {"use_reentrant": False}
+        # Nothing is drawn in a forward, so there is no random state to restore, nor one to ask a recorded step for.
+        network, how = self.policy.network, {"use_reentrant": False, "preserve_rng_state": False}
         if hasattr(network, "activation_checkpointing_enable"):  # its name in newer transformers, which warn of the old
             network.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
         else:
@@ -264,9 +292,9 @@ class Trainer:
     def _mean_gradients(self) -> dict[str, Tensor]:
         """Accumulated sums over their denominators, added up; the accumulators are used up by it."""
         total: dict[str, Tensor] = {}
-        for kind, gradients in self.accumulators.items():
+        for kind, gradients in (self.accumulators if self.total is None else self.total).items():
             for name, gradient in gradients.items():
-                gradient /= self.meter.denominator(kind)
+                gradient /= self.counted.denominator(kind)
                 total[name] = total[name].add_(gradient) if name in total else gradient
         return {
             name: total[name] if name in total else torch.zeros_like(weight, dtype=wide(weight.dtype))

@@ -7,6 +7,7 @@ harmless.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from stretto.algorithms.catalog import CATALOG
@@ -98,6 +99,18 @@ def moments_decay(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
                 reason=f"with {beta:g} the moment would never change",
                 fix="use a number below 1, such as 0.9",
             )
+
+
+def narrow_moments_are_possible(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """8-bit moments come from a package of their own, which knows no fp64."""
+    if recipe.optimizer.name != "adamw8bit":
+        return
+    if find_spec("bitsandbytes") is None:
+        reason, fix = "adamw8bit needs the package bitsandbytes, which is not installed", "pip install 'stretto[quant]'"
+        yield Problem(field="optimizer.name", reason=reason, fix=fix)
+    if recipe.model.dtype == "float64":
+        reason = "moments in 8 bits make no sense beside weights in float64"
+        yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or model.dtype: float32")
 
 
 def cache_has_memory(recipe: Recipe, scene: Scene) -> Iterator[Problem]:

@@ -56,7 +56,6 @@ ONLY = (
     ),
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="optimizer.name", values=("adamw",), reason=NOT_YET, fix="use adamw"),
     Only(field="placement.strategy", values=("auto", "flatten"), reason=NOT_YET, fix="use auto"),
     Only(field="placement.fractions", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0"),

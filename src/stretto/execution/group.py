@@ -1,0 +1,79 @@
+"""Several processes adding up tensors, or handing them round: a group of members over gloo, made anew when one is lost.
+
+A group is built on a store that its members reach, under the name of its epoch: after a member was replaced, the others
+leave the old group and meet in the next epoch. torch's default group is not used, because it cannot be made anew.
+Tensors on a GPU pass through host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import (  # type: ignore[attr-defined]  # it exports what its stubs forget
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
+
+from stretto.errors import TrainingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the members of a group meet."""
+
+    store: Store | tuple[str, int]
+    """The store itself, in one process, or the address of one."""
+    name: str
+    """Of this epoch."""
+    rank: int
+    """Which member this is."""
+    size: int
+    """How many there are."""
+    seconds: float
+    """How long one waits for another."""
+
+
+class Group:
+    """One member's end of a group."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
+        with self._failures():
+            store = meeting.store
+            if not isinstance(store, Store):
+                store = TCPStore(*store, is_master=False, timeout=patience)
+            self.gloo: Any = ProcessGroupGloo(PrefixStore(meeting.name, store), meeting.rank, meeting.size, patience)
+
+    def add(self, tensor: Tensor) -> None:
+        """Makes a tensor the sum of every member's."""
+        with self._failures():
+            host = tensor.cpu()
+            self.gloo.allreduce([host]).wait()
+        if host is not tensor:
+            tensor.copy_(host)
+
+    def hand_round(self, tensor: Tensor, *, source: int) -> None:
+        """Makes a tensor that of member `source`."""
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        with self._failures():
+            host = tensor.cpu()
+            self.gloo.broadcast([host], options).wait()
+        if host is not tensor:
+            tensor.copy_(host)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            told = f"member {self.meeting.rank} of {self.meeting.size} lost touch with another ({error})"
+            raise TrainingError(f"{self.meeting.name}: {told}") from error

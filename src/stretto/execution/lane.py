@@ -1,0 +1,112 @@
+"""An engine behind a door: trajectories ask it one by one, it decodes for all of them together.
+
+Each round takes what has come in since the last, hands it to the worker with what nobody waits for any more, and gives
+back what has ended. Nothing runs while nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from stretto.execution.member import Member
+from stretto.rollout.base import Completion, Request
+
+SLICE = 0.25
+"""Seconds of decoding before requests that came in meanwhile are let in."""
+
+
+class Lane:
+    """One generate cell's."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
+        self.new: list[Request] = []
+        self.unwanted: list[int] = []
+        self.leaving: dict[int, Lane] = {}
+        self.serving: asyncio.Task[None] | None = None
+
+    async def ask(self, request: Request) -> Completion:
+        """The answer to a request, from this cell or from one that it was moved to."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._take(request, future)
+        return await future
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these any more."""
+        for key in keys:
+            if key in self.asked:
+                del self.asked[key]
+                self.unwanted.append(key)
+
+    def move(self, keys: Iterable[int], target: Lane) -> None:
+        """Lets requests go on elsewhere; what they have so far goes with them as tokens."""
+        for key in keys:
+            if key in self.asked:
+                self.leaving[key] = target
+                self.unwanted.append(key)
+
+    def _take(self, request: Request, future: asyncio.Future[Completion]) -> None:
+        self.asked[request.key] = (request, future)
+        self.new.append(request)
+        if self.serving is None:
+            self.serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Rounds, until nobody waits."""
+        try:
+            while self.asked or self.unwanted:
+                new, self.new = [request for request in self.new if request.key in self.asked], []
+                unwanted, self.unwanted = self.unwanted, []
+                for completion in await self.member.call("generate", new, unwanted, SLICE):
+                    self._answer(completion)
+                await asyncio.sleep(0)  # who got an answer may ask again before the next round
+        except BaseException as error:
+            for _, future in self.asked.values():
+                if not future.done():
+                    future.set_exception(error)
+            self.asked.clear()
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.serving = None
+
+    def _answer(self, completion: Completion) -> None:
+        """Hands a completion to who waits for it, or to the lane that goes on with it."""
+        request, future = self.asked.pop(completion.key, (None, None))
+        target = self.leaving.pop(completion.key, None)
+        if request is None or future is None or future.done():
+            return
+        if target is None or completion.stop != "abort":
+            future.set_result(completion)
+            return
+        rest = replace(
+            request,
+            tokens=np.concatenate([request.tokens, completion.tokens]),
+            max_new_tokens=request.max_new_tokens - len(completion.tokens),
+            begun=request.begun + len(completion.tokens),
+        )
+        before: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        before.add_done_callback(lambda done: _joined(completion, done, future))
+        target._take(rest, before)
+
+
+def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio.Future[Completion]) -> None:
+    """Answers with both parts of a completion."""
+    if future.done() or then.cancelled():
+        return
+    if error := then.exception():
+        future.set_exception(error)
+        return
+    rest = then.result()
+    future.set_result(
+        replace(
+            rest,
+            tokens=np.concatenate([first.tokens, rest.tokens]),
+            logprobs=np.concatenate([first.logprobs, rest.logprobs]),
+        )
+    )

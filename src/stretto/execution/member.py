@@ -1,0 +1,91 @@
+"""A worker, wherever it runs, as whoever calls it sees it: one call after the other, each awaited.
+
+`Threaded` is a worker in a thread of this process: for tests, and for one process that serves several CPU devices.
+Workers in processes of their own, on this host or others, are in `stretto.execution.ray`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
+
+from stretto.errors import CellLost
+from stretto.execution.worker import Assignment, Worker
+
+
+class Member(Protocol):
+    """One worker."""
+
+    async def call(self, what: str, *arguments: Any) -> Any:
+        """Calls a method of the worker; calls are served in order. `CellLost` if its process has died."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers, one for each device."""
+
+    async def start(self, assignment: Assignment) -> Member:
+        """One worker, ready."""
+        ...
+
+    def store(self) -> Store | tuple[str, int]:
+        """Where they meet: a store that all of them reach."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves no process behind."""
+        ...
+
+
+class Threaded:
+    """A worker in a thread."""
+
+    def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
+        self.device = assignment.device
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=assignment.device)
+        self.made = self.thread.submit(make, assignment)
+        self.dead = False
+
+    async def call(self, what: str, *arguments: Any) -> Any:
+        """In the worker's own thread."""
+        if self.dead:
+            raise CellLost(self.device, "its process has ended")
+        return await asyncio.wrap_future(self.thread.submit(self._call, what, *arguments))
+
+    def _call(self, what: str, *arguments: Any) -> Any:
+        return getattr(self.made.result(), what)(*arguments)
+
+    async def close(self) -> None:
+        """Waits for the call under way."""
+        if not self.dead:
+            await self.call("close")
+        self.thread.shutdown()
+
+
+class Threads:
+    """Workers in threads of this process."""
+
+    def __init__(self, make: Callable[[Assignment], Worker] = Worker) -> None:
+        self.make, self.meeting = make, HashStore()
+        self.started: dict[str, Threaded] = {}
+
+    async def start(self, assignment: Assignment) -> Threaded:
+        """A worker in a new thread; loading begins at once."""
+        member = self.started[assignment.device] = Threaded(assignment, self.make)
+        await asyncio.wrap_future(member.made)
+        return member
+
+    def store(self) -> Store:
+        """In this process."""
+        return self.meeting
+
+    async def close(self) -> None:
+        """Nothing but threads was started, and each ends with its member."""

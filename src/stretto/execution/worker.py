@@ -1,0 +1,187 @@
+"""What one process of a run does on its device: generate, score, accumulate, update. It decides nothing.
+
+It holds one copy of the policy, and serves every cell that the plan puts on its device: those share its tensors.
+Whoever calls it (`stretto.execution.crew`) lives in another process or thread and passes records, never tensors of
+the model.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.algorithms.base import build
+from stretto.config.locate import locate
+from stretto.config.schema import Recipe
+from stretto.execution.group import Group, Meeting
+from stretto.rollout.base import Completion, Engine, Request
+from stretto.rollout.native import NativeEngine
+from stretto.train.memory import keep_memory
+from stretto.train.model import Policy, load
+from stretto.train.optim import MasterAdamW
+from stretto.train.trainer import StepReport, Trainer
+from stretto.types import Conversation, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a worker is made from; plain values, so that it can be sent to another host."""
+
+    recipe: Recipe
+    """What is trained."""
+    root: Path
+    """What the recipe's relative paths count from."""
+    base: Path | None
+    """The run's own copy of the base model, if it has one."""
+    device: str
+    """The plan's name of its device, such as "localhost/cpu:0"."""
+    roles: frozenset[str]
+    """Roles of the cells on it."""
+    token_budget: int
+    """Tokens in a forward; running out of memory lowers it."""
+    threads: int | None = None
+    """Threads of a CPU device; all of the process's if none."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """As torch calls it."""
+        kind, _, number = self.device.rpartition("/")[2].partition(":")
+        return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number))
+
+
+class Worker:
+    """One process's copy of the policy and what serves it."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        recipe, device = assignment.recipe, assignment.torch_device
+        if device.type == "cpu":
+            keep_memory()
+            if assignment.threads:
+                torch.set_num_threads(assignment.threads)
+        self.policy = self._load(device)
+        self.trains = "train" in assignment.roles
+        algorithm = build(recipe.algorithm)
+        updates = recipe.run.steps * recipe.batch.updates
+        self.optimizer = MasterAdamW(self.policy.trained(), recipe.optimizer, updates=updates) if self.trains else None
+        self.trainer = Trainer(
+            self.policy,
+            algorithm,
+            self.optimizer,
+            token_budget=assignment.token_budget,
+            temperature=recipe.engine.temperature,
+            clip=recipe.optimizer.clip,
+            checkpointing=recipe.optimizer.checkpointing,
+        )
+        own = "reference" in assignment.roles and self.policy.adapted is None
+        self.reference = self._load(device) if own else None
+        if self.reference is not None:
+            self.reference.network.requires_grad_(False)
+        section = recipe.engine
+        self.engine: Engine = NativeEngine(self.policy, memory_share=section.memory_share, speculate=section.speculate)
+        self.group: Group | None = None
+
+    def _load(self, device: torch.device) -> Policy:
+        made, recipe = self.assignment, self.assignment.recipe
+        files = locate(recipe.model.name, made.root)
+        return load(recipe.model, files, seed=recipe.seed, device=device, base=made.base)
+
+    # Generate ---------------------------------------------------------------------------------------------------------
+
+    def generate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
+        """Takes requests in and out, and decodes until something completes or the seconds are over."""
+        partial = self.engine.abort(unwanted) if unwanted else []
+        self.engine.submit(new)
+        return partial + self.engine.step(seconds)
+
+    def settle(self) -> None:
+        """What was sampled so far is final."""
+        self.engine.settle()
+
+    # Score and train --------------------------------------------------------------------------------------------------
+
+    def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """The reference's log-probabilities of every trained token."""
+        return self.trainer.score(conversations, reference=self.reference, without_adapter=self.reference is None)
+
+    def begin(self) -> None:
+        """Forgets what a step has accumulated here."""
+        self.trainer.begin()
+
+    def accumulate(self, samples: Sequence[Sample]) -> None:
+        """Adds the gradients of these samples."""
+        self.trainer.accumulate(samples)
+
+    def sums(self) -> dict[str, float]:
+        """The counters of what was accumulated here."""
+        return dict(self.trainer.meter.sums)
+
+    # The end of a step ------------------------------------------------------------------------------------------------
+
+    def meet(self, where: Meeting) -> None:
+        """Joins the others that hold the policy."""
+        self.group = Group(where) if where.size > 1 else None
+
+    def reduce(self, sums: Mapping[str, float]) -> None:
+        """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
+        self.trainer.reduce(self.group.add if self.group else lambda tensor: None, sums)
+
+    def apply(self) -> StepReport:
+        """One update from what was reduced."""
+        report = self.trainer.apply()
+        self.engine.receive(self.trainer.weights())
+        return report
+
+    def fetch(self, source: int, version: int) -> None:
+        """Takes the trained tensors of member `source`, or hands its own round if it is that member."""
+        for tensor in self.policy.trained().values():
+            if self.group:
+                self.group.hand_round(tensor.data, source=source)
+        self.trainer.version = version
+        self.engine.receive(self.trainer.shared())
+
+    def manifest(self) -> dict[str, str]:
+        """Checksums of the tensors that this process's engine reads."""
+        return {name: checksum(tensor) for name, tensor in self.policy.trained().items()}
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Writes the policy for others."""
+        self.policy.save(folder, base=self.assignment.base)
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on."""
+        assert self.optimizer is not None
+        return {
+            "trainer": self.trainer.state(),
+            "optimizer": self.optimizer.state(),
+            "engine": dict(self.engine.state()),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.trainer.restore(state["trainer"])
+        if self.optimizer is not None:
+            self.optimizer.restore(state["optimizer"])
+        self.engine.restore(state["engine"])
+        self.engine.receive(self.trainer.shared())
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        self.engine.close()
+        self.trainer.close()
+
+
+def checksum(tensor: Tensor) -> str:
+    """CRC-32 of a tensor's bytes: what is compared was computed alike, so any difference is an error."""
+    raw = tensor.detach().cpu().contiguous().view(torch.uint8)
+    return f"{zlib.crc32(raw.numpy().data):08x}"

@@ -1,0 +1,90 @@
+"""Seconds of a step by strategy, from the seconds of its stages: closed forms, to prune and to test the simulator.
+
+They assume fixed lengths, stages that nothing disturbs and whole groups that arrive evenly. The scheduler on its
+virtual clock knows better and is what plans are ranked by; with these assumptions it must give the same numbers. The
+critic-free cases leave out the critic's times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Seconds of each stage of a step on the devices that serve it; 0 for one that does not take place."""
+
+    generate: float
+    """All answers, on the lanes that generate."""
+    old: float = 0.0
+    """The policy's log-probabilities, where they are computed again."""
+    reference: float = 0.0
+    """The reference's log-probabilities."""
+    reward: float = 0.0
+    """The reward model's verdicts."""
+    value: float = 0.0
+    """The critic's values."""
+    train: float = 0.0
+    """The policy's updates."""
+    fit: float = 0.0
+    """The critic's updates."""
+    publish: float = 0.0
+    """New weights into the engines."""
+    switch: float = 0.0
+    """One change between generating and training on the same devices."""
+
+    @property
+    def forwards(self) -> float:
+        """Everything between generating and training, one after the other."""
+        return self.old + self.reference + self.reward + self.value
+
+
+def flatten(at: Stages) -> float:
+    """Every role on all devices, one stage after the other."""
+    return at.generate + at.forwards + at.train + at.fit + at.publish + 2 * at.switch
+
+
+def interleave_frozen(at: Stages, exchange: float = 0.0) -> float:
+    """I1: actor and critic on all devices, reference on one half beside the reward model on the other.
+
+    `reference` and `reward` are the times on half of the devices, all others on all of them.
+    """
+    frozen = max(at.reference, at.reward) + exchange
+    return at.generate + at.old + at.value + frozen + at.train + at.fit + at.publish + 2 * at.switch
+
+
+def interleave_pairs(at: Stages) -> float:
+    """I2: actor and reference on one half of the devices, critic and reward model on the other."""
+    forwards = max(at.old + at.reference, at.value + at.reward)
+    return at.generate + forwards + max(at.train, at.fit) + at.publish + 2 * at.switch
+
+
+def pipeline(stages: Sequence[float], pieces: int, sync: float = 0.0) -> float:
+    """Separation: a step's work flows in equal pieces through stages on devices of their own, each taking this long."""
+    each = [stage / pieces for stage in stages]
+    return sync + sum(each) + (pieces - 1) * max(each, default=0.0)
+
+
+def one_step_off(at: Stages) -> float:
+    """Separation in which the next step is generated while this one is trained: the longer of the two."""
+    return max(at.generate + at.publish, at.forwards + at.train + at.fit)
+
+
+def elastic(
+    at: Stages, *, ranks: int, moved: int, tail: float, slower_tail: float, ready: float, costs: float
+) -> float:
+    """All devices generate; when `tail` seconds remain, `moved` of `ranks` turn to training what is complete.
+
+    The tail takes `slower_tail` on the devices that stay. `ready` is the share of the step's training that is complete
+    by then on average; `costs` is what moving takes. Nothing is gained beyond the moved devices' share of the tail.
+    """
+    training = at.forwards + at.train + at.fit
+    free = max(0.0, slower_tail - costs) * moved / ranks
+    early = min(ready * training, free)
+    return at.generate - tail + slower_tail + training - early + at.publish + 2 * at.switch
+
+
+def lower_bound(work: Sequence[float], devices: Sequence[int], available: int) -> float:
+    """No plan is faster than all device-seconds over all devices: work[i] seconds on devices[i]."""
+    return sum(seconds * count for seconds, count in zip(work, devices, strict=True)) / available

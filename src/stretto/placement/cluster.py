@@ -1,0 +1,196 @@
+"""A cluster: which devices exist, on which hosts, from text such as `6x8xH100` or from a cluster file.
+
+It says what there is, never what is free. `8xH100` is one host of eight; a count beyond what one host usually holds is
+split into such hosts. A cluster file is read by `config.document`; what it means is decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from stretto.config.schema import Count, Positive, Section
+from stretto.errors import Problem, RecipeError
+from stretto.placement.devices import GB, Device, find_device
+
+MOST_DEVICES = 100_000
+"""More than anyone has; a slip of the finger otherwise fills the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine."""
+
+    name: str
+    """As in the names of its devices."""
+    device: Device
+    """What it holds; hosts are of one kind each."""
+    count: int
+    """How many of it."""
+    memory: float
+    """Host memory in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Every host, in order."""
+
+    hosts: tuple[Host, ...]
+    """The machines."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Constants of the cost model that were measured here, by name."""
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        """Name such as "host0/gpu:3" -> device, in the order of the hosts."""
+        return {f"{host.name}/{host.device.kind}:{i}": host.device for host in self.hosts for i in range(host.count)}
+
+    def __len__(self) -> int:
+        return sum(host.count for host in self.hosts)
+
+    def pools(self) -> tuple[tuple[Device, int], ...]:
+        """Each kind of device and how many there are, in the order of the hosts."""
+        counts: Counter[Device] = Counter()
+        for host in self.hosts:
+            counts[host.device] += host.count
+        return tuple(counts.items())
+
+    def __str__(self) -> str:
+        return " + ".join(f"{count} x {device.name}" for device, count in self.pools())
+
+
+def parse_cluster(text: str, *, field: str = "placement.cluster") -> Cluster:
+    """A cluster from text: parts `[hosts x] devices x NAME`, joined by `+`."""
+    parts = [_part(part.strip(), text, field) for part in text.split("+")]
+    sizes = [(device, count) for device, counts in parts for count in counts]
+    return Cluster(hosts=tuple(_named(sizes)))
+
+
+def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
+    match = re.fullmatch(r"(?:(\d{1,6})\s*x\s*)?(\d{1,6})\s*x\s*([A-Za-z][\w .-]*)", part, re.IGNORECASE)
+    if match is None:
+        raise RecipeError.of(
+            field, f"{text!r} is no cluster", "write 8xH100, 6x8xH100 (hosts first), 8xH800+8xH20, 2xcpu or a file"
+        )
+    hosts, count, device = match[1], int(match[2]), find_device(match[3], field=field)
+    if not count or hosts == "0" or count * int(hosts or 1) > MOST_DEVICES:
+        reason = f"{part!r} has {'no' if not count or hosts == '0' else 'too many'} devices"
+        raise RecipeError.of(field, reason, f"give a number from 1 to {MOST_DEVICES}")
+    if hosts:
+        return device, [count] * int(hosts)
+    full, rest = divmod(count, device.per_host)
+    return device, [device.per_host] * full + [rest] * (rest > 0)
+
+
+def _named(sizes: list[tuple[Device, int]]) -> Iterator[Host]:
+    """Hosts with names: `localhost` if there is only one, `host0` and so on otherwise."""
+    for index, (device, count) in enumerate(sizes):
+        name = "localhost" if len(sizes) == 1 else f"host{index}"
+        if device.kind == "cpu":
+            device = replace(device, memory=_own_memory() / count, host_memory=_own_memory() / count)
+        yield Host(name=name, device=device, count=count, memory=device.host_memory * count)
+
+
+def _own_memory() -> float:
+    """Of this machine: threads of a CPU are always threads of the one that plans."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+class DeviceNumbers(Section):
+    """Numbers of a device in a cluster file; what is left out is taken from `like`, or guessed from the rest."""
+
+    like: str | None = None
+    """A device of the table to start from."""
+    flops: Positive | None = None
+    """Peak of dense bf16 products, FLOP/s."""
+    matmul: Positive | None = None
+    """Best measured on large products, FLOP/s."""
+    memory_gb: Positive | None = None
+    """Memory in GB of 2^30 bytes."""
+    bandwidth: Positive | None = None
+    """Of its memory, bytes/s."""
+    link: Positive | None = None
+    """To its neighbours, bytes/s in one direction."""
+    nic: Positive | None = None
+    """Its share of the host's network, bytes/s."""
+    host_link: Positive | None = None
+    """To host memory, bytes/s."""
+    domain: Count | None = None
+    """How many devices `link` joins."""
+
+
+class HostNumbers(Section):
+    """Hosts of one kind in a cluster file."""
+
+    device: Annotated[str, Field(min_length=1)]
+    """A device of the table or of this file."""
+    devices: Annotated[int, Field(ge=1, le=1024)]
+    """How many each host has."""
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """How many such hosts."""
+    memory_gb: Positive | None = None
+    """Host memory in GB."""
+
+
+class ClusterFile(Section):
+    """A cluster as a file: hosts, devices that the table lacks, and measured constants."""
+
+    hosts: Annotated[tuple[HostNumbers, ...], Field(min_length=1)]
+    """The machines."""
+    devices: dict[str, DeviceNumbers] = Field(default_factory=dict)
+    """Devices by name; one of the table may be corrected."""
+    rates: dict[str, float] = Field(default_factory=dict)
+    """Constants of the cost model that were measured, by name."""
+
+
+def read_cluster(document: Any, *, file: str) -> Cluster:
+    """A cluster from what a cluster file says, already read as plain data; `file` names it in problems."""
+    try:
+        told = ClusterFile.model_validate(_tuples(document))
+    except ValidationError as wrong:
+        raise RecipeError(*(_problem(error, file) for error in wrong.errors())) from None
+    own = {name: _device(name, numbers, file) for name, numbers in told.devices.items()}
+    sizes: list[tuple[Device, int, float | None]] = []
+    for group in told.hosts:
+        device = own[group.device] if group.device in own else find_device(group.device, field=f"{file}: hosts")
+        sizes += [(device, group.devices, group.memory_gb)] * group.count
+    hosts = _named([(device, count) for device, count, _ in sizes])
+    given = [
+        host if memory is None else replace(host, memory=memory * GB)
+        for host, (_, _, memory) in zip(hosts, sizes, strict=True)
+    ]
+    return Cluster(hosts=tuple(given), rates=told.rates)
+
+
+def _tuples(document: Any) -> Any:
+    """Lists of a document as tuples, which is what strict sections take."""
+    if isinstance(document, dict):
+        return {key: _tuples(value) for key, value in document.items()}
+    return tuple(_tuples(value) for value in document) if isinstance(document, list) else document
+
+
+def _problem(error: Mapping[str, Any], file: str) -> Problem:
+    where = ".".join(str(part) for part in error["loc"]) or "the whole file"
+    fix = "a cluster file has hosts (device, devices, count, memory_gb), devices and rates"
+    return Problem(field=f"{file}: {where}", reason=f"{error['msg'][:1].lower()}{error['msg'][1:]}", fix=fix)
+
+
+def _device(name: str, told: DeviceNumbers, file: str) -> Device:
+    where = f"{file}: devices.{name}"
+    if told.like is None and None in (told.flops, told.memory_gb, told.bandwidth):
+        raise RecipeError.of(
+            where, "it needs flops, memory_gb and bandwidth", "give the three, or `like:` a device that is known"
+        )
+    base = find_device(told.like or "L4", field=where)
+    values: dict[str, Any] = told.model_dump(exclude={"like", "memory_gb"}, exclude_none=True)
+    if told.memory_gb is not None:
+        values["memory"] = told.memory_gb * GB
+    if told.flops is not None and told.matmul is None:
+        values["matmul"] = 0.8 * told.flops
+    return replace(base, name=name, **values)

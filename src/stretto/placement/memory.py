@@ -1,0 +1,235 @@
+"""Bytes that a cell needs on each of its ranks, per phase and part by part, and what must fit side by side.
+
+Counts of states and activations, with constants that public trainers share; nothing is allocated here. A plan adds
+what stays resident to the largest phase (`peak`) and compares with the device; what sleeps is charged to host memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from stretto.placement.cost import BYTES, Costs, Precision
+from stretto.placement.devices import GB
+from stretto.placement.mesh import Site
+from stretto.placement.shapes import ModelShape
+
+Activations = Literal["keep", "recompute", "offload"]
+"""Kept for the backward, recomputed from each layer's input, or those inputs in host memory."""
+
+CONTEXT = 1.5 * GB
+"""A process before it does anything: the driver's context, kernels, buffers of the message library."""
+LIVE = 2.7
+"""The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
+HEAD_BYTES = 14.0
+"""Per logit while log-probabilities are taken: bf16 and fp32 logits, their softmax, their gradient."""
+HEAD_CHUNK = 2**28
+"""Bytes for logits where the head is chunked: a chunk in bf16, and a part of it in fp32."""
+UNIT_BYTES = 8.0
+"""Per parameter of the unit that is gathered: two units in bf16 (one is prefetched), each with a copy in flight."""
+BUCKET = 1.0 * GB
+"""Most of the weights that are in two layouts at once where a hand-over goes in buckets."""
+USABLE = 0.92
+"""Of a device's memory: the rest is lost to fragmentation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes on one rank, by what they are for."""
+
+    weights: float = 0.0
+    """Weights as they are stored."""
+    gradients: float = 0.0
+    """Accumulated gradients."""
+    optimizer: float = 0.0
+    """Moments, and fp32 masters."""
+    activations: float = 0.0
+    """What the backward needs, and the layer that is worked on."""
+    head: float = 0.0
+    """Logits and what is made of them."""
+    gathered: float = 0.0
+    """Weights gathered from shards, gradients before they are scattered, a hand-over in flight."""
+    cache: float = 0.0
+    """Keys and values."""
+    context: float = 0.0
+    """The process itself."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return math.fsum(getattr(self, item.name) for item in fields(self))
+
+    @property
+    def states(self) -> float:
+        """What outlives a phase: weights, gradients, optimizer."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def largest(self) -> str:
+        """The part that takes most: what to blame where it does not fit."""
+        return max((item.name for item in fields(self)), key=lambda name: getattr(self, name))
+
+    def __add__(self, other: Held) -> Held:
+        return Held(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
+
+
+def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
+    """Bytes of a frozen copy: over tensor and pipeline ranks, experts over theirs, shards under ZeRO-3."""
+    mesh = site.mesh
+    shards = mesh.sharding if mesh.zero == 3 else 1
+    common = (shape.params - shape.routed_params) / (mesh.model * shards)
+    routed = shape.routed_params / (mesh.pp * max(mesh.tp, mesh.ep, mesh.model // mesh.pp * shards))
+    return BYTES[precision] * (common + routed)
+
+
+def states(
+    shape: ModelShape, site: Site, *, adapter: int = 0, base: Precision = "bfloat16", optimizer: str = "adamw"
+) -> Held:
+    """Weights, gradients and optimizer of what is trained.
+
+    Mixed precision after Micikevicius et al. 2018 as ZeRO counts it (Rajbhandari et al. 2020): 2 bytes of bf16 weights,
+    4 of fp32 gradients, 12 of fp32 masters and two moments, each over the ranks that share it; sharded weights are
+    kept in fp32 and are their own masters. 8-bit moments take 2 bytes (Dettmers et al. 2022). An adapter of rank r has
+    r (in + out) parameters per matrix (Hu et al. 2022); what it adapts is frozen and stored as `base`.
+    """
+    mesh = site.mesh
+    moments = 2.0 if optimizer == "adamw8bit" else 8.0
+    if adapter:
+        trained = adapter * shape.linear_inputs / mesh.model
+        shards = mesh.sharding if mesh.zero == 3 else 1
+        small = trained / shards
+        return Held(
+            weights=weights(shape, site, base) + 2 * small, gradients=4 * small, optimizer=(4 + moments) * small
+        )
+    common = (shape.params - shape.routed_params) / mesh.model
+    routed = shape.routed_params / (mesh.pp * max(mesh.ep, mesh.tp if mesh.ep == 1 else 1))
+    copies = mesh.expert_copies if mesh.ep > 1 else mesh.sharding
+
+    def over(stage: int) -> float:
+        sharded = mesh.zero >= stage
+        return common / (mesh.sharding if sharded else 1) + routed / (copies if sharded else 1)
+
+    if mesh.zero == 3:
+        return Held(weights=4 * over(3), gradients=4 * over(3), optimizer=moments * over(3))
+    return Held(weights=2 * over(3), gradients=4 * over(2), optimizer=(4 + moments) * over(1))
+
+
+def layer_bytes(shape: ModelShape) -> float:
+    """What one layer keeps per token for its backward, in bf16 with fused attention.
+
+    h (18 + 4 ffn / h) (Korthikanti et al. 2022, without the scores, which are never stored); in a layer with experts
+    each token's share counts, plus three sorted copies of the routed hidden vectors.
+    """
+    if not shape.experts:
+        return 18.0 * shape.hidden + 4.0 * shape.ffn
+    width = (shape.top_k + shape.shared_experts) * shape.expert_ffn
+    return 18.0 * shape.hidden + 4.0 * width + 6.0 * shape.top_k * shape.hidden
+
+
+def activations(shape: ModelShape, site: Site, tokens: float, kind: Activations = "recompute") -> float:
+    """For micro-batches of this many tokens per data parallel rank (Chen et al. 2016; Korthikanti et al. 2022).
+
+    The first pipeline stage holds as many micro-batches as there are stages, so that depth cancels.
+    """
+    own = tokens / (site.mesh.tp * site.mesh.cp)
+    if kind == "keep":
+        return own * shape.layers * layer_bytes(shape) + (LIVE - 1) * own * layer_bytes(shape)
+    inputs = shape.layers if kind == "recompute" else 2
+    return own * (2.0 * shape.hidden * inputs + LIVE * layer_bytes(shape))
+
+
+def head(shape: ModelShape, site: Site, tokens: float, *, chunked: bool = True) -> float:
+    """Logits of a micro-batch, or of one chunk of it where their backward recomputes them (Wijmans et al. 2024)."""
+    whole = tokens / site.mesh.cp * shape.vocab / site.mesh.tp * HEAD_BYTES
+    return min(whole, HEAD_CHUNK) if chunked else whole
+
+
+def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
+    """Working set of sharded weights: the unit at work and the next; with its fp32 gradient and a copy to scatter."""
+    if site.mesh.zero < 3:
+        return 0.0
+    cast = UNIT_BYTES if site.mesh.sharding > 1 else UNIT_BYTES / 2  # alone, nothing is in flight
+    return (cast + (8.0 if trained else 0.0)) * shape.largest_unit / site.mesh.model
+
+
+def training(
+    shape: ModelShape,
+    site: Site,
+    tokens: float,
+    *,
+    adapter: int = 0,
+    base: Precision = "bfloat16",
+    optimizer: str = "adamw",
+    kind: Activations = "recompute",
+    chunked: bool = True,
+) -> Held:
+    """Everything that training holds at its peak, micro-batches being of this many tokens per data parallel rank."""
+    return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + Held(
+        activations=activations(shape, site, tokens, kind),
+        head=head(shape, site, tokens, chunked=chunked),
+        gathered=gathered(shape, site, trained=not adapter),
+        context=CONTEXT,
+    )
+
+
+def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> Held:
+    """A frozen model's forward (reference, reward, value): weights, one live layer, a chunk of logits."""
+    own = tokens / (site.mesh.tp * site.mesh.cp)
+    return Held(
+        weights=weights(shape, site, precision),
+        activations=own * (4.0 * shape.hidden + layer_bytes(shape)),
+        head=head(shape, site, tokens),
+        gathered=gathered(shape, site, trained=False),
+        context=CONTEXT,
+    )
+
+
+def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> Held:
+    """An engine whose caches hold this many tokens on the whole lane (Kwon et al. 2023, paged without waste)."""
+    own = tokens / site.mesh.dp
+    return Held(
+        weights=_engine_weights(shape, site, precision),
+        cache=Costs().cache_bytes(shape, site, own, precision),
+        activations=8192.0 * layer_bytes(shape) / site.mesh.tp,
+        context=CONTEXT,
+    )
+
+
+def pool_tokens(shape: ModelShape, site: Site, *, share: float = 0.85, precision: Precision = "bfloat16") -> float:
+    """Tokens that the caches of a lane may hold if its engine has this share of the device; below zero if none fit."""
+    fixed = generating(shape, site, 0.0, precision=precision)
+    free = share * site.device.memory - fixed.total
+    return free * site.mesh.dp / Costs().cache_bytes(shape, site, 1.0, precision)
+
+
+def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> float:
+    embedding = 0.0 if shape.tied else BYTES[precision] * shape.embedding_params / site.mesh.tp
+    return Costs().weight_bytes(shape, site, math.inf, precision) / site.mesh.pp + embedding
+
+
+def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float:
+    """Weights that exist twice while an engine takes them over: its whole part, or one bucket (HybridFlow 2024)."""
+    part = _engine_weights(shape, engine, "bfloat16")
+    return min(part, BUCKET) if bucketed else part
+
+
+def peak(resident: Iterable[Held], phases: Iterable[Iterable[Held]]) -> float:
+    """The most one rank holds: what never leaves, plus the largest phase, the process counted once."""
+    stays = sum(held.total - held.context for held in resident)
+    largest = max((sum(held.total - held.context for held in phase) for phase in phases), default=0.0)
+    return stays + largest + CONTEXT
+
+
+def asleep(held: Iterable[Held], ranks: int) -> float:
+    """Host memory for the states of so many ranks of one host that sleep, with a pinned bucket each for the copies.
+
+    Caches are dropped, not kept, and activations never outlive their phase (ZeRO-Offload, Ren et al. 2021).
+    """
+    return ranks * (math.fsum(each.states for each in held) + BUCKET)
+
+
+def fits(size: float, site: Site) -> bool:
+    """Whether this much fits a rank, with room for fragmentation."""
+    return size <= USABLE * site.device.memory

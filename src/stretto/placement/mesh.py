@@ -1,0 +1,84 @@
+"""How the ranks of one cell divide a model and its batch between them.
+
+Only the degrees; which devices they are is the plan's business (`plan.Cell`), what a degree costs is `cost`'s and
+`memory`'s. Tensor parallel ranks lie next to each other, then context parallel, then data parallel; pipeline stages
+are furthest apart. This is the order that Megatron-LM uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stretto.placement.devices import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Degrees of parallelism of one cell."""
+
+    devices: int = 1
+    """Ranks in all."""
+    tp: int = 1
+    """Tensor parallel: ranks that share every matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    cp: int = 1
+    """Context parallel: ranks that share a sequence."""
+    ep: int = 1
+    """Expert parallel: ranks over which the experts of a layer are spread."""
+    zero: int = 0
+    """What data parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too (FSDP)."""
+    stages: int = 1
+    """Slices of the model that one pipeline rank holds (interleaved schedule)."""
+
+    @property
+    def model(self) -> int:
+        """Ranks that hold one copy of the layers' matrices."""
+        return self.tp * self.pp
+
+    @property
+    def dp(self) -> int:
+        """Copies that work on different sequences."""
+        return max(1, self.devices // (self.tp * self.pp * self.cp))
+
+    @property
+    def sharding(self) -> int:
+        """Ranks that hold the same part of a model, over which its state may be sharded."""
+        return max(1, self.devices // self.model)
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that hold the same experts. Experts are not split by tensor parallelism."""
+        return max(1, self.devices // (self.pp * self.ep))
+
+    @classmethod
+    def of_mesh(cls, mesh: Mapping[str, int], devices: int) -> Mesh:
+        """From a cell's mesh: `dp_shard` above 1 is FSDP."""
+        shard = mesh.get("dp_shard", 1)
+        degrees = {key: mesh.get(key, 1) for key in ("tp", "pp", "ep", "cp")}
+        return cls(devices=devices, zero=3 if shard > 1 else 0, **degrees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A mesh on devices of one kind: what costs are asked for."""
+
+    device: Device
+    """What each rank runs on."""
+    mesh: Mesh = Mesh()
+    """How they share the work."""
+    per_host: int = 0
+    """Ranks of this cell on one host; 0 for as many as a usual host has."""
+
+    @property
+    def joined(self) -> int:
+        """Ranks on one host that a link joins, or of one rack where the link spans hosts."""
+        if self.device.domain > self.device.per_host:
+            return self.device.domain
+        return min(self.per_host or self.device.per_host, self.device.domain)
+
+    @property
+    def on_host(self) -> int:
+        """Ranks that one host has room for."""
+        return self.per_host or self.device.per_host

@@ -1,0 +1,91 @@
+"""The constants of the cost model that are no fact of a device: shares of peaks that programs reach, and delays.
+
+Each is physical and holds for every model and cluster; none belongs to one measurement. The defaults are values that
+public benchmarks agree on; those in `FITTED` were then moved by the published measurements of whole steps in
+benchmarks/planner_cases.csv, and scripts/evidence/planner_cases shows how well a fit on half of them predicts the
+other half. A machine's own, where they were measured, replace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from stretto.errors import RecipeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Shares, delays and fixed costs. `FITTED` names those that are fitted on published measurements."""
+
+    matmul_share: float = 0.56
+    """Of the best measured products, what a transformer's large products reach."""
+    attention_share: float = 0.5
+    """The same for attention (FlashAttention forward and backward together)."""
+    layer_passes: float = 62.0
+    """Times that a layer's forward reads or writes a hidden vector outside of products: norms, residuals, casts."""
+    decode_share: float = 0.75
+    """Of the memory bandwidth, what decoding reaches."""
+    tick: float = 3.1e-3
+    """Seconds that a decode step takes however small it is: scheduling, sampling."""
+    tick_layer: float = 3e-5
+    """Seconds per layer that a decode step takes however small it is: launches of kernels."""
+    tick_request: float = 1e-5
+    """Seconds per request in a decode step: sampling, stop checks, bookkeeping on the host."""
+    near_delay: float = 4e-6
+    """Seconds of one hop inside a host."""
+    far_delay: float = 1.8e-5
+    """Seconds of one hop between hosts."""
+    link_share: float = 0.75
+    """Of a link's bandwidth, what collectives reach."""
+    nic_share: float = 0.8
+    """Of a network card's bandwidth, what collectives reach."""
+    host_share: float = 0.75
+    """Of the bandwidth to host memory, what copies reach."""
+    gather: float = 6e9
+    """Bytes/s at which a generating device takes in new weights from other devices."""
+    whole: float = 4e10
+    """Bytes/s at which all weights pass through the network once where trainers gather them to hand them out."""
+    reshard: float = 15e9
+    """The same where the trainer lives on the very devices, and each part is fetched from where it is."""
+    skew: float = 1.5
+    """How much more than their share the busiest ranks' experts are visited, where experts are spread over ranks."""
+    phase: float = 3.0
+    """Seconds that each change of phase costs a whole cluster: engines wake or sleep, data moves, all wait for all."""
+    update: float = 0.03
+    """Seconds that an optimizer update takes besides, per doubling of ranks: launches, norms, the slowest."""
+    fp8_gain: float = 1.6
+    """How much faster than bf16 large products in fp8 are."""
+
+    @classmethod
+    def of(cls, measured: Mapping[str, float], *, kind: str = "gpu", field: str = "rates") -> Rates:
+        """The defaults for this kind of device with some replaced; a name that is none of ours is refused."""
+        known = {item.name for item in fields(cls)}
+        unknown = [name for name in measured if name not in known]
+        if unknown:
+            raise RecipeError.of(
+                field, f"no rate is called {', '.join(unknown)}", f"the rates are {', '.join(sorted(known))}"
+            )
+        wrong = [name for name, value in measured.items() if not 0 <= value < float("inf")]
+        wrong += [name for name in DIVISORS if name not in wrong and measured.get(name) == 0]
+        if wrong:
+            raise RecipeError.of(field, f"{', '.join(wrong)} cannot be", "give finite numbers above zero")
+        return replace(THREADS if kind == "cpu" else cls(), **measured)
+
+
+DIVISORS = (
+    "matmul_share", "attention_share", "decode_share", "link_share", "nic_share", "host_share", "gather", "whole",
+    "reshard", "fp8_gain",
+)  # fmt: skip
+"""Rates that something is divided by."""
+
+THREADS = Rates(
+    matmul_share=0.3, attention_share=0.1, layer_passes=30.0, decode_share=0.6, tick=1e-3, tick_layer=1e-4,
+    tick_request=1e-4, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9, whole=1e9, reshard=1e9, phase=0.02,
+    update=0.005,
+)  # fmt: skip
+"""Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. Guesses until
+they are measured."""
+
+FITTED = ("matmul_share", "layer_passes", "decode_share", "tick", "tick_layer", "far_delay", "phase")
+"""What scripts/evidence/planner_cases fits; everything else stays as it is."""

@@ -1,0 +1,73 @@
+"""The cost model as it ships against published measurements. Halves that predict each other are the script's work."""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from stretto.placement.cost import Costs
+
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "evidence"
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """The modules of the script, which lie beside it."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import answers
+        import cases
+        import placements
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return cases, answers, placements
+
+
+@pytest.fixture(scope="module")
+def errors(evidence):
+    """Metric -> family -> relative errors of every row that can be posed."""
+    cases, answers, _ = evidence
+    found = defaultdict(lambda: defaultdict(list))
+    for row in cases.rows():
+        case = cases.pose(row)
+        if not isinstance(case, str) and row["usable"] == "yes":
+            found[row["metric"]][case.shape.name].append(abs(answers.answer(case, Costs()) / case.value - 1))
+    return found
+
+
+def test_step_times_are_within_thirty_percent(errors):
+    steps = [
+        error for metric in ("step_time", "throughput_per_gpu") for each in errors[metric].values() for error in each
+    ]
+    assert len(steps) == 40
+    assert median(steps) < 0.3
+
+
+def test_memory_of_every_family_is_within_fifteen_percent(errors):
+    assert {name for name, each in errors["peak_gpu_memory"].items() if median(each) > 0.15} == set()
+    assert len(errors["peak_gpu_memory"]) == 5
+
+
+def test_a_row_that_says_too_little_is_not_posed_and_says_why(evidence):
+    cases, _, _ = evidence
+    reasons = [told for row in cases.rows() if isinstance(told := cases.pose(row), str)]
+    assert len(reasons) > 100
+    assert all(
+        reason.startswith(("states no", "no model", "no device", "is contradicted", "is posed as"))
+        for reason in reasons
+    )
+
+
+def test_nine_of_ten_published_comparisons_have_the_right_sign(evidence):
+    cases, _, placements = evidence
+    signs = list(placements.signs(cases.rows(), Costs()))
+    assert len(signs) > 40
+    assert sum(sign.right for sign in signs) >= 0.9 * len(signs)
+
+
+def test_colocating_wins_on_few_devices_and_splitting_on_many(evidence):
+    cases, _, placements = evidence
+    best = [sign for sign in placements.best_placements(cases.rows(), Costs()) if "34b" in sign.group]
+    assert [sign.right for sign in best] == [True] * 4
