@@ -56,8 +56,7 @@ def test_a_study_is_sound_or_says_in_a_line_what_it_waits_for(path, online):
     assert len(said) == bool(found)
 
 
-def test_the_study_that_can_run_needs_one_gpu_and_says_so_of_more(online):
+def test_the_study_that_can_run_may_have_more_gpus(online):
     (path,) = [path for path in STUDIES if not problems(path)]
     for cluster in ("2xH100", "4xH100"):
-        (problem,) = problems(path, [f"placement.cluster={cluster}"])
-        assert problem.reason == f"{cluster} is not available yet"
+        assert not problems(path, [f"placement.cluster={cluster}"])

@@ -24,10 +24,9 @@ def sampled(lengths: Lengths, batch: int) -> Counts:
 
 
 def pool(case: Case) -> float:
-    """Tokens that the caches of a lane hold; one longest answer at the least."""
+    """Tokens that the caches of a lane hold."""
     share = case.facts.alone if case.separate else case.facts.share
-    found = memory.pool_tokens(case.shape, case.engine, share=share, precision=case.precision)
-    return max(found, case.prompt + case.lengths.cap)
+    return memory.pool_tokens(case.shape, case.engine, share=share, precision=case.precision)
 
 
 def generate_seconds(case: Case, costs: Costs) -> float:
@@ -100,6 +99,8 @@ def answer(case: Case, costs: Costs) -> float | str:
         return costs.publish(case.shape, case.engine)
     if case.row["strategy_id"] not in ("flatten", "separate"):
         return f"has a strategy ({case.row['strategy_id']}) without closed form"
+    if pool(case) < case.prompt + case.lengths.cap:
+        return "leaves no room for the longest answer with the layout it states"
     tokens = case.batch * (case.prompt + case.lengths.mean)
     fresh = case.batch * case.lengths.mean
     answers = {

@@ -92,11 +92,14 @@ class EnvironmentFailure(StrettoError):
 
 
 class CellLost(StrettoError):
-    """A cell's process died. What it had is done again elsewhere, or by its successor."""
+    """The process of a cell's device died. What it had is done again elsewhere, or by its successor."""
 
     def __init__(self, cell: str, why: str) -> None:
-        super().__init__(f"{cell}: {why}")
-        self.cell = cell
+        super().__init__(cell, why)  # both, so that it can be sent between processes
+        self.cell, self.why = cell, why
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.why}"
 
 
 class EngineError(StrettoError):

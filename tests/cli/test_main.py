@@ -127,7 +127,7 @@ def failing(monkeypatch, error):
     def task(*_):
         raise error
 
-    monkeypatch.setattr(opening, "PROBES", Probes(task=task, rewards=opening.PROBES.rewards))
+    monkeypatch.setattr(opening, "PROBES", Probes(task=task, rewards=opening.PROBES.rewards, plan=opening.PROBES.plan))
 
 
 @pytest.mark.parametrize(("error", "code"), [(EngineError("it broke"), 1), (DeadlineError("too late"), 3)])

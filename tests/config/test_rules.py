@@ -41,15 +41,20 @@ WRONG = [
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
-    (["placement.strategy=elastic"], "placement.strategy", "not available yet"),
-    (["placement.fractions=[1, 1]"], "placement.fractions", "not available yet"),
+    (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
+    (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
+    (["batch.updates=2", "placement.cluster=2xcpu"], "batch.updates", "on several devices are not available yet"),
+    (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
     (["placement.staleness=1"], "placement.staleness", "not available yet"),
-    (["placement.cells=[{}]"], "placement.cells", "not available yet"),
+    (
+        ["placement.cells=[{role: train, devices: [localhost/gpu:0]}]"],
+        "placement.cells",
+        "no cell serves the stage generate",
+    ),
     (["placement.price_per_gpu_hour=2"], "placement.price_per_gpu_hour", "not available yet"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
-    (["placement.cluster=8xH100"], "placement.cluster", "8xH100 is not available yet"),
-    (["placement.cluster=6x8xH100"], "placement.cluster", "not available yet"),
-    (["placement.cluster=cpu"], "placement.cluster", "no cluster that is known"),
+    (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),
+    (["placement.cluster=8xH1000"], "placement.cluster", "no device is known as 'H1000'"),
     (["environment.kind=tools"], "environment.kind", "not available yet"),
     (["environment.kind=mine:run"], "environment.kind", "not available yet"),
     (["environment.kind=singel_turn"], "environment.kind", "there is no environment"),
@@ -248,7 +253,7 @@ def test_tensorboard_must_be_installed_to_be_logged_to(right, monkeypatch):
 
 def test_an_answer_that_is_missing_is_the_task_s_fault(right, tmp_path):
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1"},))
-    probes = Probes(task=lambda *_: ([prompt] * 11, [], False), rewards=PROBES.rewards)
+    probes = Probes(task=lambda *_: ([prompt] * 11, [], False), rewards=PROBES.rewards, plan=PROBES.plan)
     for changes in ([], ["rewards.0.kind=numeric"], ["rewards.0.kind=math"], ["rewards.0={kind: regex, pattern: x}"]):
         (problem,) = problems(right, changes, probes=probes)
         assert problem.field == "rewards.0.kind"

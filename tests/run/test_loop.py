@@ -10,7 +10,7 @@ from running import END, ONE, ZERO, lines, metrics, resume, scripted, start
 from stretto.errors import CheckpointError, DeadlineError, GuardError, RewardError, StrettoError, TrainingError
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.scripted import ScriptedEngine
-from stretto.run import loop
+from stretto.run import take
 from stretto.run.checkpoint import Checkpoints
 
 FLAKY = """
@@ -161,7 +161,7 @@ def test_loading_that_takes_too_long_is_a_deadline(tmp_path):
 
 @pytest.mark.parametrize("stage", ["train", "publish"])
 def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_kept(tmp_path, monkeypatch, stage):
-    plain = {"train": loop.learn, "publish": loop.publish}[stage]
+    plain = {"train": take.learn, "publish": take.publish}[stage]
     calls = []
 
     def hangs(*given, **named):
@@ -170,7 +170,7 @@ def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_ke
             time.sleep(60)
         return plain(*given, **named)
 
-    monkeypatch.setattr(loop, {"train": "learn", "publish": "publish"}[stage], hangs)
+    monkeypatch.setattr(take, {"train": "learn", "publish": "publish"}[stage], hangs)
     with pytest.raises(DeadlineError, match=f"{stage}: step 2 is not finished .* the last to finish was .* of step 2"):
         start(tmp_path, evaluate__every=0, deadlines={stage: 0.5})
     (run,) = tmp_path.glob("run*")

@@ -17,6 +17,7 @@ class Waiting:
     def __init__(self, lengths, *, dropped=(), extra=(), dies=None, fails=None):
         self.lengths, self.dropped, self.extra = lengths, dropped, iter(extra)
         self.dies, self.fails = dies, fails
+        self.dead = set()
         self.applied, self.trained, self.moves, self.revived = None, [], [], []
 
     async def turns(self, count):
@@ -25,6 +26,12 @@ class Waiting:
 
     async def generate(self, item, cell):
         await self.turns(self.lengths[item[0]][item[1]])
+        device = f"host/gpu:{cell.rpartition('-')[2]}"
+        if self.dies in (cell, device):
+            self.dead.add(self.dies)
+            self.dies = None
+        if self.dead & {cell, device}:
+            raise CellLost(*self.dead, "its process ended")
         return self.lengths[item[0]][item[1]]
 
     def move(self, move):
@@ -50,6 +57,8 @@ class Waiting:
         return list(itertools.islice(self.extra, missing))
 
     async def revive(self, cell):
+        await self.turns(3)
+        self.dead.clear()
         self.revived.append(cell)
         self.trained = [(item, where) for item, where in self.trained if where != cell]
 
@@ -95,10 +104,10 @@ def test_groups_that_were_dropped_are_made_up_for_until_there_are_no_more():
     assert hands.applied == (0, 2, 3, 5)
 
 
-@pytest.mark.parametrize("cell", ["train-0", "train-1"])
+@pytest.mark.parametrize("cell", ["train-0", "train-1", "generate-0", "generate-1", "host/gpu:0", "host/gpu:1"])
 def test_a_cell_that_dies_comes_back_and_its_work_is_done_again(cell):
     hands = Waiting(LENGTHS, dies=cell)
-    drive(hands, plan_of("elastic", 2))
+    drive(hands, plan_of("elastic", 2, stages=("reference", "train")), stages=("reference", "train"))
     assert hands.revived == [cell]
     assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
 

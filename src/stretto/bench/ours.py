@@ -32,7 +32,7 @@ from stretto.rollout.base import Completion, Engine, Request, noise_key
 from stretto.rollout.collect import Launch
 from stretto.rollout.native import NativeEngine
 from stretto.run.learn import credit, learn
-from stretto.run.parts import Parts, assemble, make_plan
+from stretto.run.parts import LocalParts, assemble, make_plan
 from stretto.train.head import Head
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.packing import merge
@@ -50,7 +50,7 @@ REWARDS = (
 contrast, their gradient is 0, and a replay compares nothing."""
 
 
-MakeStreams = Callable[[Parts, Sequence[Asked], Sequence[Group]], Awaitable[Streams]]
+MakeStreams = Callable[[LocalParts, Sequence[Asked], Sequence[Group]], Awaitable[Streams]]
 """Makes what an algorithm needs beside rewards."""
 
 
@@ -128,7 +128,7 @@ def step(job: Job) -> Measured:
     return measured_steps(job, recipe_of(job), streams=no_streams)
 
 
-async def no_streams(parts: Parts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
+async def no_streams(parts: LocalParts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
     """What an algorithm gets that needs no other streams."""
     return {}
 
@@ -163,7 +163,7 @@ def measured_steps(job: Job, recipe: Recipe, *, streams: MakeStreams) -> Measure
     )
 
 
-async def _steps(parts: Parts, rounds: Sequence[Sequence[Asked]], streams: MakeStreams) -> list[Step]:
+async def _steps(parts: LocalParts, rounds: Sequence[Sequence[Asked]], streams: MakeStreams) -> list[Step]:
     """Strictly on-policy steps, each over prompts of its own."""
     device = parts.policy.device.type
     steps = []

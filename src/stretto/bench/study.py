@@ -22,7 +22,7 @@ from stretto.config.schema import AlgorithmSection, EngineSection, Optimizer, Re
 from stretto.config.schema import Batch as BatchSection
 from stretto.rollout.collect import Launch
 from stretto.run.learn import reference_streams
-from stretto.run.parts import Parts
+from stretto.run.parts import LocalParts
 from stretto.types import Group, trajectory_key
 
 STORED = 0.5
@@ -52,7 +52,7 @@ class Values:
         self.job = job
         self.engine: ForcedEngine | None = None
 
-    async def __call__(self, parts: Parts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
+    async def __call__(self, parts: LocalParts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
         """Of a step's groups."""
         values = await self.estimated(parts, asked) if self.job.case.values else {}
         found = {
@@ -62,7 +62,7 @@ class Values:
         }
         return {**reference_streams(parts, groups), "vstar": found}
 
-    async def estimated(self, parts: Parts, asked: Sequence[Asked]) -> dict[str, float]:
+    async def estimated(self, parts: LocalParts, asked: Sequence[Asked]) -> dict[str, float]:
         """V* from new answers of the reference."""
         case, reference = self.job.case, parts.reference or parts.policy
         if self.engine is None:

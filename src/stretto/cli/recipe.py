@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stretto.config.check import Probes, check, checked_recipe
+from stretto.config.describe import roles_of
 from stretto.config.schema import Recipe, RewardPart, Task
 from stretto.errors import Problem, RecipeError
+from stretto.placement.choose import plan_of
+from stretto.placement.cluster import parse_cluster
 from stretto.rewards import parts
 from stretto.tasks import source
 from stretto.types import Prompt
@@ -62,5 +65,23 @@ def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
     return parts.problems(section, [str(root), str(Path.cwd())])
 
 
-PROBES = Probes(task=_task, rewards=_rewards)
+def _plan(recipe: Recipe) -> Iterable[Problem]:
+    section = recipe.placement
+    try:
+        devices = ("localhost/gpu:0",) if section.cluster in ONE else tuple(parse_cluster(section.cluster).devices)
+        plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
+    except RecipeError as error:
+        return [problem for problem in error.problems if problem.field != "placement.staleness"]  # refused as a whole
+    if len(devices) == 1 and section.strategy not in ("auto", "flatten") and section.cells is None:
+        reason = f"{section.strategy} has no effect on one device"
+        return [Problem(field="placement.strategy", reason=reason, fix="use auto, or name more in placement.cluster")]
+    wide = [cell.name for cell in plan.cells if len(cell.devices) > 1]
+    reason = f"{', '.join(wide[:3])}: cells of several devices are not available yet"
+    return [Problem(field="placement.cells", reason=reason, fix="give each cell one device")] if wide else []
+
+
+ONE = ("auto", "1xcpu", "1xgpu")
+"""Clusters of one device, whichever that is."""
+
+PROBES = Probes(task=_task, rewards=_rewards, plan=_plan)
 """The answers of the real rooms."""

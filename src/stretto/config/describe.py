@@ -120,17 +120,37 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def roles_of(recipe: Recipe) -> frozenset[str]:
+    """Roles that a step of this recipe needs."""
+    facts = CATALOG.get(recipe.algorithm.name)
+    asked = recipe.algorithm.kl.coef > 0 or (facts is not None and "reference" in facts.needs)
+    return frozenset({"generate", "train", *(["reference"] if asked else [])})
+
+
+FLOWS = {
+    "flatten": "every step generates, then scores{reference}, then trains, on all of them",
+    "interleave": "every step generates, then scores{reference}, then trains; what lies side by side runs together",
+    "separate": "some generate, the others score{reference} and train what is finished",
+    "elastic": "all of them generate, and those that are done score{reference} and train what is finished",
+}
+"""Strategy -> what a step is."""
+
+
 def plan_sentence(recipe: Recipe) -> str:
     """Where the models live and in what order stages run."""
-    device = {"1xcpu": "the CPU", "1xgpu": "one GPU"}.get(
-        recipe.placement.cluster, "one device (a GPU if there is one)"
-    )
-    asked = recipe.algorithm.kl.coef > 0 or "reference" in CATALOG[recipe.algorithm.name].needs
-    reference = " and asks the reference" if asked else ""
-    return (
-        f"flatten on {device}: every step generates, then scores{reference}, then trains; "
-        f"the engine samples from the very tensors that are trained"
-    )
+    cluster = recipe.placement.cluster
+    one = {"auto": "one device (a GPU if there is one)", "1xcpu": "the CPU", "1xgpu": "one GPU"}.get(cluster)
+    reference = " and asks the reference" if one else ", ask the reference"
+    reference = reference if "reference" in roles_of(recipe) else ""
+    if one:
+        return (
+            f"flatten on {one}: every step generates, then scores{reference}, then trains; "
+            f"the engine samples from the very tensors that are trained"
+        )
+    if recipe.placement.cells:
+        return f"cells by hand on {cluster}"
+    strategy = "flatten" if recipe.placement.strategy == "auto" else recipe.placement.strategy
+    return f"{strategy} on {cluster}: {FLOWS[strategy].format(reference=reference)}"
 
 
 NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")

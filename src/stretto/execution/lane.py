@@ -7,12 +7,11 @@ back what has ended. Nothing runs while nobody waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from stretto.execution.member import Member
 from stretto.rollout.base import Completion, Request
 
 SLICE = 0.25
@@ -22,8 +21,8 @@ SLICE = 0.25
 class Lane:
     """One generate cell's."""
 
-    def __init__(self, member: Member) -> None:
-        self.member = member
+    def __init__(self, generate: Callable[..., Awaitable[list[Completion]]]) -> None:
+        self.generate = generate
         self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self.new: list[Request] = []
         self.unwanted: list[int] = []
@@ -62,7 +61,7 @@ class Lane:
             while self.asked or self.unwanted:
                 new, self.new = [request for request in self.new if request.key in self.asked], []
                 unwanted, self.unwanted = self.unwanted, []
-                for completion in await self.member.call("generate", new, unwanted, SLICE):
+                for completion in await self.generate(new, unwanted, SLICE):
                     self._answer(completion)
                 await asyncio.sleep(0)  # who got an answer may ask again before the next round
         except BaseException as error:

@@ -7,13 +7,15 @@ Workers in processes of their own, on this host or others, are in `stretto.execu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import importlib.util
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
 
-from stretto.errors import CellLost
+from stretto.errors import CellLost, RecipeError
 from stretto.execution.worker import Assignment, Worker
 
 
@@ -32,6 +34,10 @@ class Member(Protocol):
 class Launcher(Protocol):
     """Starts workers, one for each device."""
 
+    async def open(self) -> None:
+        """Gets the devices."""
+        ...
+
     async def start(self, assignment: Assignment) -> Member:
         """One worker, ready."""
         ...
@@ -45,14 +51,22 @@ class Launcher(Protocol):
         ...
 
 
+LOADING = threading.Lock()
+"""transformers loads one model at a time: it keeps what it is loading in globals."""
+
+
 class Threaded:
     """A worker in a thread."""
 
     def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
         self.device = assignment.device
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=assignment.device)
-        self.made = self.thread.submit(make, assignment)
+        self.made = self.thread.submit(self._make, make, assignment)
         self.dead = False
+
+    def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
+        with LOADING:
+            return make(assignment)
 
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's own thread."""
@@ -77,6 +91,9 @@ class Threads:
         self.make, self.meeting = make, HashStore()
         self.started: dict[str, Threaded] = {}
 
+    async def open(self) -> None:
+        """The devices are this process's threads."""
+
     async def start(self, assignment: Assignment) -> Threaded:
         """A worker in a new thread; loading begins at once."""
         member = self.started[assignment.device] = Threaded(assignment, self.make)
@@ -89,3 +106,14 @@ class Threads:
 
     async def close(self) -> None:
         """Nothing but threads was started, and each ends with its member."""
+
+
+def processes(devices: Sequence[str], *, seconds: float) -> Launcher:
+    """Workers in processes of their own, on this host or many."""
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError.of(
+            "placement", f"a plan of {len(devices)} devices needs Ray", "pip install 'stretto[ray]', or use one device"
+        )
+    from stretto.execution.ray import Processes
+
+    return Processes(devices, seconds=seconds)

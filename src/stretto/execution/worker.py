@@ -54,7 +54,8 @@ class Assignment:
     def torch_device(self) -> torch.device:
         """As torch calls it."""
         kind, _, number = self.device.rpartition("/")[2].partition(":")
-        return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number))
+        # A process that was given one GPU sees it as the first.
+        return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
 
 
 class Worker:
@@ -87,7 +88,7 @@ class Worker:
             self.reference.network.requires_grad_(False)
         section = recipe.engine
         self.engine: Engine = NativeEngine(self.policy, memory_share=section.memory_share, speculate=section.speculate)
-        self.group: Group | None = None
+        self.groups: dict[str, Group] = {}
 
     def _load(self, device: torch.device) -> Policy:
         made, recipe = self.assignment, self.assignment.recipe
@@ -126,13 +127,16 @@ class Worker:
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
-    def meet(self, where: Meeting) -> None:
-        """Joins the others that hold the policy."""
-        self.group = Group(where) if where.size > 1 else None
+    def meet(self, kind: str, where: Meeting) -> None:
+        """Joins the others that train, or the others that hold the policy."""
+        self.groups.pop(kind, None)
+        if where.size > 1:
+            self.groups[kind] = Group(where)
 
     def reduce(self, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
-        self.trainer.reduce(self.group.add if self.group else lambda tensor: None, sums)
+        group = self.groups.get("train")
+        self.trainer.reduce(group.add if group else lambda tensor: None, sums)
 
     def apply(self) -> StepReport:
         """One update from what was reduced."""
@@ -140,11 +144,10 @@ class Worker:
         self.engine.receive(self.trainer.weights())
         return report
 
-    def fetch(self, source: int, version: int) -> None:
-        """Takes the trained tensors of member `source`, or hands its own round if it is that member."""
+    def fetch(self, version: int) -> None:
+        """Takes the trained tensors of the first that trains; everybody who holds the policy calls this together."""
         for tensor in self.policy.trained().values():
-            if self.group:
-                self.group.hand_round(tensor.data, source=source)
+            self.groups["hold"].hand_round(tensor.data, source=0)
         self.trainer.version = version
         self.engine.receive(self.trainer.shared())
 
@@ -157,6 +160,10 @@ class Worker:
     def save(self, folder: Path) -> None:
         """Writes the policy for others."""
         self.policy.save(folder, base=self.assignment.base)
+
+    def facts(self) -> tuple[int, frozenset[int]]:
+        """The model's longest context, and the tokens that end an answer."""
+        return self.policy.context, self.policy.stop_tokens
 
     def state(self) -> dict[str, Any]:
         """What the next step depends on."""

@@ -155,12 +155,14 @@ class Costs:
         each = max((passes * alone + messages) * self.bubble(site, micro), gathers)
         return updates * (each + self.update(shape, site, adapter=adapter))
 
-    def update(self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1, wire: float = 2.0) -> float:
+    def update(self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1) -> float:
         """One reduction of gradients over the copies, in this and `cells` - 1 equal cells, and one step of Adam.
 
-        `wire` bytes per number both ways: a reduce-scatter of gradients and a gather of new weights are one all-reduce
-        in volume (Rajbhandari 2020), experts among their own copies. Adam reads and writes fp32 state: 28 bytes each.
+        fp32 gradients are scattered and bf16 weights gathered (Rajbhandari 2020), or fp32 sums are reduced where each
+        keeps all of them: as much as an all-reduce of 3 or of 4 bytes each. Experts go among their own copies. Adam
+        reads and writes fp32 state: 28 bytes per parameter.
         """
+        wire = 3.0 if site.mesh.zero else 4.0
         mesh = site.mesh
         copies = mesh.sharding * cells
         if adapter:

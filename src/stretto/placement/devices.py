@@ -112,6 +112,8 @@ def plain(name: str) -> str:
 
 
 _BY_PLAIN_NAME = {plain(name): device for name, device in DEVICES.items()}
+for _other, _name in {"A100-80": "A100", "A100-80GB": "A100", "A100-40": "A100-40GB", "H100-80": "H100"}.items():
+    _BY_PLAIN_NAME[plain(_other)] = DEVICES[_name]
 
 NUMBERS = (
     "or give its numbers in a cluster file: `devices: {NAME: {flops: 9.9e14, memory_gb: 80, bandwidth: 3.3e12}}` "

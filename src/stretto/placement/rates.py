@@ -24,17 +24,17 @@ class Rates:
     """The same for attention (FlashAttention forward and backward together)."""
     layer_passes: float = 62.0
     """Times that a layer's forward reads or writes a hidden vector outside of products: norms, residuals, casts."""
-    decode_share: float = 0.75
+    decode_share: float = 0.77
     """Of the memory bandwidth, what decoding reaches."""
-    tick: float = 3.1e-3
+    tick: float = 3e-3
     """Seconds that a decode step takes however small it is: scheduling, sampling."""
     tick_layer: float = 3e-5
     """Seconds per layer that a decode step takes however small it is: launches of kernels."""
-    tick_request: float = 1e-5
+    tick_request: float = 2e-5
     """Seconds per request in a decode step: sampling, stop checks, bookkeeping on the host."""
     near_delay: float = 4e-6
     """Seconds of one hop inside a host."""
-    far_delay: float = 1.8e-5
+    far_delay: float = 1.75e-5
     """Seconds of one hop between hosts."""
     link_share: float = 0.75
     """Of a link's bandwidth, what collectives reach."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from stretto.environments.base import Environment
-from stretto.errors import DeadlineError, EnvironmentFailure, StrettoError
+from stretto.errors import CellLost, DeadlineError, EnvironmentFailure, StrettoError
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.model_handle import ModelHandle, Sampling
 from stretto.rollout.render import Renderer
@@ -39,6 +40,18 @@ class Launch:
     """Index in the group."""
 
 
+class Model(Protocol):
+    """What answers the requests of a trajectory."""
+
+    async def ask(self, request: Request) -> Completion:
+        """Waits for the answer."""
+        ...
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these answers any more."""
+        ...
+
+
 class Collector:
     """One round of trajectories."""
 
@@ -56,7 +69,7 @@ class Collector:
         self.renderer, self.sampling = renderer, sampling
         self.environment_deadline, self.deadline = environment_deadline, deadline
         self.futures: dict[int, asyncio.Future[Completion]] = {}
-        self.waiting: set[_Outside] = set()
+        self.waiting: set[Outside] = set()
         self.changed = asyncio.Event()
 
     async def collect(self, launches: Sequence[Launch]) -> list[Trajectory]:
@@ -92,7 +105,7 @@ class Collector:
                     future.set_result(completion)
             await asyncio.sleep(0)
 
-    async def _generate(self, request: Request) -> Completion:
+    async def ask(self, request: Request) -> Completion:
         """Hands a request to the engine and waits for it."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.futures[request.key] = future
@@ -101,70 +114,92 @@ class Collector:
         try:
             return await future
         finally:
-            self._give_up(request.key)
+            self.give_up([request.key])
 
-    def _give_up(self, key: int) -> None:
-        """Takes a request that nobody waits for any more out of the engine, if it still is there."""
-        if (future := self.futures.pop(key, None)) is not None:
-            self.engine.abort([key])
-            future.cancel()
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Takes requests that nobody waits for any more out of the engine, if they still are there."""
+        for key in keys:
+            if (future := self.futures.pop(key, None)) is not None:
+                self.engine.abort([key])
+                future.cancel()
 
     async def _run(self, launch: Launch) -> Trajectory:
-        """One trajectory; whatever goes wrong in it is recorded, never raised."""
-        outside = _Outside(self.environment_deadline, waiting=self.waiting)
-        calls: list[int] = []
-
-        async def generate(request: Request) -> Completion:
-            calls.append(request.key)
-            with outside.paused():
-                return await self._generate(request)
-
-        handle = ModelHandle(
-            prompt=launch.prompt,
-            visit=launch.visit,
-            attempt=launch.attempt,
-            sampling=self.sampling,
+        """One trajectory."""
+        trajectory = await run_trajectory(
+            launch,
+            model=self,
+            environment=self.environment,
             renderer=self.renderer,
-            generate=generate,
+            sampling=self.sampling,
+            outside=Outside(self.environment_deadline, waiting=self.waiting),
         )
-        outcome: Outcome | None = None
-        failure: str | None = None
-        try:
-            async with outside.limit:
-                outcome = await self.environment(launch.prompt, handle)
-        except TimeoutError as error:
-            mine = f"not finished within {self.environment_deadline:g} s outside the engine"
-            failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            failure = f"environment: CancelledError: {error}"
-        except StrettoError as error:
-            failure = f"environment: {error}"
-        except Exception as error:
-            # The user's environment may raise anything; it costs its own trajectory, not the run.
-            failure = f"environment: {type(error).__name__}: {error}"
-        if outcome is not None and not handle.conversations():
-            failure = f"environment: {EnvironmentFailure('it ended without calling the model')}"
-        for key in calls:
-            self._give_up(key)
         self.changed.set()
-        return Trajectory(
-            prompt=launch.prompt,
-            visit=launch.visit,
-            attempt=launch.attempt,
-            conversations=handle.conversations(),
-            outcome=outcome,
-            failure=failure,
-            rewritten=handle.rewritten,
-        )
+        return trajectory
 
 
-class _Outside:
+async def run_trajectory(
+    launch: Launch,
+    *,
+    model: Model,
+    environment: Environment,
+    renderer: Renderer,
+    sampling: Sampling,
+    outside: Outside,
+) -> Trajectory:
+    """One trajectory; whatever goes wrong in it is recorded, never raised."""
+    calls: list[int] = []
+
+    async def generate(request: Request) -> Completion:
+        calls.append(request.key)
+        with outside.paused():
+            return await model.ask(request)
+
+    handle = ModelHandle(
+        prompt=launch.prompt,
+        visit=launch.visit,
+        attempt=launch.attempt,
+        sampling=sampling,
+        renderer=renderer,
+        generate=generate,
+    )
+    outcome: Outcome | None = None
+    failure: str | None = None
+    try:
+        async with outside.limit:
+            outcome = await environment(launch.prompt, handle)
+    except TimeoutError as error:
+        mine = f"not finished within {outside.seconds:g} s outside the engine"
+        failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        failure = f"environment: CancelledError: {error}"
+    except (CellLost, DeadlineError):
+        raise
+    except StrettoError as error:
+        failure = f"environment: {error}"
+    except Exception as error:
+        # The user's environment may raise anything; it costs its own trajectory, not the run.
+        failure = f"environment: {type(error).__name__}: {error}"
+    if outcome is not None and not handle.conversations():
+        failure = f"environment: {EnvironmentFailure('it ended without calling the model')}"
+    model.give_up(calls)
+    return Trajectory(
+        prompt=launch.prompt,
+        visit=launch.visit,
+        attempt=launch.attempt,
+        conversations=handle.conversations(),
+        outcome=outcome,
+        failure=failure,
+        rewritten=handle.rewritten,
+    )
+
+
+class Outside:
     """Counts the seconds that a trajectory spends outside the engine against its deadline."""
 
-    def __init__(self, seconds: float, *, waiting: set[_Outside]) -> None:
-        self.left = seconds
+    def __init__(self, seconds: float, *, waiting: set[Outside]) -> None:
+        self.seconds = self.left = seconds
         self.since = time.monotonic()
         self.calls = 0
         self.limit = asyncio.timeout(seconds)

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from stretto.report.timeline import Span, idle
 from stretto.run.watch import Watch
 
+EVERY = ""
+"""Stands for every device, where work has no cell of its own: checkpoints, evaluation, all of a run on one device."""
+
 
 class Clock:
     """Seconds since the run's start, and the spans of the step under way."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    def __init__(self, watch: Watch | None = None, devices: Mapping[str, str] | None = None) -> None:
         self.watch = watch or Watch(limits={}, folder=Path())
+        self.devices = devices or {EVERY: "here"}
         self.last = "nothing was finished before"
         self.zero = time.monotonic()
         self.began = 0.0
@@ -36,10 +41,15 @@ class Clock:
 
     @contextmanager
     def stage(self, stage: str, cell: str, *, step: int, version: int) -> Iterator[dict[str, int]]:
-        """Times a stage; what the caller puts into the dict (groups, tokens, shared) goes into its span."""
-        start, counts = self.now(), dict[str, int]()
-        with self.watch.stage(stage, step, self.last):
+        """Times a stage, watched; what the caller puts into the dict (groups, tokens, shared) goes into its span."""
+        with self.watch.stage(stage, step, self.last), self.piece(stage, cell, step=step, version=version) as counts:
             yield counts
+
+    @contextmanager
+    def piece(self, stage: str, cell: str, *, step: int, version: int) -> Iterator[dict[str, int]]:
+        """Times work of a cell that has deadlines of its own; several may be under way at once."""
+        start, counts = self.now(), dict[str, int]()
+        yield counts
         seconds = self.now() - start
         self.last = f"the last to finish was {stage} of step {step}, at {datetime.now():%H:%M:%S}"
         self.spans.append(
@@ -57,11 +67,16 @@ class Clock:
         )
 
     def metrics(self) -> dict[str, float]:
-        """The step's seconds, whole and by stage, and the share of them in which no stage ran."""
+        """The step's seconds, whole and by stage for each cell that served it, and the share in which devices idle."""
         end = self.now()
         stages: dict[str, float] = defaultdict(float)
+        cells: dict[str, set[str]] = defaultdict(set)
         for span in self.spans:
             stages[f"seconds/{span.stage}"] += span.seconds
-        # Stages of one process share a lane, whatever cell they are shown on.
-        lane = [Span(stage=s.stage, cell="lane", start=s.start, seconds=s.seconds, step=s.step) for s in self.spans]
-        return {"seconds/step": end - self.began, "idle": idle(lane, ["lane"], self.began, end), **stages}
+            cells[f"seconds/{span.stage}"].add(span.cell)
+        on_devices = [replace(span, cell=self.devices.get(span.cell, EVERY)) for span in self.spans]
+        devices = sorted(set(self.devices.values()))
+        busy = [replace(span, cell=device) for span in on_devices if span.cell == EVERY for device in devices]
+        idling = idle([*(s for s in on_devices if s.cell != EVERY), *busy], devices, self.began, end)
+        shares = {name: seconds / len(cells[name]) for name, seconds in stages.items()}
+        return {"seconds/step": end - self.began, "idle": idling, **shares}

@@ -15,7 +15,7 @@ from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.clock import Clock
 from stretto.run.learn import credit, reference_streams, value_streams
-from stretto.run.parts import Parts
+from stretto.run.parts import LocalParts
 from stretto.types import Group, Sample
 
 
@@ -35,7 +35,7 @@ class Batch:
     """How many rounds it took."""
 
 
-async def gather(parts: Parts, clock: Clock, *, step: int) -> Batch:
+async def gather(parts: LocalParts, clock: Clock, *, step: int) -> Batch:
     """The first half of a strictly on-policy step: nothing that a checkpoint holds moves, but for the prompt cursor."""
     batch, algorithm = parts.recipe.batch, parts.algorithm
     accepted: list[Group] = []
@@ -48,6 +48,7 @@ async def gather(parts: Parts, clock: Clock, *, step: int) -> Batch:
         accepted += [group for group in scored.groups if not algorithm.drop(group)]
         every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)
         launched, rounds = launched + asked, rounds + 1
+    parts.lengths.stepped()
     accepted = accepted[: batch.prompts]
     with clock.stage("reference", "reference", step=step, version=parts.trainer.version):
         streams = {**reference_streams(parts, accepted), **value_streams(parts, accepted)}
@@ -60,7 +61,7 @@ async def gather(parts: Parts, clock: Clock, *, step: int) -> Batch:
     )
 
 
-async def one_round(parts: Parts, clock: Clock, *, step: int, prompts: int) -> Scored:
+async def one_round(parts: LocalParts, clock: Clock, *, step: int, prompts: int) -> Scored:
     """Asks so many prompts and judges the answers."""
     recipe, version = parts.recipe, parts.trainer.version
     launches = [
@@ -70,7 +71,10 @@ async def one_round(parts: Parts, clock: Clock, *, step: int, prompts: int) -> S
     ]
     with clock.stage("generate", "generate", step=step, version=version) as counts:
         trajectories = await parts.collect(launches, temperature=recipe.engine.temperature)
-        counts["groups"], counts["tokens"] = prompts, sum(map(guards.sampled_tokens, trajectories))
+        lengths = [guards.sampled_tokens(trajectory) for trajectory in trajectories]
+        counts["groups"], counts["tokens"] = prompts, sum(lengths)
+    for trajectory, tokens in zip(trajectories, lengths, strict=True):
+        parts.lengths.saw(trajectory.prompt.id, tokens)
     with clock.stage("reward", "reward", step=step, version=version):
         scored = await parts.score(trajectories, min_samples=parts.algorithm.min_samples)
     guards.reward_errors(recipe.guards, scored, launched=len(launches))

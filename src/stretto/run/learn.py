@@ -10,11 +10,11 @@ import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.errors import TrainingError
-from stretto.run.parts import Parts
+from stretto.run.parts import LocalParts, Parts
 from stretto.types import Group, Sample, trajectory_key
 
 
-def reference_streams(parts: Parts, groups: Sequence[Group]) -> Streams:
+def reference_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     """Reference log-probabilities of every trained token, if the algorithm needs them."""
     if "reference" not in parts.algorithm.needs:
         return {}
@@ -47,7 +47,7 @@ def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> t
     return tuple(sample for group in groups for sample in algorithm.advantage([group], streams))
 
 
-def learn(parts: Parts, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
+def learn(parts: LocalParts, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
     """Accumulates and applies: one update, or `updates` of them over parts shuffled by key."""
     trainer, updates = parts.trainer, parts.recipe.batch.updates
     if updates > 1:

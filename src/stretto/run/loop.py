@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stretto.config.schema import Recipe
 from stretto.errors import StrettoError
@@ -19,14 +18,13 @@ from stretto.run import guards
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
 from stretto.run.evaluate import Evaluation, evaluate
-from stretto.run.gather import Batch, gather
+from stretto.run.gather import Batch
 from stretto.run.journal import Journal
-from stretto.run.learn import learn
 from stretto.run.metrics import sample_rows, step_metrics
 from stretto.run.parts import Parts
+from stretto.run.take import begin, finish
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
-from stretto.weights.publish import publish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +48,31 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
     was none yet, and later one may have been interrupted.
     """
     recipe = parts.recipe
-    clock = Clock(Watch(limits=limits(recipe), folder=desk.journal.folder, last_words=parts.pool.kill))
+    watch = Watch(limits=limits(recipe), folder=desk.journal.folder, last_words=parts.pool.kill)
+    clock = Clock(watch, parts.devices)
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):
         metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
         desk.journal.metrics(done, metrics)
         if done:
-            save(parts, desk, clock, step=done, metrics=metrics)
+            await save(parts, desk, clock, step=done, metrics=metrics)
         desk.journal.timeline(to_events(clock.spans, host="localhost"))
     for step in range(done + 1, recipe.run.steps + 1):
         cursor = parts.prompts.state()
         clock.begin()
         try:
-            batch = await gather(parts, clock, step=step)
+            begun = await begin(parts, clock, step=step)
         except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
-            save_before(error, parts, desk, clock, step=step - 1, metrics=metrics)
+            await save_before(error, parts, desk, clock, step=step - 1, metrics=metrics)
             raise
-        metrics, rows = learned(parts, clock, batch, step=step)
-        desk.journal.samples(step, rows)
+        taken = finish(parts, clock, begun, step=step)
+        batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
+        metrics |= {**clock.metrics(), "weights/version": parts.version}
+        rows = sample_rows(
+            batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
+        )
+        desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         desk.journal.metrics(step, metrics)
@@ -76,30 +80,14 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
         if len(batch.accepted) < recipe.batch.prompts:
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
-            save(parts, desk, clock, step=step, metrics=metrics)
+            await save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(to_events(clock.spans, host="localhost"))
         try:
             guards.after_step(recipe.guards, metrics)
         except StrettoError as error:
-            save_before(error, parts, desk, clock, step=step, metrics=metrics)
+            await save_before(error, parts, desk, clock, step=step, metrics=metrics)
             raise
     return evaluations
-
-
-def learned(parts: Parts, clock: Clock, batch: Batch, *, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The second half, in which the weights move; returns the step's metrics and its rows for the samples file."""
-    trainer, version = parts.trainer, parts.trainer.version
-    with clock.stage("train", "train", step=step, version=version) as counts:
-        report = learn(parts, batch.samples, step=step)
-        counts["groups"], counts["tokens"] = len(batch.accepted), int(report["tokens/trained"])
-        counts["shared"] = int(report["tokens/shared"])
-    with clock.stage("publish", "publish", step=step, version=version):
-        receipt = publish(trainer.weights(), parts.engine)
-        parts.engine.settle()
-    environment = parts.recipe.environment.kind
-    rows = sample_rows(batch.scored, batch.samples, renderer=parts.renderer, environment=environment, step=step)
-    metrics = step_metrics(batch, parts.recipe.batch, parts.algorithm)
-    return {**metrics, **report, **clock.metrics(), "weights/version": receipt.version}, list(rows)
 
 
 def shortage(batch: Batch, wanted: int, *, step: int) -> str:
@@ -131,11 +119,11 @@ async def evaluated(
 ) -> dict[str, float]:
     """The metrics of `step` with its held-out accuracy. Interrupted, the step is kept and a resume evaluates it."""
     try:
-        with clock.stage("evaluate", "generate", step=step, version=parts.trainer.version):
+        with clock.stage("evaluate", "generate", step=step, version=parts.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
-            parts.engine.settle()
+            await parts.settle()
     except (asyncio.CancelledError, StrettoError) as error:
-        save_before(error, parts, desk, clock, step=step, metrics=metrics)
+        await save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
     desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval)
@@ -149,26 +137,22 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **passes}
 
 
-def save_before(
+async def save_before(
     error: BaseException, parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]
 ) -> None:
     """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
     try:
-        save(parts, desk, clock, step=step, metrics=metrics)
+        await save(parts, desk, clock, step=step, metrics=metrics)
     except StrettoError as failure:
         if isinstance(error, asyncio.CancelledError):  # whoever pressed Ctrl-C counts on the checkpoint
             raise
         desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
-def save(parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+async def save(parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
     """A checkpoint of the run as it is after `step`."""
     guards.free_disk(parts.recipe.guards, desk.journal.folder)
-    with clock.stage("checkpoint", "train", step=step, version=parts.trainer.version):
-        path = desk.checkpoints.save(
-            step,
-            parts=desk.stateful,
-            write_model=lambda folder: parts.policy.save(folder, base=parts.base),
-            metrics=metrics,
-        )
+    with clock.stage("checkpoint", "train", step=step, version=parts.version):
+        await parts.fetch()
+        path = desk.checkpoints.save(step, parts=desk.stateful, write_model=parts.write_model, metrics=metrics)
     desk.journal.event("checkpoint", step=step, path=str(path))

@@ -5,18 +5,23 @@ Heavy things are loaded in one place, so that the loop, evaluation and the warm-
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import Algorithm, build
+from stretto.config.describe import roles_of
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import EngineSection, Recipe, Scratch
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
-from stretto.placement.choose import plan_of
+from stretto.placement.choose import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
@@ -27,12 +32,14 @@ from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
 from stretto.run.warmup import warm_up
 from stretto.sandbox.pool import Pool
+from stretto.step.expect import Lengths
 from stretto.tasks.source import PromptSource, load_prompts, split
 from stretto.train.memory import keep_memory
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
 from stretto.types import Prompt, Stateful, Trajectory
+from stretto.weights.publish import publish
 
 AUTO_BUDGET = {"cpu": 4096, "cuda": 16384}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
@@ -42,23 +49,13 @@ EngineFactory = Callable[[Policy], Engine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Everything a step needs."""
+class Parts(ABC):
+    """Everything a step needs, wherever the model is."""
 
     recipe: Recipe
     """What was asked for."""
     plan: Plan
     """Where it lives."""
-    policy: Policy
-    """The model that is trained."""
-    reference: Policy | None
-    """A frozen copy, if the algorithm needs one and there is no adapter to switch off."""
-    engine: Engine
-    """Generates."""
-    trainer: Trainer
-    """Learns."""
-    optimizer: MasterAdamW
-    """The trainer's optimizer, for checkpoints."""
     algorithm: Algorithm
     """How rewards become a gradient."""
     environment: Environment
@@ -73,36 +70,60 @@ class Parts:
     """Prompts to evaluate on."""
     renderer: Renderer
     """Messages to tokens."""
+    lengths: Lengths
+    """How long answers are expected to be."""
     base: Path | None
     """The run's own copy of the base model, where transformers could not find it by name."""
     values: Mapping[str, float]
     """Prompt id -> V*, where the algorithm reads it; empty otherwise."""
+    context: int
+    """Longest conversation that the model was made for."""
 
+    @property
+    def devices(self) -> dict[str, str]:
+        """Cell -> its (first) device."""
+        return {cell.name: cell.devices[0] for cell in self.plan.cells}
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Of the weights that are sampled from."""
+
+    @property
+    @abstractmethod
+    def stateful(self) -> tuple[Stateful, ...]:
+        """What a checkpoint must hold of them."""
+
+    @abstractmethod
     async def collect(
         self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
     ) -> list[Trajectory]:
         """Runs the environment for every launch. Noise is the recipe's, or that of another `seed`."""
-        recipe = self.recipe
-        sampling = Sampling(
-            seed=recipe.seed if seed is None else seed,
-            temperature=temperature,
-            max_new_tokens=recipe.engine.max_new_tokens,
-            context=self.policy.context,
-        )
-        collector = Collector(
-            self.engine,
-            environment=self.environment,
-            renderer=self.renderer,
-            sampling=sampling,
-            environment_deadline=recipe.environment.deadline,
-            deadline=recipe.deadlines.generate,
-        )
-        return await collector.collect(launches)
 
-    @property
-    def stateful(self) -> tuple[Stateful, ...]:
-        """What a checkpoint must hold of them."""
-        return (self.prompts, self.trainer, self.optimizer, self.engine)
+    @abstractmethod
+    async def settle(self) -> None:
+        """What was sampled so far is final."""
+
+    @abstractmethod
+    async def fetch(self) -> None:
+        """Makes ready what a checkpoint is written from."""
+
+    @abstractmethod
+    async def restored(self) -> None:
+        """A checkpoint was restored, or there was none: whoever samples begins with these weights."""
+
+    @abstractmethod
+    def write_model(self, folder: Path) -> None:
+        """Writes the policy for others, as it was when it was fetched."""
+
+    def sampling(self, *, temperature: float, seed: int | None = None) -> Sampling:
+        """How answers are sampled: with the recipe's noise, or that of another seed."""
+        return Sampling(
+            seed=self.recipe.seed if seed is None else seed,
+            temperature=temperature,
+            max_new_tokens=self.recipe.engine.max_new_tokens,
+            context=self.context,
+        )
 
     async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int) -> Scored:
         """Judges trajectories and gathers them in groups."""
@@ -111,22 +132,87 @@ class Parts:
 
     async def close(self) -> None:
         """Leaves no process and no cache behind."""
-        self.engine.close()
         await self.pool.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts(Parts):
+    """The model in this process, on one device."""
+
+    policy: Policy
+    """The model that is trained."""
+    reference: Policy | None
+    """A frozen copy, if the algorithm needs one and there is no adapter to switch off."""
+    engine: Engine
+    """Generates."""
+    trainer: Trainer
+    """Learns."""
+    optimizer: MasterAdamW
+    """The trainer's optimizer, for checkpoints."""
+
+    @property
+    def version(self) -> int:
+        """The trainer's."""
+        return self.trainer.version
+
+    @property
+    def stateful(self) -> tuple[Stateful, ...]:
+        """Prompts, lengths, and what the model is served by."""
+        return (self.prompts, self.lengths, self.trainer, self.optimizer, self.engine)
+
+    async def collect(
+        self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
+    ) -> list[Trajectory]:
+        """In this process."""
+        collector = Collector(
+            self.engine,
+            environment=self.environment,
+            renderer=self.renderer,
+            sampling=self.sampling(temperature=temperature, seed=seed),
+            environment_deadline=self.recipe.environment.deadline,
+            deadline=self.recipe.deadlines.generate,
+        )
+        return await collector.collect(launches)
+
+    async def settle(self) -> None:
+        """Tells the engine."""
+        self.engine.settle()
+
+    async def fetch(self) -> None:
+        """Everything is here."""
+
+    async def restored(self) -> None:
+        """Tells the engine the version of the tensors that it shares."""
+        publish(self.trainer.shared(), self.engine)
+
+    def write_model(self, folder: Path) -> None:
+        """From the policy itself."""
+        self.policy.save(folder, base=self.base)
+
+    async def close(self) -> None:
+        """The engine's cache too."""
+        self.engine.close()
+        await Parts.close(self)
 
 
 def make_plan(recipe: Recipe) -> Plan:
     """Where everything lives. The reference reads the trainer's tensors where it is the adapter switched off."""
-    kind = "cpu" if choose_device(recipe.placement.cluster).type == "cpu" else "gpu"
-    asked = {"reference"} & build(recipe.algorithm).needs
     return plan_of(
         recipe.placement,
-        roles={"generate", "train"} | asked,
-        devices=(f"localhost/{kind}:0",),
+        roles=roles_of(recipe),
+        devices=devices_of(recipe.placement.cluster),
         reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
         engine=recipe.engine.kind,
         updates=recipe.batch.updates,
     )
+
+
+def devices_of(cluster: str) -> tuple[str, ...]:
+    """The devices of this host that a cluster's text asks for; the first there is, where it leaves that open."""
+    gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
+    cores = [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
+    seen = [*gpus, *cores]
+    return (seen[0],) if cluster == "auto" else devices_for(cluster, seen)
 
 
 def assemble(
@@ -138,55 +224,89 @@ def assemble(
     note: Note,
     make_engine: EngineFactory | None = None,
     values: Mapping[str, float] | None = None,
-) -> Parts:
+) -> LocalParts:
     """Loads and connects the parts. `folder` is the run's, where a base model of its own is kept.
 
     With `values`, prompts that have none are not trained on.
     """
-    prompts = load_prompts(recipe.task, root)
-    training, heldout = split(prompts, recipe.task.holdout)
     device = choose_device(recipe.placement.cluster)
-    algorithm = build(recipe.algorithm)
+    task = load_task(recipe, root, values)
     files = locate(recipe.model.name, root)
-    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=training, note=note)
+    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
     policy = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
     if device.type == "cpu":
         keep_memory()
     optimizer = MasterAdamW(policy.trained(), recipe.optimizer, updates=recipe.run.steps * recipe.batch.updates)
-    budget = recipe.batch.token_budget
+    common = connect(recipe, task, plan, root, tokenizer=policy.tokenizer, stop=policy.stop_tokens)
     trainer = Trainer(
         policy,
-        algorithm,
+        common["algorithm"],
         optimizer,
-        token_budget=AUTO_BUDGET[device.type] if budget == "auto" else budget,
+        token_budget=token_budget(recipe, device.type),
         temperature=recipe.engine.temperature,
         clip=recipe.optimizer.clip,
         checkpointing=recipe.optimizer.checkpointing,
     )
     reference = None
-    if "reference" in algorithm.needs and policy.adapted is None:
+    if "reference" in common["algorithm"].needs and policy.adapted is None:
         reference = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
         reference.network.requires_grad_(False)
     engine = make_engine(policy) if make_engine else native_engine(policy, recipe.engine)
-    pool = Pool(workers=2, paths=[str(root), str(Path.cwd())])
-    return Parts(
-        recipe=recipe,
-        plan=plan,
+    return LocalParts(
+        **common,
         policy=policy,
         reference=reference,
         engine=engine,
         trainer=trainer,
         optimizer=optimizer,
-        algorithm=algorithm,
-        environment=resolve_environment(recipe.environment.kind),
-        rewards=Rewards(recipe.rewards, pool),
-        pool=pool,
-        prompts=PromptSource([p for p in training if values is None or p.id in values], seed=recipe.seed),
-        heldout=heldout[: recipe.evaluate.prompts],
-        renderer=Renderer(policy.tokenizer, stop=policy.stop_tokens),
         base=base,
-        values=values or {},
+        context=policy.context,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is asked, and what is known of it before."""
+
+    training: tuple[Prompt, ...]
+    """Prompts to train on."""
+    heldout: tuple[Prompt, ...]
+    """Prompts never to train on."""
+    values: Mapping[str, float] | None
+    """Prompt id -> V*, if the algorithm reads it."""
+
+
+def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> Task:
+    """The prompts of a recipe."""
+    training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    return Task(training=tuple(training), heldout=tuple(heldout), values=values)
+
+
+def connect(
+    recipe: Recipe, task: Task, plan: Plan, root: Path, *, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]
+) -> dict[str, Any]:
+    """The fields of `Parts` that are the same wherever the model is."""
+    pool, values = Pool(workers=2, paths=[str(root), str(Path.cwd())]), task.values
+    known = [prompt for prompt in task.training if values is None or prompt.id in values]
+    return {
+        "recipe": recipe,
+        "plan": plan,
+        "algorithm": build(recipe.algorithm),
+        "environment": resolve_environment(recipe.environment.kind),
+        "rewards": Rewards(recipe.rewards, pool),
+        "pool": pool,
+        "prompts": PromptSource(known, seed=recipe.seed),
+        "heldout": task.heldout[: recipe.evaluate.prompts],
+        "renderer": Renderer(tokenizer, stop=stop),
+        "lengths": Lengths(longest=recipe.engine.max_new_tokens),
+        "values": values or {},
+    }
+
+
+def token_budget(recipe: Recipe, kind: str) -> int:
+    """Tokens in a micro-batch on a device of this kind."""
+    budget = recipe.batch.token_budget
+    return AUTO_BUDGET[kind] if budget == "auto" else budget
 
 
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:

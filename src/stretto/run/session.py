@@ -19,20 +19,21 @@ from stretto.config.load import load_recipe
 from stretto.config.resolve import dump
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, Problem, RecipeError, StrettoError
+from stretto.placement.plan import Plan
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
 from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
+from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import EngineFactory, assemble, make_plan
+from stretto.run.parts import EngineFactory, Note, Parts, assemble, make_plan
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
-from stretto.types import Stateful, Weights
-from stretto.weights.publish import publish
+from stretto.types import Stateful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +153,13 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
     if recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     with _starting(recipe, folder if checkpoint else Path()):  # a folder for the moment keeps no stacks
-        parts = assemble(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
+        parts = await assembled(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
     try:
         if checkpoint is not None:
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
             record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
             Checkpoints(checkpoint.parent, keep=1, best=None).restore(checkpoint, (record, *parts.stateful))
+        await parts.restored()
         return await evaluate(parts, parts.heldout, pass_k=recipe.evaluate.pass_k)
     finally:
         await parts.close()
@@ -196,7 +198,7 @@ async def _run(
             recipe, folder, root=root, plan=plan.to_json(), done=done if again else None, pending=pending
         ) as journal:
             with _starting(recipe, folder):
-                parts = assemble(
+                parts = await assembled(
                     recipe,
                     plan=plan,
                     root=root,
@@ -212,7 +214,7 @@ async def _run(
                     checkpoints.restore(latest, stateful)
                 if again:
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
-                publish(Weights(version=parts.trainer.version, manifest={}, where="shared"), parts.engine)
+                await parts.restored()
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
                 evaluations = await train(parts, desk, done=done, metrics=metrics)
@@ -221,6 +223,22 @@ async def _run(
                 return finished
             finally:
                 await parts.close()
+
+
+async def assembled(
+    recipe: Recipe,
+    *,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    make_engine: EngineFactory | None = None,
+    values: Mapping[str, float] | None = None,
+) -> Parts:
+    """The parts of a run: in this process if the plan has one device, with a crew of workers if it has several."""
+    if len({device for cell in plan.cells for device in cell.devices}) > 1:
+        return await assemble_crew(recipe, plan=plan, root=root, folder=folder, note=note, values=values)
+    return assemble(recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, values=values)
 
 
 def _starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:

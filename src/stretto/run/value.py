@@ -127,7 +127,7 @@ async def _fill(
         launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
         scored, rows = await _judged(parts, launches)
         add_rows(path, made_from, rows)
-        parts.engine.settle()
+        await parts.settle()
         guards.reward_errors(parts.recipe.guards, scored, launched=len(launches))
         screen.step(number, _course(rows, time.monotonic() - began))
 

@@ -44,8 +44,8 @@ class Hands(Protocol):
         """Another round for groups that were dropped, or nothing."""
         ...
 
-    async def revive(self, cell: str) -> None:
-        """Brings back a cell that died."""
+    async def revive(self, device: str) -> None:
+        """Brings back a device's process that died."""
         ...
 
 
@@ -91,7 +91,8 @@ class Driver:
                 self._start()
                 await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted((t for t in self.tasks if t.done()), key=lambda t: self.tasks[t][0]):
-                    self._finish(task)
+                    if task in self.tasks:  # unless the one before it told of a death that it shares
+                        self._finish(task)
         finally:
             await self._cancel()
         return self.notes
@@ -135,21 +136,24 @@ class Driver:
         else:
             then(result)
 
-    def _lost(self, cell: str) -> None:
-        """A cell has died: nobody waits for what it had any more."""
-        if cell in self.step.cells.dead:
+    def _lost(self, device: str) -> None:
+        """The process of a device has died: nobody waits any more for what its cells had."""
+        cells = [cell.name for cell in self.step.plan.cells if device in (cell.name, *cell.devices)]
+        if all(cell in self.step.cells.dead for cell in cells):
             return
-        lane = self.step.lanes.lanes.get(cell)
-        mine = {self.generating.pop(item) for item in (lane.active if lane else ())}
-        mine |= {task for task, (_, _, where) in self.tasks.items() if where == cell}
+        lanes = [self.step.lanes.lanes[cell] for cell in cells if cell in self.step.lanes.lanes]
+        mine = {self.generating.pop(item) for lane in lanes for item in lane.active}
+        mine |= {task for task, (_, _, where) in self.tasks.items() if where in cells}
         for task in mine & self.tasks.keys():
             del self.tasks[task]
             task.cancel()
-        self._tell("lost", cell)
-        self._begin(self.hands.revive(cell), partial(self._back, cell))
+        for cell in cells:
+            self._tell("lost", cell)
+        self._begin(self.hands.revive(device), partial(self._back, cells))
 
-    def _back(self, cell: str, _: None) -> None:
-        self._tell("back", cell)
+    def _back(self, cells: Sequence[str], _: None) -> None:
+        for cell in cells:
+            self._tell("back", cell)
 
     def _done(self, piece: Piece, _: None) -> None:
         self._tell("done", piece)

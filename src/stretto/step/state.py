@@ -172,7 +172,7 @@ class Step:
     @property
     def finished(self) -> bool:
         """True when everything that was accepted is accumulated."""
-        waits = self.undecided or self.running or self.handed < self.alive
+        waits = self.undecided or self.running or self.handed < self.alive or self.cells.dead
         return self.closed and not waits and not any(self.queues[stage].groups for stage in self.update)
 
     # How it is decided ------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Trainer:
         self._redo()
 
     def reduce(self, add: Callable[[Tensor], None], sums: Mapping[str, float]) -> None:
-        """Makes the step's sums those of every cell that trains: `add` adds a tensor over them, `sums` is the counters'.
+        """Makes the step's sums those of all cells that train: `add` adds a tensor over them, `sums` is the counters'.
 
         What this cell has accumulated stays as it is, because a cell that dies meanwhile makes the rest begin again.
         """

@@ -28,20 +28,20 @@ def publish(weights: Weights, engine: Receiver) -> Receipt:
     return receipt
 
 
-def prove(weights: Weights, receipt: Receipt) -> None:
-    """Raises unless the receipt shows exactly these weights."""
+def prove(weights: Weights, receipt: Receipt, *, engine: str = "the engine") -> None:
+    """Raises unless the receipt shows exactly these weights. `engine` is what messages call its sender."""
     if receipt.version != weights.version:
         raise WeightsError(
-            f"publish: the engine samples from weights {receipt.version}, the trainer published {weights.version}"
+            f"publish: {engine} samples from weights {receipt.version}, the trainer published {weights.version}"
         )
     if receipt.shared:
         if weights.where != "shared":
-            raise WeightsError(f"publish: the engine says it shares tensors, but the weights are at {weights.where}")
+            raise WeightsError(f"publish: {engine} says it shares tensors, but the weights are at {weights.where}")
         return
     differing = sorted(name for name, checksum in weights.manifest.items() if receipt.manifest.get(name) != checksum)
     if differing or not weights.manifest:
         shown = ", ".join(differing[:3]) or "there is nothing to compare"
         raise WeightsError(
             f"publish: after weights {weights.version} were sent, {len(differing)} of {len(weights.manifest)} "
-            f"tensors of the engine differ from the trainer's ({shown})"
+            f"tensors of {engine} differ from the trainer's ({shown})"
         )

@@ -25,6 +25,8 @@ class Probes:
     files are looked for in the folder."""
     rewards: Callable[[Sequence[RewardPart], Path], Iterable[Problem]]
     """What is wrong with the parts of the reward, each for itself; user code is looked for in the folder."""
+    plan: Callable[[Recipe], Iterable[Problem]]
+    """What is wrong with where the models are to live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,11 @@ from stretto.config.schema import Recipe
 from stretto.errors import Problem, RecipeError
 
 
+def plan_is_sound(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Every stage is served, by devices that the cluster has."""
+    yield from scene.probes.plan(recipe)
+
+
 def model_can_be_found(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """The model is there, says what it is, and can hold an answer."""
     try:

@@ -5,7 +5,6 @@ Most rules are rows of a table: a key and the values that work. A row goes when 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +55,7 @@ ONLY = (
     ),
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="placement.strategy", values=("auto", "flatten"), reason=NOT_YET, fix="use auto"),
-    Only(field="placement.fractions", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0"),
-    Only(field="placement.cells", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(
         field="deadlines.environment",
@@ -114,16 +110,12 @@ def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def one_device(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """`1xcpu` and `1xgpu` name the one device that a run may have."""
-    cluster = recipe.placement.cluster
-    if cluster in ("auto", "1xcpu", "1xgpu"):
-        return
-    several = re.fullmatch(r"(\d+x)?\d+x[\w -]+(\+\d+x[\w -]+)*", cluster)
-    reason = f"{cluster} is not available yet" if several else f"{cluster!r} is no cluster that is known"
-    yield Problem(
-        field="placement.cluster", reason=reason, fix="use auto, or 1xcpu or 1xgpu to say which single device"
-    )
+def one_update_on_several(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Several updates are made on one device only."""
+    section = recipe.placement
+    if recipe.batch.updates > 1 and (section.cells or section.cluster not in ("auto", "1xcpu", "1xgpu")):
+        reason = f"{recipe.batch.updates} updates a step on several devices are not available yet"
+        yield Problem(field="batch.updates", reason=reason, fix="use 1, or placement.cluster: auto")
 
 
 def logs_exist(recipe: Recipe, scene: Scene) -> Iterator[Problem]:

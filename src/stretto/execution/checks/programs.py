@@ -21,7 +21,7 @@ def ray_is_installed(setting: Setting) -> Check | None:
     if version := setting.machine.versions.get("ray"):
         return Check(name="ray", ok=True, text=f"ray {version} is installed")
     text = f"the recipe uses {setting.devices} devices, and ray, which starts their processes, is not installed"
-    return Check(name="ray", ok=False, text=text, fix="pip install ray, or use one device")
+    return Check(name="ray", ok=False, text=text, fix="pip install 'stretto[ray]', or use one device")
 
 
 def bubblewrap_starts(setting: Setting) -> Check | None:

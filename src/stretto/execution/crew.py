@@ -1,0 +1,230 @@
+"""Every worker of a run, and what they do together: the cells of a plan as something that can be called.
+
+A device has one worker, which serves all cells there. What a step ends with (adding up gradients, the update, handing
+weights round, the proof that all hold the same) is here; what runs when is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import CellLost, DeadlineError, TrainingError
+from stretto.execution.group import Meeting
+from stretto.execution.lane import Lane
+from stretto.execution.member import Launcher, Member
+from stretto.execution.worker import Assignment
+from stretto.placement.plan import Plan
+from stretto.train.meter import together
+from stretto.train.trainer import StepReport
+from stretto.types import Conversation, Receipt, Sample, Weights
+from stretto.weights.publish import prove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds that a call may take, by what it does; the recipe's deadlines."""
+
+    start: float
+    """Loading the model."""
+    generate: float
+    """A round of decoding."""
+    train: float
+    """A piece of scoring or training, or the update."""
+    publish: float
+    """Handing weights round."""
+
+
+class Crew:
+    """The workers of a plan."""
+
+    def __init__(
+        self, plan: Plan, launcher: Launcher, assign: Callable[[str], Assignment], *, patience: Patience
+    ) -> None:
+        self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
+        self.device = {cell.name: cell.devices[0] for cell in plan.cells}
+        self.members: dict[str, Member] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.epoch = 0
+        self.version = 0
+        self.applying = False
+        self.last = time.monotonic()
+
+    @property
+    def trainers(self) -> list[str]:
+        """Devices that train, in the plan's order."""
+        return [cell.devices[0] for cell in self.plan.cells if cell.role == "train"]
+
+    @property
+    def holders(self) -> list[str]:
+        """Devices that hold the policy: those that train, then those that only generate."""
+        generate = [cell.devices[0] for cell in self.plan.cells if cell.role == "generate"]
+        return list(dict.fromkeys([*self.trainers, *generate]))
+
+    async def start(self) -> None:
+        """Starts every worker; they load side by side."""
+        await self.launcher.open()
+        devices = list(dict.fromkeys(self.device.values()))
+        started = await asyncio.gather(*(self._launch(device) for device in devices))
+        self.members = dict(zip(devices, started, strict=True))
+        for cell in self.plan.cells:
+            if cell.role == "generate":
+                self.lanes[cell.name] = Lane(self._caller(cell.name))
+        await self._meet()
+
+    async def _launch(self, device: str) -> Member:
+        async with self._deadline("start", device, self.patience.start):
+            return await self.launcher.start(self.assign(device))
+
+    def _caller(self, cell: str) -> Callable[..., Any]:
+        async def call(*arguments: Any) -> Any:
+            return await self.call(self.device[cell], "generate", *arguments, seconds=self.patience.generate)
+
+        return call
+
+    async def call(self, device: str, what: str, *arguments: Any, seconds: float) -> Any:
+        """A call of one worker, within a deadline."""
+        async with self._deadline(what, device, seconds):
+            answer = await self.members[device].call(what, *arguments)
+        self.last = time.monotonic()
+        return answer
+
+    async def all(self, devices: Sequence[str], what: str, *arguments: Any, seconds: float) -> list[Any]:
+        """The same call of several; where one died, that is what is raised, not what the others say of it."""
+        calls = (self.call(device, what, *arguments, seconds=seconds) for device in devices)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, CellLost)), errors[0])
+        return answers
+
+    def _deadline(self, stage: str, device: str, seconds: float) -> _Deadline:
+        return _Deadline(stage, device, seconds, self)
+
+    # What cells do ----------------------------------------------------------------------------------------------------
+
+    async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """The reference's log-probabilities."""
+        scores: list[NDArray[np.float64]] = await self.call(
+            self.device[cell], "score", list(conversations), seconds=self.patience.train
+        )
+        return scores
+
+    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
+        """Adds gradients on a training cell."""
+        await self.call(self.device[cell], "accumulate", list(samples), seconds=self.patience.train)
+
+    # The end of a step ------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Every training cell forgets what it has accumulated."""
+        await self.all(self.trainers, "begin", seconds=self.patience.train)
+
+    async def apply(self) -> StepReport:
+        """Reduces, updates everywhere, publishes, and proves that everybody holds the same."""
+        trainers, seconds = self.trainers, self.patience.train
+        sums = together(await self.all(trainers, "sums", seconds=seconds))
+        await self.all(trainers, "reduce", sums, seconds=seconds)
+        self.applying = True
+        reports: list[StepReport] = await self.all(trainers, "apply", seconds=seconds)
+        self.version += 1
+        await self._publish()
+        self.applying = False
+        return reports[0]
+
+    async def _publish(self) -> None:
+        """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
+        holders, seconds = self.holders, self.patience.publish
+        if len(holders) > len(self.trainers):
+            await self.all(holders, "fetch", self.version, seconds=seconds)
+        manifests: list[dict[str, str]] = await self.all(holders, "manifest", seconds=seconds)
+        weights = Weights(version=self.version, manifest=manifests[0], where="group")
+        for device, manifest in zip(holders[1:], manifests[1:], strict=True):
+            prove(weights, Receipt(version=self.version, manifest=manifest, shared=False), engine=device)
+
+    async def settle(self) -> None:
+        """What was sampled so far is final."""
+        await self.all(self.holders, "settle", seconds=self.patience.generate)
+
+    # A worker that died -----------------------------------------------------------------------------------------------
+
+    async def revive(self, device: str) -> None:
+        """A new worker in place of one that died, with the state of one that trains."""
+        living = [other for other in self.trainers if other != device]
+        if not living:
+            raise TrainingError(f"{device}: its process died, and no other holds the optimizer; resume the run")
+        self.members[device] = await self._launch(device)
+        state = await self.call(living[0], "state", seconds=self.patience.train)
+        await self.call(device, "restore", state, seconds=self.patience.train)
+        await self._meet()
+
+    async def _meet(self) -> None:
+        """Everybody meets anew, under the name of the next epoch."""
+        self.epoch += 1
+        for kind, devices in (("train", self.trainers), ("hold", self.holders)):
+            meetings = [
+                Meeting(
+                    store=self.launcher.store(),
+                    name=f"{kind}-{self.epoch}",
+                    rank=rank,
+                    size=len(devices),
+                    seconds=self.patience.train,
+                )
+                for rank in range(len(devices))
+            ]
+            calls = zip(devices, meetings, strict=True)
+            await asyncio.gather(
+                *(self.call(device, "meet", kind, meeting, seconds=self.patience.start) for device, meeting in calls)
+            )
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    async def state(self) -> Mapping[str, Any]:
+        """What the next step depends on; every training cell has the same."""
+        state: Mapping[str, Any] = await self.call(self.trainers[0], "state", seconds=self.patience.train)
+        return state
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Everybody goes on from there."""
+        await self.all(self.holders, "restore", state, seconds=self.patience.train)
+        self.version = state["trainer"]["version"]
+
+    async def save(self, folder: Path) -> None:
+        """Writes the policy for others."""
+        await self.call(self.trainers[0], "save", folder, seconds=self.patience.train)
+
+    async def close(self) -> None:
+        """Leaves no process behind."""
+        members, self.members = list(self.members.values()), {}
+        await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+        await self.launcher.close()
+
+
+class _Deadline:
+    """Ends a wait with a message that says for whom, for what, since when."""
+
+    def __init__(self, stage: str, device: str, seconds: float, crew: Crew) -> None:
+        self.stage, self.device, self.seconds, self.crew = stage, device, seconds, crew
+        self.limit = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self.limit.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self.limit.__aexit__(*error)
+        except TimeoutError as late:
+            if not self.limit.expired():
+                raise
+            quiet = time.monotonic() - self.crew.last
+            raise DeadlineError(
+                f"{self.device}: {self.stage} has not answered for {self.seconds:g} s; the last answer of any worker "
+                f"came {quiet:.0f} s ago\n    fix: look what that process does, or raise the deadline"
+            ) from late

@@ -1,0 +1,238 @@
+"""The parts of a run on several cells: the scheduler decides, a crew of workers does it.
+
+The loop gets the same records as from one device, and a checkpoint holds the same parts, so a run may go on under
+another plan. What is random or counted (prompts, verdicts, credit) happens here, in one place; what takes a model
+happens there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stretto.config.locate import ModelFiles, locate
+from stretto.config.schema import Recipe
+from stretto.errors import CheckpointError, DeadlineError
+from stretto.execution.crew import Crew, Patience
+from stretto.execution.member import Launcher, processes
+from stretto.execution.worker import Assignment
+from stretto.placement.plan import Plan
+from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.run.clock import Clock
+from stretto.run.gather import Batch
+from stretto.run.hands import Hands
+from stretto.run.parts import Note, Parts, connect, load_task, prepare_base, token_budget
+from stretto.step.drive import Driver
+from stretto.step.state import Step
+from stretto.step.work import Speeds, Terms
+from stretto.train.model import describe
+from stretto.types import Stateful, Trajectory
+
+SLOTS = 4096
+"""Trajectories that a generate cell takes at once; its engine admits as many of them as its cache holds."""
+
+NAMES = ("trainer", "optimizer", "engine")
+"""Parts of a checkpoint that live in the workers."""
+
+
+@dataclass(slots=True)
+class Away:
+    """One of them; its state is the one that was fetched last, or waits to be sent."""
+
+    name: str
+    """As on one device."""
+    held: dict[str, Mapping[str, Any]]
+    """States by name, shared by all."""
+
+    def state(self) -> Mapping[str, Any]:
+        """As it was fetched."""
+        return self.held[self.name]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Kept until it is sent."""
+        self.held[self.name] = state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewParts(Parts):
+    """The model in workers."""
+
+    crew: Crew
+    """They."""
+    budgets: Mapping[str, int]
+    """Device -> most tokens in a piece."""
+    draft: Path | None
+    """Where a worker writes the model before a checkpoint takes it over; none without a run folder."""
+    held: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What was fetched from the workers, or waits to be sent to them."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that everybody holds."""
+        return self.crew.version
+
+    @property
+    def stateful(self) -> tuple[Stateful, ...]:
+        """Prompts, lengths, and what the workers hold."""
+        return (self.prompts, self.lengths, *(Away(name, self.held) for name in NAMES))
+
+    async def collect(
+        self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
+    ) -> list[Trajectory]:
+        """On every generate cell, the attempts at a prompt together."""
+        lanes = list(self.crew.lanes.values())
+        prompts = {key: lanes[index % len(lanes)] for index, key in enumerate(dict.fromkeys(map(_asked, launches)))}
+        sampling, deadline = self.sampling(temperature=temperature, seed=seed), self.recipe.deadlines.generate
+        runs = [
+            run_trajectory(
+                launch,
+                model=prompts[_asked(launch)],
+                environment=self.environment,
+                renderer=self.renderer,
+                sampling=sampling,
+                outside=Outside(self.recipe.environment.deadline, waiting=set()),
+            )
+            for launch in launches
+        ]
+        try:
+            async with asyncio.timeout(deadline) as limit:
+                return list(await asyncio.gather(*runs))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DeadlineError(
+                f"generate: {len(launches)} trajectories were not finished within {deadline:g} s; "
+                "raise deadlines.generate or lower the batch"
+            ) from error
+
+    async def settle(self) -> None:
+        """Every engine."""
+        await self.crew.settle()
+
+    async def fetch(self) -> None:
+        """State and model of a worker that trains."""
+        if self.crew.applying:
+            raise CheckpointError("an update was under way, and the workers may hold different weights")
+        self.held.update(await self.crew.state())
+        if self.draft is not None:
+            shutil.rmtree(self.draft, ignore_errors=True)
+            await self.crew.save(self.draft)
+
+    async def restored(self) -> None:
+        """Sends what was restored to everybody."""
+        if self.held:
+            await self.crew.restore(dict(self.held))
+
+    def write_model(self, folder: Path) -> None:
+        """The files that a worker has written."""
+        assert self.draft is not None
+        shutil.copytree(self.draft, folder, dirs_exist_ok=True)
+        shutil.rmtree(self.draft)
+
+    async def close(self) -> None:
+        """The workers too."""
+        await self.crew.close()
+        await Parts.close(self)
+
+
+def _asked(launch: Launch) -> tuple[str, int]:
+    return launch.prompt.id, launch.visit
+
+
+async def assemble_crew(
+    recipe: Recipe,
+    *,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    values: Mapping[str, float] | None = None,
+    launcher: Launcher | None = None,
+) -> CrewParts:
+    """Starts the workers and connects the parts. `folder` is the run's; without a launcher, workers are processes."""
+    task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
+    cpu = torch.device("cpu")
+    base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
+    where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
+    _, tokenizer = describe(where)
+    devices = list(dict.fromkeys(cell.devices[0] for cell in plan.cells))
+    budgets = {device: token_budget(recipe, "cpu" if "/cpu:" in device else "cuda") for device in devices}
+
+    def assign(device: str) -> Assignment:
+        return Assignment(
+            recipe=recipe,
+            root=root,
+            base=base,
+            device=device,
+            roles=frozenset(cell.role for cell in plan.cells if device in cell.devices),
+            token_budget=budgets[device],
+            threads=1,
+        )
+
+    launcher = launcher or processes(devices, seconds=recipe.deadlines.start)
+    crew = Crew(plan, launcher, assign, patience=patience_of(recipe))
+    try:
+        await crew.start()
+        context, stop = await crew.call(crew.trainers[0], "facts", seconds=recipe.deadlines.start)
+    except BaseException:
+        await crew.close()
+        raise
+    return CrewParts(
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop),
+        base=base,
+        context=context,
+        crew=crew,
+        budgets=budgets,
+        draft=folder / ".model.draft" if folder else None,
+    )
+
+
+def patience_of(recipe: Recipe) -> Patience:
+    """How long calls of workers may take."""
+    given = recipe.deadlines
+    return Patience(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
+
+
+def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
+    """What holds for a step."""
+    recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
+    return Terms(
+        groups=recipe.batch.prompts,
+        drops=algorithm.drops,
+        barrier=algorithm.scope == "batch",
+        stages=(*(stage for stage in ("reference",) if stage in algorithm.needs), "train"),
+        slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
+        budgets={cell.name: parts.budgets[cell.devices[0]] for cell in cells if cell.role != "generate"},
+        longest=recipe.engine.max_new_tokens,
+        speeds=speeds,
+    )
+
+
+async def take_step(
+    parts: CrewParts, clock: Clock, *, step: int, speeds: Speeds | None = None
+) -> tuple[Batch, dict[str, float]]:
+    """One step: what it learned from, and the trainer's numbers."""
+    batch = parts.recipe.batch
+    state = Step(parts.plan, terms_of(parts, speeds or Speeds()), spread=parts.lengths.spread)
+    hands = Hands(parts, parts.crew, parts.lengths, clock=clock, step=step)
+    await parts.crew.begin()
+    await Driver(state, hands, now=time.monotonic).run(hands.draw(math.ceil(batch.prompts * batch.oversample)))
+    await parts.crew.settle()
+    parts.lengths.stepped()
+    assert hands.report is not None
+    learned = Batch(
+        scored=hands.all_scored(),
+        accepted=tuple(hands.scored[index].groups[0] for index in hands.accepted),
+        samples=tuple(sample for index in hands.accepted for sample in hands.samples[index]),
+        launched=len(hands.asked),
+        rounds=hands.rounds,
+    )
+    return learned, {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}

@@ -1,0 +1,213 @@
+"""Carries out what the scheduler decides: trajectories, verdicts, scores, credit and gradients, on the cells of a crew.
+
+The scheduler (`stretto.step`) knows a group by its index; here that is a prompt with its attempts. Everything is noted
+once under a group or a trajectory, wherever it was made, and read in launch order, so that nothing of a step's result
+follows from the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.execution.crew import Crew
+from stretto.rewards.score import Scored
+from stretto.rollout.base import Completion, Request
+from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.run import guards
+from stretto.run.clock import Clock
+from stretto.run.learn import credit, value_streams
+from stretto.run.parts import Parts
+from stretto.step.expect import Lengths
+from stretto.step.work import Item, Move, Piece
+from stretto.step.work import Launch as Asked
+from stretto.train.trainer import StepReport
+from stretto.types import Group, Sample, Trajectory, trajectory_key
+
+Key = tuple[str, int, int, int]
+
+
+class Hands:
+    """One step's."""
+
+    def __init__(self, parts: Parts, crew: Crew, lengths: Lengths, *, clock: Clock, step: int) -> None:
+        self.parts, self.crew, self.lengths = parts, crew, lengths
+        self.clock, self.step = clock, step
+        self.asked: list[list[Launch]] = []
+        self.rounds = 0
+        self.place: dict[Item, str] = {}
+        self.waits: dict[Item, set[int]] = defaultdict(set)
+        self.trajectories: dict[Item, Trajectory] = {}
+        self.active: Counter[str] = Counter()
+        self.lanes: dict[str, ExitStack] = {}
+        self.counts: dict[str, dict[str, int]] = {}
+        self.scored: dict[int, Scored] = {}
+        self.streams: dict[str, dict[Key, NDArray[np.float64]]] = {}
+        self.samples: dict[int, tuple[Sample, ...]] = {}
+        self.accepted: tuple[int, ...] = ()
+        self.report: StepReport | None = None
+
+    # Launches ---------------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int) -> list[Asked]:
+        """The next prompts, with how long their answers are expected to be."""
+        self.rounds += 1
+        batch, renderer, found = self.parts.recipe.batch, self.parts.renderer, list[Asked]()
+        for prompt, visit in self.parts.prompts.take(count):
+            attempts = range(batch.samples)
+            self.asked.append([Launch(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
+            context = renderer.open([dict(message) for message in prompt.messages])
+            expected = self.lengths.expected(prompt.id)
+            found.append(Asked(prompt=prompt.id, prompt_tokens=len(context), samples=len(attempts), expected=expected))
+        return found
+
+    def more(self, missing: int) -> Sequence[Asked]:
+        """Another round, while the recipe allows one."""
+        batch = self.parts.recipe.batch
+        if not self.parts.algorithm.drops or self.rounds >= batch.max_rounds:
+            return ()
+        return self.draw(math.ceil(missing * batch.oversample))
+
+    # Trajectories -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, item: Item, cell: str) -> int:
+        """Runs a trajectory; returns its sampled tokens, 0 if it failed."""
+        self.place[item] = cell
+        self._busy(cell, +1)
+        try:
+            return await self._generate(item)
+        finally:
+            self._busy(self.place[item], -1)
+
+    def _busy(self, cell: str, more: int) -> None:
+        """Notes when a lane opens and closes."""
+        self.active[cell] += more
+        if more > 0 and self.active[cell] == more:
+            self.lanes[cell] = ExitStack()
+            piece = self.clock.piece("generate", cell, step=self.step, version=self.crew.version)
+            self.counts[cell] = self.lanes[cell].enter_context(piece)
+        if not self.active[cell]:
+            self.lanes.pop(cell).close()
+
+    async def _generate(self, item: Item) -> int:
+        recipe = self.parts.recipe
+        trajectory = await run_trajectory(
+            self.asked[item[0]][item[1]],
+            model=_Asking(self, item),
+            environment=self.parts.environment,
+            renderer=self.parts.renderer,
+            sampling=self.parts.sampling(temperature=recipe.engine.temperature),
+            outside=Outside(recipe.environment.deadline, waiting=set()),
+        )
+        self.trajectories[item] = trajectory
+        tokens = guards.sampled_tokens(trajectory)
+        self.lengths.saw(trajectory.prompt.id, tokens)
+        counts = self.counts[self.place[item]]
+        counts["tokens"] = counts.get("tokens", 0) + tokens
+        return 0 if trajectory.failure else tokens
+
+    def move(self, move: Move) -> None:
+        """Lets trajectories go on elsewhere."""
+        for item in move.items:
+            self.crew.lanes[self.place[item]].move(self.waits[item], self.crew.lanes[move.target])
+            self._busy(move.target, +1)
+            self._busy(self.place[item], -1)
+            self.place[item] = move.target
+
+    async def verdict(self, index: int) -> Sequence[int]:
+        """Judges a group; returns the attempts to train on."""
+        algorithm = self.parts.algorithm
+        attempts = [self.trajectories[index, attempt] for attempt in range(len(self.asked[index]))]
+        scored = self.scored[index] = await self.parts.score(attempts, min_samples=algorithm.min_samples)
+        if not scored.groups or algorithm.drop(scored.groups[0]):
+            return ()
+        return [trajectory.attempt for trajectory in scored.groups[0].trajectories]
+
+    # Pieces -----------------------------------------------------------------------------------------------------------
+
+    async def piece(self, piece: Piece) -> None:
+        """Scores or trains."""
+        with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.crew.version) as counts:
+            counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
+            await self._piece(piece)
+
+    async def _piece(self, piece: Piece) -> None:
+        if piece.stage == "reference":
+            keyed = [
+                ((*trajectory_key(trajectory), index), conversation)
+                for trajectory in map(self.trajectories.__getitem__, piece.items)
+                for index, conversation in enumerate(trajectory.conversations)
+            ]
+            scores = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
+            found = self.streams.setdefault("reference", {})
+            found.update({key: score for (key, _), score in zip(keyed, scores, strict=True)})
+            return
+        await self.crew.accumulate(piece.cell, [sample for item in piece.items for sample in self._credited(item)])
+
+    def _credited(self, item: Item) -> list[Sample]:
+        """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
+        index, attempt = item
+        if index not in self.samples:
+            together = sorted(self.scored) if self.parts.algorithm.scope == "batch" else [index]
+            groups = {i: self.scored[i].groups[0] for i in together if self._alive(i)}
+            streams = {**self.streams, **value_streams(self.parts, list(groups.values()))}
+            credited = credit(self.parts.algorithm, list(groups.values()), streams)
+            by_prompt: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+            for sample in credited:
+                by_prompt[sample.key[:2]].append(sample)
+            for i, group in groups.items():
+                self.samples[i] = tuple(by_prompt[trajectory_key(group.trajectories[0])[:2]])
+        return [sample for sample in self.samples[index] if sample.key[2] == attempt]
+
+    def _alive(self, index: int) -> bool:
+        """True if a group may be trained on."""
+        groups = self.scored[index].groups
+        return bool(groups) and not self.parts.algorithm.drop(groups[0])
+
+    async def apply(self, groups: Sequence[int]) -> None:
+        """The update, unless too much could not be judged."""
+        launched = sum(map(len, self.asked))
+        guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
+        self.accepted = tuple(groups)
+        self.report = await self.crew.apply()
+
+    async def revive(self, device: str) -> None:
+        """Brings back a device's process that died."""
+        await self.crew.revive(device)
+
+    # What came of it --------------------------------------------------------------------------------------------------
+
+    def all_scored(self) -> Scored:
+        """Every trajectory, judged or failed, in launch order."""
+        scored = [self.scored[index] for index in range(len(self.asked))]
+        groups: tuple[Group, ...] = tuple(group for each in scored for group in each.groups)
+        return Scored(groups=groups, failed=tuple(each for one in scored for each in one.failed))
+
+
+class _Asking:
+    """The model as one trajectory asks it, on whatever cell that is."""
+
+    def __init__(self, hands: Hands, item: Item) -> None:
+        self.hands, self.item = hands, item
+
+    async def ask(self, request: Request) -> Completion:
+        """Waits for the answer."""
+        hands, item = self.hands, self.item
+        hands.waits[item].add(request.key)
+        try:
+            return await hands.crew.lanes[hands.place[item]].ask(request)
+        finally:
+            self.give_up([request.key])
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these answers any more."""
+        hands, item = self.hands, self.item
+        for key in keys:
+            if key in hands.waits[item]:
+                hands.waits[item].discard(key)
+                hands.crew.lanes[hands.place[item]].give_up([key])

@@ -1,0 +1,87 @@
+"""Runs of some steps on one device and on crews, for tests that compare them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from stretto.execution.member import Threads
+from stretto.placement.choose import plan_of
+from stretto.run.clock import Clock
+from stretto.run.crewed import assemble_crew
+from stretto.run.parts import assemble, make_plan
+from stretto.run.take import begin, finish
+
+STEPS = 3
+"""Steps taken."""
+
+
+async def alone(recipe, folder):
+    """Weights and reports after some steps on one device."""
+    parts = assemble(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
+    try:
+        reports = await steps(parts, Clock())
+        return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}, reports
+    finally:
+        await parts.close()
+
+
+async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=None):
+    """Weights, reports and the last step's times after as many on a crew; `hurt` may do things to it before."""
+    plan = plan_of(
+        recipe.placement.model_copy(update={"strategy": strategy}),
+        roles={"generate", "train"} | ({"reference"} if recipe.algorithm.kl.coef else set()),
+        devices=tuple(f"localhost/cpu:{index}" for index in range(devices)),
+    )
+    workers = launcher or Threads()
+    parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=workers)
+    try:
+        clock = Clock(devices=parts.devices)
+        if hurt:
+            hurt(parts.crew)
+        reports = await steps(parts, clock)
+        state = await parts.crew.state()
+        return state["optimizer"]["masters"], reports, clock.metrics()
+    finally:
+        await parts.close()
+
+
+async def steps(parts, clock):
+    """The reports of some steps."""
+    await parts.restored()
+    reports = []
+    for step in range(1, STEPS + 1):
+        clock.begin()
+        reports.append(finish(parts, clock, await begin(parts, clock, step=step), step=step).report)
+    return reports
+
+
+def distance(one, other):
+    """Largest difference of two sets of weights."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+class Dying:
+    """A member whose process is killed at one of its calls."""
+
+    def __init__(self, member, what, number):
+        self.member, self.what, self.left = member, what, number
+
+    async def call(self, what, *arguments):
+        if what == self.what:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(self.member.process, signal.SIGKILL)
+        return await self.member.call(what, *arguments)
+
+    async def close(self):
+        await self.member.close()
+
+
+def dies(device, what, number=2):
+    """Kills the process of a device at its so manieth call of a kind."""
+
+    def hurt(crew):
+        crew.members[device] = Dying(crew.members[device], what, number)
+
+    return hurt

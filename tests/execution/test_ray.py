@@ -1,0 +1,30 @@
+"""Workers in processes of their own: what dies is made again, and nothing is left behind."""
+
+import asyncio
+
+import pytest
+
+from crewed import alone, dies, distance, together
+from running import recipe_in
+from stretto.execution.ray import Processes
+from stretto.execution.reaper import marked
+
+pytestmark = pytest.mark.slow
+
+DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    made = recipe_in(folder, model__dtype="float64", algorithm__kl={"coef": 0.1, "estimator": "k2"})
+    return made, folder, asyncio.run(alone(made, folder))[0]
+
+
+@pytest.mark.parametrize("what", ["generate", "score", "accumulate", "sums", "reduce"])
+def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(what, recipe):
+    made, folder, single = recipe
+    launcher = Processes(DEVICES, seconds=60)
+    weights, *_ = asyncio.run(together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what)))
+    assert distance(single, weights) < 1e-10
+    assert marked(launcher.reaper.mark) == []

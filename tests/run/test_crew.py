@@ -1,0 +1,47 @@
+"""Steps on several cells, in threads of this process: the same weights as on one device, whatever the plan."""
+
+import asyncio
+
+import pytest
+
+from crewed import alone, distance, together
+from running import recipe_in
+
+NUMBERS = ("loss", "grad_norm", "tokens/trained", "kl/reference")
+
+
+@pytest.mark.parametrize("strategy", ["flatten", "interleave", "separate", "elastic"])
+def test_every_strategy_ends_with_the_weights_of_one_device(strategy, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", algorithm__kl={"coef": 0.1, "estimator": "k2"})
+    single, reports = asyncio.run(alone(recipe, tmp_path))
+    weights, crewed, metrics = asyncio.run(together(recipe, tmp_path, strategy))
+    assert distance(single, weights) < 1e-10
+    for name in NUMBERS:
+        assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
+    assert 0 <= metrics["idle"] < 1
+
+
+@pytest.mark.parametrize("name", ["dapo", "reinforce_pp", "rloo", "gspo"])
+@pytest.mark.parametrize("strategy", ["flatten", "elastic"])
+def test_algorithms_that_drop_or_need_the_whole_batch_are_exact_too(name, strategy, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", algorithm={"name": name})
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, strategy, devices=3))
+    assert distance(single, weights) < 1e-10
+
+
+def test_a_cell_without_work_contributes_nothing(tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", batch={"prompts": 1, "samples": 2})
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "flatten", devices=4))
+    assert distance(single, weights) < 1e-10
+
+
+def test_an_adapter_is_trained_on_several_cells(tmp_path):
+    adapter = {"kind": "lora", "rank": 4, "alpha": 8}
+    recipe = recipe_in(
+        tmp_path, model__dtype="float64", model__adapter=adapter, algorithm__kl={"coef": 0.1, "estimator": "k2"}
+    )
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "elastic"))
+    assert distance(single, weights) < 1e-10
