@@ -35,6 +35,8 @@ class Setting:
     """Threads of every side."""
     steps: int
     """Repetitions that count."""
+    turns: int
+    """How often the sides take turns: a machine that slows down for a while must not do it for one side only."""
     batches: tuple[int, ...]
     """Answers that the peer of `step` trains at once, each tried."""
     run: Run
@@ -68,19 +70,25 @@ class Desk:
         self.setting.note(f"{self.case.name}: {side}{'' if batch is None else f', batch {batch}'}: {text}")
         return found
 
-    def measure_each(self, side: str, batches: Sequence[int]) -> tuple[list[Measured], dict[str, str]]:
-        """What a side comes to with each batch that works, and why others did not."""
-        found: list[Measured] = []
+    def measure_in_turns(self, sides: Sequence[tuple[str, int | None]]) -> tuple[list[Measured], dict[str, str]]:
+        """What each of some (side, batch) comes to, best of its turns, and why those that do not work did not."""
+        found: dict[tuple[str, int | None], list[Measured]] = {}
         failed: dict[str, str] = {}
-        for batch in batches:
-            try:
-                found.append(self.measure(side, batch))
-            except StrettoError as error:
-                failed[f"batch {batch}"] = str(error)
-                self.setting.note(str(error))
-        if not found:
+        for _ in range(self.setting.turns):
+            for side, batch in sides:
+                if f"batch {batch}" in failed:
+                    continue
+                try:
+                    found.setdefault((side, batch), []).append(self.measure(side, batch))
+                except StrettoError as error:
+                    if batch is None:
+                        raise
+                    failed[f"batch {batch}"] = str(error)
+                    self.setting.note(str(error))
+        best = [together(found[each]) for each in sides if found.get(each)]
+        if len(failed) == sum(batch is not None for _, batch in sides) > 0:
             raise StrettoError("; ".join(failed.values()))
-        return found, failed
+        return best, failed
 
     def common(self, ours: Measured, peer: Measured) -> Row:
         """What stands beside every figure of the case."""
@@ -107,10 +115,17 @@ class Desk:
         }
 
 
+def together(turns: Sequence[Measured]) -> Measured:
+    """One side's turns: the seconds of all of them, the rest from the fastest, and the most memory of any."""
+    fastest = min(turns, key=lambda turn: turn.best)
+    seconds = tuple(second for turn in turns for second in turn.seconds)
+    return replace(fastest, seconds=seconds, memory=max(turn.memory for turn in turns))
+
+
 def rollout_rows(setting: Setting, case: Case) -> list[Row]:
     """Tokens per second of generation."""
     desk = Desk(setting, case)
-    ours, peer = desk.measure("stretto rollout"), desk.measure("generate rollout")
+    (ours, peer), _ = desk.measure_in_turns([("stretto rollout", None), ("generate rollout", None)])
     equal_work(ours, peer)
     flops = {kind: forward(desk.sizes, Pass(**generate)) for kind, (generate, _) in ours.facts["work"].items()}
     rates = ours.generated / ours.best, peer.generated / peer.best
@@ -125,8 +140,8 @@ def rollout_rows(setting: Setting, case: Case) -> list[Row]:
 def step_rows(setting: Setting, case: Case) -> list[Row]:
     """Seconds of a step, and its peak memory."""
     desk = Desk(setting, case)
-    ours = desk.measure("stretto step")
-    peers, failed = desk.measure_each("trl step", setting.batches)
+    sides = [("stretto step", None), *(("trl step", batch) for batch in setting.batches)]
+    (ours, *peers), failed = desk.measure_in_turns(sides)
     replayed = desk.measure("trl replay", min(setting.batches))
     for peer in peers:
         equal_work(ours, peer)

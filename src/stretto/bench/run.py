@@ -58,6 +58,8 @@ class Wish:
     """Prompts a step; none for the case's."""
     samples: int | None = None
     """Answers per prompt; none for the case's."""
+    turns: int = 2
+    """How often the sides take turns."""
     steps: int = 1
     """Repetitions that count, after one that does not."""
     batches: tuple[int, ...] = (8, 16, 64)
@@ -86,6 +88,7 @@ def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
             folder=Path(folder),
             threads=threads,
             steps=wish.steps,
+                turns=wish.turns,
             batches=wish.batches,
             run=run,
             note=note,

@@ -349,7 +349,7 @@ class Optimizer(Section):
     name: Literal["adamw", "adamw8bit"] = "adamw"
     """AdamW; with adamw8bit its moments take 2 bytes per trained weight, not 8 (bitsandbytes, the extra quant)."""
     lr: NotNegative = 2.0e-4
-    """Peak learning rate; left out, 2e-5 where all weights of a pretrained model are trained."""
+    """Peak learning rate; left out, 1.5e-5 where all weights of a pretrained model are trained."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """Decay of the two moments."""
     weight_decay: NotNegative = 0.0
