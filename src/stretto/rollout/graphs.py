@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 
 from stretto.rollout.batch import Batch
 from stretto.rollout.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks
+from stretto.rollout.packed import PackedSteps, packs
 from stretto.rollout.sampling import draw_from
 from stretto.rollout.steps import Steps, newest, places
 from stretto.train.model import Policy
@@ -40,6 +41,8 @@ def steps_for(policy: Policy, most: int) -> Steps:
     """How to compute decode steps where the policy lives; caches of more than `most` tokens are not kept larger than
     needed."""
     config = policy.network.config.get_text_config()
+    if packs(policy):
+        return PackedSteps(policy)
     if policy.device.type != "cuda" or any(getattr(config, name, None) for name in EXPERTS):
         return Steps(policy)
     return RecordedSteps(policy, most=most, tape=Graph)

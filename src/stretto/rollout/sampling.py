@@ -12,6 +12,8 @@ B sequences, V vocabulary, M blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
@@ -75,10 +77,16 @@ def draw(logits: Tensor, *, keys: Tensor, positions: Tensor, temperatures: Tenso
 
 
 def draw_from(
-    hidden: Tensor, head: Head, *, keys: Tensor, positions: Tensor, temperatures: Tensor
+    hidden: Tensor,
+    head: Head,
+    *,
+    keys: Tensor,
+    positions: Tensor,
+    temperatures: Tensor,
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
 ) -> tuple[Tensor, Tensor]:
     """`draw` from (B, W) states: one product with the head, whose logits are widened some rows at a time."""
-    raw = linear(hidden, head.weight, head.bias)
+    raw = product(hidden, head.weight, head.bias)
     drawn = [
         draw(
             finished_logits(raw[part], head, 1.0),

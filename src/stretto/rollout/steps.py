@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from stretto.rollout.batch import Batch
 from stretto.rollout.cache import DecodeLayout, KeyValueCache, Trunks
@@ -22,6 +23,10 @@ class Steps:
         self.policy = policy
         self.cache, self.trunks = KeyValueCache(), KeyValueCache()
 
+    def product(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """States times a weight."""
+        return linear(states, weight, bias)
+
     def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(n, w) tokens that the keys draw from `batch.hidden`, and their log-probabilities."""
         n, width = batch.hidden.shape[:2]
@@ -31,6 +36,7 @@ class Steps:
             keys=batch.keys.repeat_interleave(width),
             positions=places(batch.positions, width),
             temperatures=batch.temperatures.repeat_interleave(width),
+            product=self.product,
         )
         return tokens.view(n, width), logprobs.view(n, width)
 

@@ -22,6 +22,7 @@ from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, DeadlineError
 from stretto.execution.crew import Crew, Patience
+from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes
 from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
@@ -31,6 +32,7 @@ from stretto.run.gather import Batch
 from stretto.run.hands import Hands
 from stretto.run.parts import Note, Parts, connect, load_task, prepare_base, token_budget
 from stretto.step.drive import Driver
+from stretto.step.pace import Pace
 from stretto.step.state import Step
 from stretto.step.work import Speeds, Terms
 from stretto.train.model import describe
@@ -69,6 +71,8 @@ class CrewParts(Parts):
     """They."""
     budgets: Mapping[str, int]
     """Device -> most tokens in a piece."""
+    pace: Pace
+    """How fast the workers are."""
     draft: Path | None
     """Where a worker writes the model before a checkpoint takes it over; none without a run folder."""
     held: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -191,6 +195,7 @@ async def assemble_crew(
         context=context,
         crew=crew,
         budgets=budgets,
+        pace=Pace(round_seconds=SLICE),
         draft=folder / ".model.draft" if folder else None,
     )
 
@@ -216,17 +221,19 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
     )
 
 
-async def take_step(
-    parts: CrewParts, clock: Clock, *, step: int, speeds: Speeds | None = None
-) -> tuple[Batch, dict[str, float]]:
+async def take_step(parts: CrewParts, clock: Clock, *, step: int) -> tuple[Batch, dict[str, float]]:
     """One step: what it learned from, and the trainer's numbers."""
     batch = parts.recipe.batch
-    state = Step(parts.plan, terms_of(parts, speeds or Speeds()), spread=parts.lengths.spread)
-    hands = Hands(parts, parts.crew, parts.lengths, clock=clock, step=step)
+    hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step)
+    launches = hands.draw(math.ceil(batch.prompts * batch.oversample))
+    context = sum(each.prompt_tokens + each.expected for each in launches) / max(1, len(launches))
+    terms = terms_of(parts, parts.pace.speeds(context=context))
+    state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.begin()
-    await Driver(state, hands, now=time.monotonic).run(hands.draw(math.ceil(batch.prompts * batch.oversample)))
+    await Driver(state, hands, now=time.monotonic).run(launches)
     await parts.crew.settle()
     parts.lengths.stepped()
+    parts.pace.stepped()
     assert hands.report is not None
     learned = Batch(
         scored=hands.all_scored(),

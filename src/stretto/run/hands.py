@@ -24,6 +24,7 @@ from stretto.run.clock import Clock
 from stretto.run.learn import credit, value_streams
 from stretto.run.parts import Parts
 from stretto.step.expect import Lengths
+from stretto.step.pace import Pace
 from stretto.step.work import Item, Move, Piece
 from stretto.step.work import Launch as Asked
 from stretto.train.trainer import StepReport
@@ -35,8 +36,8 @@ Key = tuple[str, int, int, int]
 class Hands:
     """One step's."""
 
-    def __init__(self, parts: Parts, crew: Crew, lengths: Lengths, *, clock: Clock, step: int) -> None:
-        self.parts, self.crew, self.lengths = parts, crew, lengths
+    def __init__(self, parts: Parts, crew: Crew, lengths: Lengths, *, pace: Pace, clock: Clock, step: int) -> None:
+        self.parts, self.crew, self.lengths, self.pace = parts, crew, lengths, pace
         self.clock, self.step = clock, step
         self.asked: list[list[Launch]] = []
         self.rounds = 0
@@ -93,6 +94,9 @@ class Hands:
             self.counts[cell] = self.lanes[cell].enter_context(piece)
         if not self.active[cell]:
             self.lanes.pop(cell).close()
+            seconds, counts = self.clock.spans[-1].seconds, self.counts[cell]
+            if "tokens" in counts:
+                self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"])
 
     async def _generate(self, item: Item) -> int:
         recipe = self.parts.recipe
@@ -109,6 +113,7 @@ class Hands:
         self.lengths.saw(trajectory.prompt.id, tokens)
         counts = self.counts[self.place[item]]
         counts["tokens"] = counts.get("tokens", 0) + tokens
+        counts["longest"] = max(counts.get("longest", 0), tokens)
         return 0 if trajectory.failure else tokens
 
     def move(self, move: Move) -> None:
@@ -135,6 +140,7 @@ class Hands:
         with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.crew.version) as counts:
             counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
             await self._piece(piece)
+        self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens)
 
     async def _piece(self, piece: Piece) -> None:
         if piece.stage == "reference":

@@ -1,0 +1,95 @@
+"""Lanes: requests one by one, answers together, and going on elsewhere with the same noise."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from tiny import scratch_policy
+
+from stretto.errors import CellLost
+from stretto.execution.lane import Lane
+from stretto.rollout.base import Request
+from stretto.rollout.native import NativeEngine
+
+POLICY = scratch_policy()
+
+
+def request(key, length=12):
+    """A request that never stops by itself."""
+    tokens = np.array([1, 5, 6, 7], dtype=np.int64)
+    return Request(key=key, tokens=tokens, max_new_tokens=length, stop=frozenset(), temperature=1.0)
+
+
+class Engine:
+    """An engine behind a lane; `rounds` counts the calls. It decodes a token a round if `slow`."""
+
+    def __init__(self, slow=False):
+        self.native = NativeEngine(POLICY, speculate=False)
+        self.slow, self.rounds = slow, 0
+
+    async def generate(self, new, unwanted, seconds):
+        self.rounds += 1
+        await asyncio.sleep(0)
+        partial = self.native.abort(unwanted)
+        self.native.submit(new)
+        return partial + self.native.step(0.0 if self.slow else seconds)
+
+
+async def answers(lane, requests):
+    return await asyncio.gather(*(lane.ask(each) for each in requests))
+
+
+def test_requests_that_come_together_are_answered_together():
+    engine = Engine()
+    found = asyncio.run(answers(Lane(engine.generate), [request(1), request(2), request(3, length=5)]))
+    assert [len(each.tokens) for each in found] == [12, 12, 5]
+    assert engine.rounds == 2
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 9])
+def test_what_moves_becomes_the_same_answer(rounds):
+    async def moved():
+        first, second = Engine(slow=True), Engine()
+        here, there = Lane(first.generate), Lane(second.generate)
+        asked = asyncio.ensure_future(here.ask(request(7)))
+        while first.rounds < rounds:
+            await asyncio.sleep(0)
+        here.move([7], there)
+        answer = await asked
+        return answer, second.rounds
+
+    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    answer, elsewhere = asyncio.run(moved())
+    assert elsewhere > 0
+    assert answer.tokens.tolist() == whole.tokens.tolist()
+    assert answer.logprobs == pytest.approx(whole.logprobs, abs=1e-12)
+    assert answer.stop == "length"
+
+
+def test_what_nobody_waits_for_is_taken_out():
+    async def given_up():
+        engine = Engine(slow=True)
+        lane = Lane(engine.generate)
+        asked = asyncio.ensure_future(lane.ask(request(7)))
+        other = asyncio.ensure_future(lane.ask(request(8, length=3)))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        lane.give_up([7])
+        await other
+        while lane.serving is not None:
+            await asyncio.sleep(0)
+        return engine
+
+    engine = asyncio.run(given_up())
+    assert engine.native.active == []
+
+
+def test_a_death_reaches_everybody_who_waits():
+    async def dies(new, unwanted, seconds):
+        raise CellLost("localhost/cpu:1", "its process has died")
+
+    async def both():
+        lane = Lane(dies)
+        return await asyncio.gather(lane.ask(request(1)), lane.ask(request(2)), return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(both())] == [CellLost, CellLost]

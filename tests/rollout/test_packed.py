@@ -1,0 +1,77 @@
+"""Ordered weights give what plain ones give, and never those of before an update."""
+
+import numpy as np
+import pytest
+import torch
+
+from stretto.rollout.base import Request
+from stretto.rollout.native import NativeEngine
+from stretto.rollout.packed import PackedSteps, packs
+from stretto.rollout.steps import Steps
+from tiny import scratch_policy
+
+
+def requests(count):
+    """Some prompts, each asked several times."""
+    noise = np.random.default_rng(3)
+    prompts = [noise.integers(5, 15, 6) for _ in range(3)]
+    return [
+        Request(key=key, tokens=prompts[key % 3], max_new_tokens=3 + key % 9, stop=frozenset(), temperature=1.0)
+        for key in range(1, count + 1)
+    ]
+
+
+def sampled(policy, steps, count=11):
+    """Answers by key."""
+    engine = NativeEngine(policy, steps=steps)
+    engine.submit(requests(count))
+    found = {}
+    while len(found) < count:
+        found |= {each.key: each for each in engine.step(10.0)}
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_same_tokens_and_log_probabilities_come_out(dtype):
+    policy = scratch_policy(dtype=dtype, width=32)
+    plain, packed = sampled(policy, Steps(policy)), sampled(policy, PackedSteps(policy))
+    for key, answer in plain.items():
+        assert packed[key].tokens.tolist() == answer.tokens.tolist()
+        assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=1e-6)
+
+
+def test_an_update_is_seen_whoever_makes_it():
+    policy = scratch_policy(dtype="bfloat16", width=32)
+    steps = PackedSteps(policy)
+    before = sampled(policy, steps)
+    with torch.no_grad():
+        for weight in policy.network.parameters():
+            weight.mul_(-1.5)
+    after, fresh = sampled(policy, steps), sampled(policy, Steps(policy))
+    assert {key: each.tokens.tolist() for key, each in after.items()} == {
+        key: each.tokens.tolist() for key, each in fresh.items()
+    }
+    assert any(before[key].tokens.tolist() != each.tokens.tolist() for key, each in after.items())
+
+
+def test_layers_compute_as_ever_for_whoever_trains_them():
+    policy = scratch_policy(dtype="bfloat16", width=32)
+    sampled(policy, PackedSteps(policy))
+    assert all("forward" not in module.__dict__ for module in policy.network.modules())
+
+
+def test_only_what_gains_is_packed():
+    assert packs(scratch_policy(dtype="bfloat16", width=32)) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert not packs(scratch_policy(dtype="float64"))
+    assert not packs(scratch_policy(dtype="float32"))
+
+
+def test_sleep_gives_the_copies_back():
+    policy = scratch_policy(dtype="bfloat16", width=32)
+    steps = PackedSteps(policy)
+    engine = NativeEngine(policy, steps=steps)
+    engine.submit(requests(2))
+    engine.step(10.0)
+    assert steps.ordered
+    engine.sleep(keep=True)
+    assert not steps.ordered
