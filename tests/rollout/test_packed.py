@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from stretto.config.schema import Adapter
 from stretto.rollout.base import Request
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.packed import PackedSteps, packs
@@ -31,9 +32,20 @@ def sampled(policy, steps, count=11):
     return found
 
 
+def with_adapter(dtype):
+    """A policy whose adapter says something."""
+    policy = scratch_policy(dtype=dtype, width=32, adapter=Adapter(rank=4, alpha=8))
+    with torch.no_grad():
+        for name, weight in policy.network.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(generator=torch.Generator().manual_seed(len(name)))
+    return policy
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_same_tokens_and_log_probabilities_come_out(dtype):
-    policy = scratch_policy(dtype=dtype, width=32)
+@pytest.mark.parametrize("make", [lambda dtype: scratch_policy(dtype=dtype, width=32), with_adapter])
+def test_the_same_tokens_and_log_probabilities_come_out(dtype, make):
+    policy = make(dtype)
     plain, packed = sampled(policy, Steps(policy)), sampled(policy, PackedSteps(policy))
     for key, answer in plain.items():
         assert packed[key].tokens.tolist() == answer.tokens.tolist()
@@ -75,3 +87,18 @@ def test_sleep_gives_the_copies_back():
     assert steps.ordered
     engine.sleep(keep=True)
     assert not steps.ordered
+
+
+def test_an_adapter_that_is_switched_off_is_off():
+    policy = with_adapter("float32")
+    steps, plain = PackedSteps(policy), Steps(policy)
+    on = sampled(policy, steps)
+    with policy.without_adapter():
+        off, expected = sampled(policy, steps), sampled(policy, plain)
+    assert {k: a.tokens.tolist() for k, a in off.items()} == {k: a.tokens.tolist() for k, a in expected.items()}
+    assert {k: a.tokens.tolist() for k, a in off.items()} != {k: a.tokens.tolist() for k, a in on.items()}
+
+
+def test_adapted_layers_are_among_those_that_are_packed():
+    steps = PackedSteps(with_adapter("bfloat16"))
+    assert sum("lora" in type(module).__module__ for module in steps.forwards) == 14

@@ -8,12 +8,14 @@ when a weight has changed, which its version counter tells, so none is ever out 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
 
 from stretto.rollout.batch import Batch
@@ -42,7 +44,12 @@ class PackedSteps(Steps):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self.linears = [module for module in policy.network.modules() if type(module) is nn.Linear]
+        self.forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+        for module in policy.network.modules():
+            if type(module) is nn.Linear:
+                self.forwards[module] = partial(self._linear, module)
+            elif type(module) is Adapted and simple(module):
+                self.forwards[module] = partial(self._adapted, module)
         self.ordered: dict[int, Ordered] = {}
 
     def product(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -72,16 +79,34 @@ class PackedSteps(Steps):
     @contextmanager
     def _instead(self) -> Iterator[None]:
         """Lets the linear layers compute that way for a moment; whoever trains them never sees it."""
-        for module in self.linears:
-            module.__dict__["forward"] = partial(self._linear, module)
+        for module, forward in self.forwards.items():
+            module.__dict__["forward"] = forward
         try:
             yield
         finally:
-            for module in self.linears:
+            for module in self.forwards:
                 del module.__dict__["forward"]
 
     def _linear(self, module: nn.Linear, states: Tensor) -> Tensor:
         return self.product(states, module.weight, module.bias)
+
+    def _adapted(self, module: Any, states: Tensor) -> Tensor:
+        """A layer with its adapter, without the questions that PEFT asks each time."""
+        out = self._linear(module.base_layer, states)
+        if module.disable_adapters:
+            return out
+        for name in module.active_adapters:
+            down, up = module.lora_A[name].weight, module.lora_B[name].weight
+            flat = torch.mm(states.reshape(-1, states.shape[-1]), down.t())
+            out = out + torch.mm(flat, up.t()).mul_(module.scaling[name]).view(out.shape)
+        return out
+
+
+def simple(module: Any) -> bool:
+    """True if an adapter does nothing but add its product."""
+    plain = all(type(dropout) is nn.Identity for dropout in module.lora_dropout.values())
+    dtypes = {weight.dtype for weight in module.parameters()}
+    return plain and len(dtypes) == 1 and not module.merged and not module.lora_variant
 
 
 def packs(policy: Policy) -> bool:
