@@ -21,6 +21,7 @@ ARROWS = {
     "report": BASE,
     "placement": BASE,
     "step": {"types", "errors", "placement"},
+    "planner": BASE | {"config.gguf", "config.locate", "placement", "step"},
     "tasks": BASE | {"sandbox"},
     "environments": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
@@ -58,7 +59,19 @@ FILES = {
 }
 """Files with arrows of their own: fewer, or more for the engine that runs on the very modules that are trained."""
 
-TORCH_FREE = ("types", "errors", "config", "tasks", "environments", "rewards", "sandbox", "placement", "step", "report")
+TORCH_FREE = (
+    "types",
+    "errors",
+    "config",
+    "tasks",
+    "environments",
+    "rewards",
+    "sandbox",
+    "placement",
+    "step",
+    "planner",
+    "report",
+)
 TORCH_FREE_FILES = (
     "__init__",
     "algorithms.catalog",

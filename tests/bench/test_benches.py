@@ -211,7 +211,7 @@ def test_a_wish_that_cannot_be_met_is_refused_before_anything_starts(bench, chan
 
 def test_a_bench_that_waits_for_its_part_says_so():
     with pytest.raises(RecipeError, match="not available yet"):
-        find("scaling")
+        find("publish")
 
 
 def test_a_missing_peer_is_named_with_the_command_that_installs_it():

@@ -4,12 +4,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from tiny import scratch_policy
 
 from stretto.errors import CellLost
 from stretto.execution.lane import Lane
 from stretto.rollout.base import Request
 from stretto.rollout.native import NativeEngine
+from tiny import scratch_policy
 
 POLICY = scratch_policy()
 

@@ -50,6 +50,14 @@ class Case:
     """Tokens of every answer; none for the lengths that are drawn."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """What makes the update."""
+    median: float = MEDIAN
+    """Of the lengths that are drawn."""
+    sigma: float = SIGMA
+    """Of their logarithms."""
+    cap: int = CAP
+    """The longest."""
+    reference: bool = False
+    """A KL term asks a reference, which is the adapter switched off."""
     values: int = 0
     """More answers to each prompt, by the reference, from which V* is estimated in every step."""
 
@@ -83,6 +91,20 @@ STUDY = (
     Case(name="astar-po-online", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit", values=5),
 )
 """Of `stretto bench study`."""
+
+WIDE = Case(name="", prompt=43, adapter=True, median=30, sigma=1.0, cap=256)
+"""What several cells work on: a few answers are much longer than the others, as they are in practice."""
+
+STRATEGIES = (
+    replace(WIDE, name="plain-43"),
+    replace(WIDE, name="plain-512", prompt=512),
+    replace(WIDE, name="reference-43", reference=True),
+    replace(WIDE, name="reference-512", prompt=512, reference=True),
+)
+"""Of `stretto bench strategies`."""
+
+SCALING = (replace(WIDE, name="cells-43"), replace(WIDE, name="cells-512", prompt=512))
+"""Of `stretto bench scaling`; prompts are those of one cell."""
 
 STUDY_SECONDS, STUDY_NAME = 15.3, "a published A*PO study, 3B, one H100"
 """Of a step of that study, V* from 5 new answers to each prompt included, as its authors report it."""
@@ -121,8 +143,8 @@ def answer_lengths(case: Case) -> NDArray[np.int64]:
     """(prompts, samples) tokens of each answer, the same for every side and step."""
     if case.answer is not None:
         return np.full((case.prompts, case.samples), case.answer)
-    drawn = np.random.default_rng(SEED).lognormal(np.log(MEDIAN), SIGMA, (case.prompts, case.samples))
-    return drawn.round().clip(1, CAP).astype(np.int64)
+    drawn = np.random.default_rng(SEED).lognormal(np.log(case.median), case.sigma, (case.prompts, case.samples))
+    return drawn.round().clip(1, case.cap).astype(np.int64)
 
 
 def make_prompts(case: Case, tokens_of: Callable[[Sequence[Any]], int], *, rounds: int = 1) -> tuple[Prompt, ...]:

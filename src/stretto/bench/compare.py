@@ -63,11 +63,12 @@ class Desk:
         self.job = replace(self.job, model=self.facts["model"])
         self.sizes = Sizes(**self.facts["sizes"])
 
-    def measure(self, side: str, batch: int | None = None) -> Measured:
+    def measure(self, side: str, batch: int | None = None, *, plans: tuple[str, ...] = ()) -> Measured:
         """What a side comes to, told when it is there."""
-        found = self.setting.run(replace(self.job, side=side, batch=batch))
+        found = self.setting.run(replace(self.job, side=side, batch=batch, plans=plans))
         text = f"{found.best:.2f} s, {found.memory / 2**30:.2f} GB" if found.seconds else "done"
-        self.setting.note(f"{self.case.name}: {side}{'' if batch is None else f', batch {batch}'}: {text}")
+        about = f", batch {batch}" if batch is not None else "".join(f" {name}" for name in plans)
+        self.setting.note(f"{self.case.name}: {side}{about}: {text}")
         return found
 
     def measure_in_turns(self, sides: Sequence[tuple[str, int | None]]) -> tuple[list[Measured], dict[str, str]]:

@@ -26,6 +26,10 @@ SIDES = {
     "stretto step": "stretto.bench.ours:step",
     "stretto rollout": "stretto.bench.ours:rollout",
     "stretto study": "stretto.bench.study:step",
+    "crews in turn": "stretto.bench.cells:in_turn",
+    "crews alone": "stretto.bench.cells:alone",
+    "crews agree": "stretto.bench.cells:agree",
+    "cells in turn": "stretto.bench.cells:cells_in_turn",
     "trl step": "stretto.bench.peer_trl:step",
     "trl replay": "stretto.bench.peer_trl:replay",
     "generate rollout": "stretto.bench.peer_generate:rollout",
@@ -51,6 +55,8 @@ class Job:
     """How often the work is measured, after once that does not count."""
     batch: int | None = None
     """Answers that a peer trains at once, where it asks the user for that number."""
+    plans: tuple[str, ...] = ()
+    """Several cells: the names of the plans that are followed."""
     shape: str | None = None
     """`prepare`: the shape of random weights, instead of a model."""
 
@@ -94,7 +100,7 @@ Run = Callable[[Job], Measured]
 
 def job_from(data: Mapping[str, Any]) -> Job:
     """A job as it was written."""
-    return Job(**{**data, "case": Case(**data["case"])})
+    return Job(**{**data, "case": Case(**data["case"]), "plans": tuple(data["plans"])})
 
 
 def measured_from(data: Mapping[str, Any]) -> Measured:
@@ -106,7 +112,7 @@ def run_apart(job: Job) -> Measured:
     """Has the job done in a fresh process. What that prints goes to a file in the job's folder."""
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = job.side.replace(" ", "-") + (f"-{job.batch}" if job.batch else "")
+    stem = job.side.replace(" ", "-") + (f"-{job.batch}" if job.batch else "") + "".join(f"-{p}" for p in job.plans)
     asked, answer, log = (folder / f"{stem}.{ending}" for ending in ("job.json", "result.json", "log"))
     asked.write_text(json.dumps(asdict(job)))
     answer.unlink(missing_ok=True)

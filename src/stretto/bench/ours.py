@@ -42,13 +42,18 @@ from stretto.weights.publish import publish
 RATE = 1e-6
 """Learning rate: small, so that every repetition does the same work."""
 
-REWARDS = (
-    RewardPart(name="accuracy", kind="numeric", pick="first"),
-    RewardPart(name="length", kind="overlong", longest=CAP, buffer=CAP),
-)
-"""Is the first number right, and how long is the answer: without the second, most groups of an untrained model have no
-contrast, their gradient is 0, and a replay compares nothing."""
 
+def rewards_of(longest: int) -> tuple[RewardPart, ...]:
+    """Is the first number right, and how long is the answer: without the second, most groups of an untrained model have
+    no contrast, their gradient is 0, and a replay compares nothing."""
+    return (
+        RewardPart(name="accuracy", kind="numeric", pick="first"),
+        RewardPart(name="length", kind="overlong", longest=longest, buffer=longest),
+    )
+
+
+REWARDS = rewards_of(CAP)
+"""Of answers as most cases have them."""
 
 MakeStreams = Callable[[LocalParts, Sequence[Asked], Sequence[Group]], Awaitable[Streams]]
 """Makes what an algorithm needs beside rewards."""

@@ -21,7 +21,9 @@ def section(document: Document, *, date: str, command: str) -> str:
         f"{date}, {machine['cpu']}, {machine['threads']} threads of {machine['cores']} cores, "
         f"{machine['memory_gb']} GB, load {machine['load']} before the run, device {' and '.join(devices)}; {versions}."
     )
-    parts = [where, "", f"    {command}", "", *_figures(rows), "", *_beside(rows)]
+    parts = [where, "", f"    {command}", "", *_figures(rows)]
+    for beside in (_beside(rows), _cells(rows), _agreement(rows)):
+        parts += ["", *beside] if beside else []
     if replays := [row for row in rows if "replay" in row]:
         parts += ["", *_replays(replays)]
     if any(row.get("failed") for row in rows):
@@ -70,34 +72,86 @@ def _figures(rows: Sequence[Document]) -> list[str]:
 def _beside(rows: Sequence[Document]) -> list[str]:
     """Work and speed, for the rows that have a time."""
     timed = [row for row in rows if "flops" in row]
-    return table(
-        (
-            "case",
-            "prompt",
-            "tokens generated",
-            "tokens trained",
-            "TFLOP unshared",
-            "TFLOP shared",
-            "GFLOP/s stretto, peer",
-            "matmul GFLOP/s",
-            "share stretto, peer",
-            "divergences per 1,000",
-        ),
-        [
+    return (
+        []
+        if not timed
+        else table(
             (
-                row["case"],
-                str(row["prompt_tokens"]),
-                str(row["tokens_generated"]["stretto"]),
-                str(row.get("tokens_trained", {}).get("stretto", "")),
-                f"{row['flops']['unshared'] / 1e12:.2f}",
-                f"{row['flops']['shared'] / 1e12:.2f}",
-                _pair(row["gflops_per_second"], "{:.0f}"),
-                f"{row['matmul_gflops_per_second']:.0f}",
-                _pair(row["share_of_matmul_rate"], "{:.0%}"),
-                number(row["divergences_per_1000_tokens"]) if "divergences_per_1000_tokens" in row else "",
-            )
-            for row in timed
-        ],
+                "case",
+                "prompt",
+                "tokens generated",
+                "tokens trained",
+                "TFLOP unshared",
+                "TFLOP shared",
+                "GFLOP/s stretto, peer",
+                "matmul GFLOP/s",
+                "share stretto, peer",
+                "divergences per 1,000",
+            ),
+            [
+                (
+                    row["case"],
+                    str(row["prompt_tokens"]),
+                    str(row["tokens_generated"]["stretto"]),
+                    str(row.get("tokens_trained", {}).get("stretto", "")),
+                    f"{row['flops']['unshared'] / 1e12:.2f}",
+                    f"{row['flops']['shared'] / 1e12:.2f}",
+                    _pair(row["gflops_per_second"], "{:.0f}"),
+                    f"{row['matmul_gflops_per_second']:.0f}",
+                    _pair(row["share_of_matmul_rate"], "{:.0%}"),
+                    number(row["divergences_per_1000_tokens"]) if "divergences_per_1000_tokens" in row else "",
+                )
+                for row in timed
+            ],
+        )
+    )
+
+
+def _cells(rows: Sequence[Document]) -> list[str]:
+    """What several cells did, for the rows that are about them."""
+    head = ("case", "idle", "generate, score, train: s on a cell", "start, s", "GB per cell", "gain", "its bound")
+    several = [row for row in rows if "idle" in row]
+    return (
+        []
+        if not several
+        else table(
+            head,
+            [
+                (
+                    row["case"],
+                    f"{row['idle']:.1%}",
+                    ", ".join(number(s) for name, s in row.get("stages", {}).items() if name != "seconds/step"),
+                    number(row["started"]) if "started" in row else "",
+                    ", ".join(f"{gained:.2f}" for gained in row.get("memory_gb", {}).values()),
+                    f"{row['gain']:.1%}" if "gain" in row else "",
+                    f"{row['bound']:.1%}" if "bound" in row else "",
+                )
+                for row in several
+            ],
+        )
+    )
+
+
+def _agreement(rows: Sequence[Document]) -> list[str]:
+    """How far plans are apart, for the rows that compare them."""
+    compared = [row for row in rows if "differences" in row]
+    return (
+        []
+        if not compared
+        else table(
+            ("case", "gradients compared", "relative difference", "answers drawn otherwise", "mean rewards"),
+            [
+                (
+                    row["case"],
+                    pair,
+                    f"{apart:.1e}",
+                    f"{row['other_answers'][pair.rpartition(', ')[2]]} of {row['answers']}",
+                    "; ".join(", ".join(number(r) for r in row["rewards"][name]) for name in pair.split(", ")),
+                )
+                for row in compared
+                for pair, apart in row["differences"].items()
+            ],
+        )
     )
 
 

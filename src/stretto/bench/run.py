@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench import machine
-from stretto.bench.cases import ROLLOUT, STEP, STUDY, Case, choose, enough_prompts, plain_shape
+from stretto.bench.cases import ROLLOUT, SCALING, STEP, STRATEGIES, STUDY, Case, choose, enough_prompts, plain_shape
 from stretto.bench.compare import Note, Row, Setting, rollout_rows, step_rows, study_rows
 from stretto.bench.jobs import Run, run_apart
+from stretto.bench.spread import CELLS, scaling_rows, strategies_rows
 from stretto.errors import RecipeError
 
 
@@ -31,14 +32,20 @@ class Bench:
     """What it needs beside stretto, and the extra of this project that has it."""
     extra: str = "bench"
     """That extra."""
+    cells: int = 0
+    """Workers of one thread each that our side has; 0 where it is one process."""
+    wide: bool = False
+    """True if a step may take the case's prompts once for each of them."""
 
 
 BENCHES = {
     "rollout": Bench(cases=ROLLOUT, rows=rollout_rows),
     "step": Bench(cases=STEP, rows=step_rows, packages=("trl", "datasets")),
     "study": Bench(cases=STUDY, rows=study_rows, packages=("bitsandbytes",), extra="quant"),
+    "strategies": Bench(cases=STRATEGIES, rows=strategies_rows, packages=("ray",), extra="ray", cells=CELLS),
+    "scaling": Bench(cases=SCALING, rows=scaling_rows, packages=("ray",), extra="ray", cells=CELLS, wide=True),
 }
-WAITING = ("publish", "strategies", "scaling")
+WAITING = ("publish",)
 """Benches of parts that are not there yet."""
 
 
@@ -72,15 +79,17 @@ def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
     """The document. Raises a RecipeError before anything starts if the wish cannot be met."""
     bench = find(wish.bench)
     cases = choose(bench.cases, wish.cases, prompts=wish.prompts, samples=wish.samples)
-    enough_prompts(prompts=max(case.prompts for case in cases), steps=wish.steps)
+    enough_prompts(prompts=max(case.prompts for case in cases) * (bench.cells if bench.wide else 1), steps=wish.steps)
     if wish.shape is not None:
         plain_shape(wish.shape)
     if run is run_apart:
         require(bench.packages, bench.extra)
     if wish.bench == "step":
         _groups_in_batches(wish, cases[0])
-    threads = wish.threads or machine.threads()
-    about = machine.describe(threads=threads)  # first, so that `load` is not our own
+    if bench.cells and wish.threads not in (None, 1):
+        raise RecipeError.of("--threads", f"each of the {bench.cells} cells of this bench has one", "leave it out")
+    threads = 1 if bench.cells else wish.threads or machine.threads()
+    about = machine.describe(threads=bench.cells or threads)  # first, so that `load` is not our own
     with tempfile.TemporaryDirectory(prefix="stretto-bench-") as folder:
         setting = Setting(
             model=wish.model,
@@ -88,7 +97,7 @@ def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
             folder=Path(folder),
             threads=threads,
             steps=wish.steps,
-                turns=wish.turns,
+            turns=wish.turns,
             batches=wish.batches,
             run=run,
             note=note,

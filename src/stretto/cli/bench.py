@@ -16,7 +16,7 @@ from stretto.config.schema import Model
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="rollout|step|study", help="What to measure.")],
+    name: Annotated[str, typer.Argument(metavar="rollout|step|study|strategies|scaling", help="What to measure.")],
     case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
     turns: Annotated[int, typer.Option(min=1, help="How often the sides take turns, each time in a new process.")] = 2,

@@ -18,6 +18,7 @@ from stretto.cli.bench import bench
 from stretto.cli.check import check
 from stretto.cli.doctor import doctor
 from stretto.cli.evaluate import evaluate
+from stretto.cli.plan import plan
 from stretto.cli.train import resume, train
 from stretto.cli.value import value
 from stretto.errors import StrettoError
@@ -33,6 +34,7 @@ app.command()(train)
 app.command()(resume)
 app.command(name="eval")(evaluate)
 app.command()(check)
+app.command()(plan)
 app.command()(doctor)
 app.command()(value)
 app.command()(bench)
@@ -53,6 +55,7 @@ JSON_KEYS = {
     ),
     "bench": ("bench", "machine", "rows"),
     "doctor": ("checks",),
+    "plan": ("plans", "rejected", "assumed"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""

@@ -37,6 +37,11 @@ def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool, training
     return recipe
 
 
+def recipe_to_plan(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """The resolved recipe for commands that run nothing: what can be priced may be asked for, and no data is read."""
+    return checked_recipe(path, changes, root=folder_of(path), probes=PROBES, planning=True)
+
+
 def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
     """Raises a RecipeError with every problem of the second tier; `training` is as in `open_recipe`."""
     from stretto.run.inspect import deep_problems

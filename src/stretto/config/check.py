@@ -62,13 +62,26 @@ RULES: tuple[Rule, ...] = (
 )
 """In the order in which their problems are listed."""
 
+PRICED: tuple[Rule, ...] = tuple(
+    rule
+    for rule in RULES
+    if rule.__module__ not in (place.__name__, task.__name__) and rule is not limits.narrow_moments_are_possible
+)
+"""Those that hold where nothing is run either: no data, no files and no packages are asked for."""
+
 MOST_ROWS = 1000
 """Rows of data that are read at most; enough to see whether holding some out leaves any."""
 
 
-def check(recipe: Recipe, *, root: Path, probes: Probes) -> list[Problem]:
-    """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first."""
+def check(recipe: Recipe, *, root: Path, probes: Probes, planning: bool = False) -> list[Problem]:
+    """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first.
+
+    `planning` is as in `Scene`: only what holds without running anything is asked.
+    """
     recipe = resolve(recipe)
+    if planning:
+        scene = Scene(root=root, probes=probes, prompts=(), complete=False, planning=True)
+        return [problem for rule in PRICED for problem in rule(recipe, scene)]
     rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
     prompts, problems, complete = probes.task(recipe.task, root, rows)
     scene = Scene(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
@@ -76,7 +89,7 @@ def check(recipe: Recipe, *, root: Path, probes: Probes) -> list[Problem]:
 
 
 def examine(
-    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes, planning: bool = False
 ) -> tuple[Recipe | None, tuple[Problem, ...]]:
     """A recipe file, resolved, with everything the first tier finds in it.
 
@@ -86,14 +99,16 @@ def examine(
     reading = read_recipe(path, changes)
     if reading.recipe is None:
         return None, reading.problems
-    found = check(reading.recipe, root=root, probes=probes)
+    found = check(reading.recipe, root=root, probes=probes, planning=planning)
     sound = [problem for problem in found if not _leans_on(problem, reading.doubtful)]
     return resolve(reading.recipe), (*reading.problems, *sound)
 
 
-def checked_recipe(path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes) -> Recipe:
+def checked_recipe(
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes, planning: bool = False
+) -> Recipe:
     """The resolved recipe of a file; raises a RecipeError with everything that the first tier finds wrong with it."""
-    recipe, problems = examine(path, changes, root=root, probes=probes)
+    recipe, problems = examine(path, changes, root=root, probes=probes, planning=planning)
     if problems or recipe is None:
         raise RecipeError(*problems)
     return recipe

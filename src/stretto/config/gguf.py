@@ -105,6 +105,27 @@ def read_header(path: Path) -> Header:
     return Header(architecture=architecture, context=context if isinstance(context, int) else None)
 
 
+def read_sizes(path: Path) -> dict[str, int]:
+    """The whole numbers that describe the model, without the architecture in their names, and its vocabulary.
+
+    Raises ValueError or OSError where the file is not what it should be.
+    """
+    sizes: dict[str, int] = {}
+    with open(path, "rb") as file:
+        reader = _Reader(file, os.fstat(file.fileno()).st_size)
+        _, keys = reader.begin()
+        for _ in range(keys):
+            name, kind = reader.text(), int(reader.number("I"))
+            if name == "tokenizer.ggml.tokens" and kind == LIST:
+                reader.number("I")
+                sizes.setdefault("vocab_size", reader.count())
+                break
+            value = reader.value(kind)
+            if isinstance(value, int) and not name.startswith(("general.", "tokenizer.")):
+                sizes[name.partition(".")[2]] = value
+    return sizes
+
+
 def count_parameters(path: Path) -> int:
     """Numbers in all tensors, whatever they are stored as; walks the vocabulary, which takes a moment."""
     total = 0

@@ -7,6 +7,7 @@ weights round, the proof that all hold the same) is here; what runs when is the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ from stretto.train.meter import together
 from stretto.train.trainer import StepReport
 from stretto.types import Conversation, Receipt, Sample, Weights
 from stretto.weights.publish import prove
+
+HURRY = 5.0
+"""Seconds for the last checkpoint of a run that ends because a worker has fallen silent."""
+
+EPOCHS = itertools.count(1)
+"""Numbers of meetings; never the same one twice, because crews may share workers and their store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +59,9 @@ class Crew:
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
         self.members: dict[str, Member] = {}
         self.lanes: dict[str, Lane] = {}
-        self.epoch = 0
         self.version = 0
         self.applying = False
+        self.silent: set[str] = set()
         self.last = time.monotonic()
 
     @property
@@ -77,7 +84,7 @@ class Crew:
         for cell in self.plan.cells:
             if cell.role == "generate":
                 self.lanes[cell.name] = Lane(self._caller(cell.name))
-        await self._meet()
+        await self.meet()
 
     async def _launch(self, device: str) -> Member:
         async with self._deadline("start", device, self.patience.start):
@@ -163,16 +170,16 @@ class Crew:
         self.members[device] = await self._launch(device)
         state = await self.call(living[0], "state", seconds=self.patience.train)
         await self.call(device, "restore", state, seconds=self.patience.train)
-        await self._meet()
+        await self.meet()
 
-    async def _meet(self) -> None:
+    async def meet(self) -> None:
         """Everybody meets anew, under the name of the next epoch."""
-        self.epoch += 1
+        epoch = next(EPOCHS)
         for kind, devices in (("train", self.trainers), ("hold", self.holders)):
             meetings = [
                 Meeting(
                     store=self.launcher.store(),
-                    name=f"{kind}-{self.epoch}",
+                    name=f"{kind}-{epoch}",
                     rank=rank,
                     size=len(devices),
                     seconds=self.patience.train,
@@ -188,7 +195,7 @@ class Crew:
 
     async def state(self) -> Mapping[str, Any]:
         """What the next step depends on; every training cell has the same."""
-        state: Mapping[str, Any] = await self.call(self.trainers[0], "state", seconds=self.patience.train)
+        state: Mapping[str, Any] = await self._one("state")
         return state
 
     async def restore(self, state: Mapping[str, Any]) -> None:
@@ -198,7 +205,15 @@ class Crew:
 
     async def save(self, folder: Path) -> None:
         """Writes the policy for others."""
-        await self.call(self.trainers[0], "save", folder, seconds=self.patience.train)
+        await self._one("save", folder)
+
+    async def _one(self, what: str, *arguments: Any) -> Any:
+        """A call of one that trains, and has not fallen silent."""
+        answering = [device for device in self.trainers if device not in self.silent]
+        if not answering:
+            raise TrainingError(f"none of the workers that train answers: {', '.join(self.trainers)}")
+        seconds = min(self.patience.train, HURRY) if self.silent else self.patience.train
+        return await self.call(answering[0], what, *arguments, seconds=seconds)
 
     async def close(self) -> None:
         """Leaves no process behind."""
@@ -223,6 +238,7 @@ class _Deadline:
         except TimeoutError as late:
             if not self.limit.expired():
                 raise
+            self.crew.silent.add(self.device)
             quiet = time.monotonic() - self.crew.last
             raise DeadlineError(
                 f"{self.device}: {self.stage} has not answered for {self.seconds:g} s; the last answer of any worker "

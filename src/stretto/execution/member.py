@@ -108,7 +108,7 @@ class Threads:
         """Nothing but threads was started, and each ends with its member."""
 
 
-def processes(devices: Sequence[str], *, seconds: float) -> Launcher:
+def processes(devices: Sequence[str], *, seconds: float, make: Callable[[Assignment], Worker] = Worker) -> Launcher:
     """Workers in processes of their own, on this host or many."""
     if importlib.util.find_spec("ray") is None:
         raise RecipeError.of(
@@ -116,4 +116,4 @@ def processes(devices: Sequence[str], *, seconds: float) -> Launcher:
         )
     from stretto.execution.ray import Processes
 
-    return Processes(devices, seconds=seconds)
+    return Processes(devices, seconds=seconds, make=make)

@@ -86,9 +86,13 @@ class Worker:
         self.reference = self._load(device) if own else None
         if self.reference is not None:
             self.reference.network.requires_grad_(False)
-        section = recipe.engine
-        self.engine: Engine = NativeEngine(self.policy, memory_share=section.memory_share, speculate=section.speculate)
+        self.engine = self.make_engine()
         self.groups: dict[str, Group] = {}
+
+    def make_engine(self) -> Engine:
+        """What generates with the policy."""
+        section = self.assignment.recipe.engine
+        return NativeEngine(self.policy, memory_share=section.memory_share, speculate=section.speculate)
 
     def _load(self, device: torch.device) -> Policy:
         made, recipe = self.assignment, self.assignment.recipe

@@ -56,6 +56,29 @@ def narrow(size: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A tick of decoding for a number of sequences: everything that does not depend on how long they are."""
+
+    weights: float
+    """Bytes of weights that one rank reads."""
+    bandwidth: float
+    """Of its memory, bytes/s."""
+    share: float
+    """Of that, what decoding reaches."""
+    products: float
+    """Seconds of products, which hide behind reading or hide it."""
+    fixed: float
+    """Seconds that it takes however small it is."""
+    messages: float
+    """Seconds of messages between ranks."""
+
+    def seconds(self, cache: float) -> float:
+        """The tick, with so many bytes of caches to read on each rank."""
+        read = (self.weights + cache) / self.bandwidth
+        return self.fixed + max(read / self.share, self.products) + self.messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The time model with its constants."""
 
@@ -112,12 +135,20 @@ class Costs:
         return self.rates.skew if site.mesh.ep > 1 else 1.0
 
     def gathers(self, shape: ModelShape, site: Site, precision: Precision) -> float:
-        """Gathering a cell's sharded weights once, for one forward or backward (ZeRO stage 3, Rajbhandari 2020)."""
+        """Gathering a cell's sharded weights once, for one forward or backward (ZeRO stage 3, Rajbhandari 2020).
+
+        Experts that are spread over ranks are gathered among their own copies only.
+        """
         mesh = site.mesh
         if mesh.zero < 3 or mesh.sharding == 1:
             return 0.0
         wires = Wires.between(site, mesh.sharding, stride=mesh.tp, rates=self.rates)
-        return wires.all_gather(BYTES[precision] * shape.params / mesh.model)
+        if mesh.ep == 1 or not shape.routed_params:
+            return wires.all_gather(BYTES[precision] * shape.params / mesh.model)
+        apart = Wires.between(site, mesh.expert_copies, stride=mesh.ep * mesh.pp, rates=self.rates)
+        seconds = wires.all_gather(BYTES[precision] * (shape.params - shape.routed_params) / mesh.model)
+        routed = BYTES[precision] * shape.routed_params / (mesh.pp * mesh.ep)
+        return seconds + (apart.all_gather(routed) if mesh.expert_copies > 1 else 0.0)
 
     def forward(
         self, shape: ModelShape, site: Site, load: Load, *, precision: Precision = "bfloat16", budget: float = 0.0
@@ -145,15 +176,31 @@ class Costs:
         A backward costs two forwards, one where weights are frozen (their gradient is left out), plus one forward
         where activations are recomputed (Chen et al. 2016). Messages run with each.
         """
-        passes = (2.0 if adapter else 3.0) + recompute
         portion = load.part(1 / updates)
-        micro = self.micro_batches(site, portion, budget)
-        alone = self.compute(shape, site, portion, adapter=adapter, precision=precision)
-        alone *= self.uneven(site, portion)
-        messages = self.messages(shape, site, portion, micro) * (2 + recompute)
-        gathers = micro * self.gathers(shape, site, precision) * 3
-        each = max((passes * alone + messages) * self.bubble(site, micro), gathers)
+        each = self.accumulate(
+            shape, site, portion, adapter=adapter, recompute=recompute, precision=precision, budget=budget
+        )
         return updates * (each + self.update(shape, site, adapter=adapter))
+
+    def accumulate(
+        self,
+        shape: ModelShape,
+        site: Site,
+        load: Load,
+        *,
+        adapter: int = 0,
+        recompute: bool = False,
+        precision: Precision = "bfloat16",
+        budget: float = 0.0,
+    ) -> float:
+        """The forwards and backwards of `train`, without an update."""
+        passes = (2.0 if adapter else 3.0) + recompute
+        micro = self.micro_batches(site, load, budget)
+        alone = self.compute(shape, site, load, adapter=adapter, precision=precision)
+        alone *= self.uneven(site, load)
+        messages = self.messages(shape, site, load, micro) * (2 + recompute)
+        gathers = micro * self.gathers(shape, site, precision) * 3
+        return max((passes * alone + messages) * self.bubble(site, micro), gathers)
 
     def update(self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1) -> float:
         """One reduction of gradients over the copies, in this and `cells` - 1 equal cells, and one step of Adam.
@@ -241,17 +288,28 @@ class Costs:
         scheduling and sampling cost however small the batch is, plus two all-reduces per layer. `batch` is spread over
         the data parallel ranks of the lane; with pipeline stages that many groups take turns.
         """
+        own = batch / (site.mesh.dp * site.mesh.pp)
+        cache = own * self.cache_bytes(shape, site, context, precision)
+        return self.decoding(shape, site, batch, precision=precision).seconds(cache)
+
+    def decoding(self, shape: ModelShape, site: Site, batch: float, *, precision: Precision = "bfloat16") -> Decoding:
+        """What a tick of so many sequences takes, but for reading their caches."""
         mesh = site.mesh
         own = batch / (mesh.dp * mesh.pp)
-        cache = own * self.cache_bytes(shape, site, context, precision)
-        read = (self.weight_bytes(shape, site, batch / mesh.pp, precision) + cache) / site.device.bandwidth
         gain = self.rates.fp8_gain if precision == "fp8" else 1.0
         ceiling = site.device.matmul * self.rates.matmul_share * gain
         products = 2 * shape.active_params * own / mesh.tp / ceiling
         fixed = self.rates.tick + self.rates.tick_layer * shape.layers + self.rates.tick_request * own
         moved = Load(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
         messages = self.messages(shape, site, moved, 1.0) * mesh.pp
-        return fixed + max(read / self.rates.decode_share, products) + messages
+        return Decoding(
+            weights=self.weight_bytes(shape, site, batch / mesh.pp, precision),
+            bandwidth=site.device.bandwidth,
+            share=self.rates.decode_share,
+            products=products,
+            fixed=fixed,
+            messages=messages,
+        )
 
     def publish(
         self, shape: ModelShape, receiver: Site, *, adapter: int = 0, precision: Precision = "bfloat16"

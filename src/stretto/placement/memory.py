@@ -59,7 +59,12 @@ class Held:
     @property
     def total(self) -> float:
         """All of it."""
-        return math.fsum(getattr(self, item.name) for item in fields(self))
+        return math.fsum(
+            (
+                *(self.weights, self.gradients, self.optimizer, self.activations),
+                *(self.head, self.gathered, self.cache, self.context),
+            )
+        )
 
     @property
     def states(self) -> float:
@@ -72,7 +77,16 @@ class Held:
         return max((item.name for item in fields(self)), key=lambda name: getattr(self, name))
 
     def __add__(self, other: Held) -> Held:
-        return Held(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
+        return Held(
+            weights=self.weights + other.weights,
+            gradients=self.gradients + other.gradients,
+            optimizer=self.optimizer + other.optimizer,
+            activations=self.activations + other.activations,
+            head=self.head + other.head,
+            gathered=self.gathered + other.gathered,
+            cache=self.cache + other.cache,
+            context=self.context + other.context,
+        )
 
 
 def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
@@ -147,11 +161,20 @@ def head(shape: ModelShape, site: Site, tokens: float, *, chunked: bool = True) 
 
 
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
-    """Working set of sharded weights: the unit at work and the next; with its fp32 gradient and a copy to scatter."""
-    if site.mesh.zero < 3:
+    """Working set of sharded weights: the unit at work and the next; with its fp32 gradient and a copy to scatter.
+
+    Of experts that are spread over ranks only a rank's own are gathered, and only where they have copies.
+    """
+    mesh = site.mesh
+    if mesh.zero < 3:
         return 0.0
-    cast = UNIT_BYTES if site.mesh.sharding > 1 else UNIT_BYTES / 2  # alone, nothing is in flight
-    return (cast + (8.0 if trained else 0.0)) * shape.largest_unit / site.mesh.model
+    cast = UNIT_BYTES if mesh.sharding > 1 else UNIT_BYTES / 2  # alone, nothing is in flight
+    unit = shape.largest_unit / mesh.model
+    if mesh.ep > 1 and shape.routed_params:
+        common = max(shape.common_params / shape.layers, shape.embedding_params) / mesh.model
+        routed = shape.routed_params / shape.moe_layers / (mesh.pp * mesh.ep)
+        unit = common + (routed if mesh.expert_copies > 1 else 0.0)
+    return (cast + (8.0 if trained else 0.0)) * unit
 
 
 def training(

@@ -59,6 +59,8 @@ class Layout:
     """Roles that read the trainer's own tensors where they lie on its device; the others hold weights of their own."""
     width: Mapping[str, int] = field(default_factory=dict)
     """Role -> devices of one of its cells; 1 where not said."""
+    degrees: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Role -> how such a cell divides its model; where not said, all of its devices hold a shard (`dp_shard`)."""
     engine: str = "native"
     """What generates."""
     staleness: int = 0
@@ -148,7 +150,7 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
                 name=role if len(groups) == 1 else f"{role}-{index}",
                 role=role,
                 devices=group,
-                mesh={"dp_shard": width, "tp": 1, "pp": 1, "ep": 1},
+                mesh={"dp_shard": width, "tp": 1, "pp": 1, "ep": 1, **layout.degrees.get(role, {})},
                 engine=layout.engine if role == "generate" else None,
             )
             for index, group in enumerate(groups)
@@ -167,9 +169,10 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
 
 
 def with_weights(cell: Cell, cells: Sequence[Cell]) -> Cell:
-    """Where a cell's weights come from, if it need not hold its own."""
+    """Where a cell's weights come from, if it need not hold its own: values are the critic's, all else the policy's."""
+    update = "fit" if cell.role == "value" else "train"
     for trainer in cells:
-        if trainer.role == "train" and set(cell.devices) <= set(trainer.devices):
+        if trainer.role == update and set(cell.devices) <= set(trainer.devices):
             same = len(trainer.devices) == 1
             return replace(cell, weights=f"{'shared' if same else 'gather'}:{trainer.name}")
     return cell

@@ -1,8 +1,8 @@
 """How fast cells are, learned from the steps before: what the scheduler weighs tails with.
 
-A lane that decoded c trajectories at a time took the sum of its decode steps, and a decode step of c takes a + b (c - 1).
-Over a lane that is a x (its longest answer) + b x (all its tokens - its longest answer), so lanes of several steps give a
-and b by least squares. Nothing of a step's result depends on these numbers.
+A lane that decoded c trajectories at a time took the sum of its decode steps, and a decode step of c takes
+a + b (c - 1). Over a lane that is a x (its longest answer) + b x (all its tokens - its longest answer), so lanes of
+several steps give a and b by least squares. Nothing of a step's result depends on these numbers.
 """
 
 from __future__ import annotations

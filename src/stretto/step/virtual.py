@@ -87,6 +87,8 @@ class _Lane:
     """Generated since then."""
     groups: set[int] = field(default_factory=set)
     """That it worked on since then."""
+    most: float = 0.0
+    """Most tokens that its trajectories held at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ class Simulated:
     """The groups it trained on."""
     moved: int
     """Trajectories that went on elsewhere."""
+    contexts: Mapping[str, float]
+    """Generate cell -> most tokens that its trajectories held at once, a shared prompt counted for each."""
 
 
 class Simulation:
@@ -141,7 +145,11 @@ class Simulation:
         if self.over is None:
             raise RuntimeError("the step came to a stand: nothing runs, and it is not finished")
         return Simulated(
-            seconds=self.over, stretches=tuple(self.stretches), accepted=self.step.accepted, moved=self.moved
+            seconds=self.over,
+            stretches=tuple(self.stretches),
+            accepted=self.step.accepted,
+            moved=self.moved,
+            contexts={cell: lane.most for cell, lane in self.lanes.items()},
         )
 
     def _at(self, when: float, event: Callable[[], None]) -> int:
@@ -196,6 +204,7 @@ class Simulation:
         source, target = self.lanes[move.source], self.lanes[move.target]
         self._pass(source)
         self._pass(target)
+        source.most = max(source.most, source.base + len(source.begun) * source.ticks)
         done = {item: max(0.0, source.ticks - self._exit(source, item)) for item in move.items}
         source.ends = [entry for entry in source.ends if entry[1] in source.begun]
         heapq.heapify(source.ends)
@@ -245,6 +254,7 @@ class Simulation:
         if lane.alarm != alarm:
             return
         lane.ticks, lane.clock = lane.ends[0][0], self.now
+        lane.most = max(lane.most, lane.base + len(lane.begun) * lane.ticks)  # contexts only grow until one ends
         while lane.ends and lane.ends[0][0] <= lane.ticks + 1e-6:
             _, item = heapq.heappop(lane.ends)
             self._exit(lane, item)

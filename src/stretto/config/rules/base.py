@@ -41,6 +41,8 @@ class Scene:
     """The first prompts of the task; none where they cannot be read, which is a problem of its own."""
     complete: bool
     """True if these are all prompts that there are."""
+    planning: bool = False
+    """True if nothing is to be run, so that what can only be priced is allowed, and no prompts were read."""
 
 
 Rule = Callable[[Recipe, Scene], Iterable[Problem]]

@@ -1,6 +1,7 @@
 """What the recipe format has a name for, and this version does not do. It is refused, never accepted in silence.
 
-Most rules are rows of a table: a key and the values that work. A row goes when the part that it waits for arrives.
+Most rules are rows of a table: a key and the values that work. A row goes when the part that it waits for arrives. Some
+of it can be planned with before: where things would lie and how long they would take follows from numbers.
 """
 
 from __future__ import annotations
@@ -28,25 +29,28 @@ class Only:
     """Why others do not, with {value} for the one given."""
     fix: str
     """What to do."""
+    planned: bool = False
+    """True if other values can be planned with, though not run."""
 
 
 NOT_YET = "{value} is not available yet"
 ABSENT = "what this key asks for is not available yet"
 
 ONLY = (
-    Only(field="model.quantize", values=("none",), reason=NOT_YET, fix="use none"),
+    Only(field="model.quantize", values=("none",), reason=NOT_YET, fix="use none", planned=True),
     Only(
         field="model.dtype",
         values=("bfloat16", "float32", "float64"),
         reason="float16 needs loss scaling, which is not available yet",
         fix="use bfloat16, which has the range of float32",
+        planned=True,
     ),
-    Only(field="model.shape", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="roles.critic", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    Only(field="roles.critic", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
-    Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native"),
+    Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
     Only(
         field="engine.top_p",
         values=(1.0,),
@@ -55,8 +59,8 @@ ONLY = (
     ),
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0"),
-    Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out"),
+    Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0", planned=True),
+    Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(
         field="deadlines.environment",
         values=(60.0,),
@@ -70,13 +74,14 @@ def keys_wait_for_their_part(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """Every row of the table."""
     for row in ONLY:
         value = value_of(recipe, row.field)
-        if value not in row.values:
+        if value not in row.values and not (scene.planning and row.planned):
             yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
 
 
 def algorithm_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """Names of the catalog, less what nobody can serve."""
-    name, unserved = recipe.algorithm.name, [facts.name for facts in CATALOG.values() if "values" in facts.needs]
+    name = recipe.algorithm.name
+    unserved = [] if scene.planning else [facts.name for facts in CATALOG.values() if "values" in facts.needs]
     if name in CATALOG and name not in unserved:
         return
     known = ", ".join(name for name in CATALOG if name not in unserved)
@@ -102,7 +107,7 @@ def environment_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 
 def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """Another model as reference has to be loaded beside the policy."""
-    if isinstance(recipe.roles.reference, RoleModel):
+    if isinstance(recipe.roles.reference, RoleModel) and not scene.planning:
         yield Problem(
             field="roles.reference",
             reason="a reference other than the model as it was before training is not available yet",
@@ -113,7 +118,8 @@ def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 def one_update_on_several(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """Several updates are made on one device only."""
     section = recipe.placement
-    if recipe.batch.updates > 1 and (section.cells or section.cluster not in ("auto", "1xcpu", "1xgpu")):
+    several = section.cells or section.cluster not in ("auto", "1xcpu", "1xgpu")
+    if recipe.batch.updates > 1 and several and not scene.planning:
         reason = f"{recipe.batch.updates} updates a step on several devices are not available yet"
         yield Problem(field="batch.updates", reason=reason, fix="use 1, or placement.cluster: auto")
 

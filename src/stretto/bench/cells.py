@@ -1,0 +1,185 @@
+"""What is measured on several cells: plans in turn, one plan alone, one cell beside two, and whether all agree.
+
+Plans take turns step by step on the same workers, so that a slow moment of the machine meets all of them. Only memory
+and starting are measured with workers that serve one plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto import __version__
+from stretto.bench.crews import DEVICES, Crews, Did, Launch, Shared, launched, said_in
+from stretto.bench.jobs import Job, Measured
+from stretto.bench.ours import RATE
+from stretto.bench.prepare import Asked, read_prompts
+from stretto.bench.told import Said
+
+MOVING = 1e-3
+"""Learning rate where weights must move before gradients are compared: a fresh adapter equals the reference."""
+
+Taken = TypeVar("Taken")
+
+
+def in_turn(job: Job, *, launch: Launch = launched) -> Measured:
+    """Steps of every plan in turn, over the same prompts; the first round does not count."""
+    rounds = read_prompts(job)
+
+    async def steps(crews: Crews) -> dict[str, list[Did]]:
+        taken: dict[str, list[Did]] = {name: [] for name in job.plans}
+        for number, asked in enumerate(rounds):
+            for name in turned(job.plans, number):
+                await crews.ready(name, asked, {})
+                taken[name].append(await crews.step(name))
+        return taken
+
+    taken, _ = asyncio.run(together(job, steps, launch))
+    return times(job, {name: all_of[1:] for name, all_of in taken.items()})
+
+
+def cells_in_turn(job: Job, *, launch: Launch = launched) -> Measured:
+    """A step of one cell, of two apart, and of two together: with as much work for each (weak) and in all (strong)."""
+    rounds = read_prompts(job)
+    pairs = list(zip(rounds[::2], rounds[1::2], strict=True))
+    several = [name for name in job.plans if name not in ("one", "other")]
+    kinds = ["one", "apart", *(f"{name} {kind}" for name in several for kind in ("weak", "strong"))]
+
+    async def step(crews: Crews, kind: str, mine: Sequence[Asked], theirs: Sequence[Asked]) -> Did:
+        if kind == "apart":
+            await crews.ready("one", mine, {})
+            await crews.ready("other", theirs, {})
+            one, other = await asyncio.gather(crews.step("one"), crews.step("other"))
+            return replace(one, seconds=(one.seconds + other.seconds) / 2)
+        name, _, size = kind.partition(" ")
+        await crews.ready(name, [*mine, *theirs] if size == "weak" else mine, {})
+        return await crews.step(name)
+
+    async def steps(crews: Crews) -> dict[str, list[Did]]:
+        taken: dict[str, list[Did]] = {kind: [] for kind in kinds}
+        for number, (mine, theirs) in enumerate(pairs):
+            for kind in turned(kinds, number):
+                taken[kind].append(await step(crews, kind, mine, theirs))
+        return taken
+
+    taken, _ = asyncio.run(together(job, steps, launch))
+    return times(job, {kind: all_of[1:] for kind, all_of in taken.items()})
+
+
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """The names from another one on each time, so that none always comes first."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def times(job: Job, taken: Mapping[str, Sequence[Did]]) -> Measured:
+    """What the steps of each plan took."""
+    first = next(iter(taken.values()))
+    return Measured(
+        name=f"stretto {__version__}",
+        seconds=tuple(did.seconds for did in first),
+        generated=sum(int(each.conversations[0].trained.sum()) for each in first[0].trajectories),
+        facts={
+            "plans": {
+                name: {
+                    "seconds": [did.seconds for did in all_of],
+                    "idle": [did.idle for did in all_of],
+                    "tail": [did.tail for did in all_of],
+                    "stages": [dict(did.stages) for did in all_of],
+                }
+                for name, all_of in taken.items()
+            }
+        },
+    )
+
+
+async def together(
+    job: Job, work: Callable[[Crews], Awaitable[Taken]], launch: Launch, *, rate: float = RATE
+) -> tuple[Taken, dict[str, float]]:
+    """What some work came to with workers that all plans share, and what starting each plan's crew took."""
+    shared = Shared(launch(DEVICES))
+    crews = Crews(job, shared, rate=rate)
+    try:
+        await crews.assemble(job.plans)
+        return await work(crews), crews.started
+    finally:
+        await crews.close()
+        await shared.end()
+
+
+def alone(job: Job, *, launch: Launch = launched) -> Measured:
+    """One plan with workers of its own: what starting them takes, and what they come to need in two steps."""
+    (name,) = job.plans
+    rounds = read_prompts(job)[:2]
+
+    async def steps() -> tuple[list[Did], float, dict[str, int]]:
+        crews = Crews(job, launch(DEVICES))
+        try:
+            await crews.assemble([name])
+            taken = []
+            for asked in rounds:
+                await crews.ready(name, asked, {})
+                taken.append(await crews.step(name))
+            crew = crews.parts[name].crew
+            gained = {device: await crew.call(device, "gained", seconds=60) for device in crew.members}
+            return taken, crews.started[name], gained
+        finally:
+            await crews.close()
+
+    taken, started, gained = asyncio.run(steps())
+    facts = {"started": started, "memory": gained}
+    return Measured(name=name, seconds=tuple(did.seconds for did in taken[1:]), facts=facts)
+
+
+def agree(job: Job, *, launch: Launch = launched) -> Measured:
+    """Do plans come to the same? Each takes `steps` steps from the same weights, then one over answers of the first."""
+    rounds = read_prompts(job)
+    start, asked = rounds[0], rounds[1:]
+
+    async def work(crews: Crews) -> dict[str, Any]:
+        base = job.plans[0]
+        await crews.ready(base, start, {})
+        await crews.step(base)  # a fresh adapter equals the reference; from here on it does not
+        crews.start = await crews.parts[base].crew.state()
+        fresh: dict[str, list[Did]] = {}
+        for name in job.plans:
+            await crews.ready(name, asked[0], {})
+            fresh[name] = [await crews.step(name)]
+            for later in asked[1 : job.steps]:
+                await crews.about(name, later, {})
+                fresh[name].append(await crews.step(name))
+        said = said_in(fresh[base][0], asked[0])
+        gradients = {}
+        for name in job.plans:
+            await crews.ready(name, asked[0], said, shows=True)
+            await crews.step(name)
+            gradients[name] = await crews.gradient(name)
+        drawn = {name: said_in(taken[0], asked[0]) for name, taken in fresh.items()}
+        return {
+            "differences": differences(gradients),
+            "answers": len(said),
+            "other_answers": {name: sum(others(said, mine)) for name, mine in drawn.items()},
+            "rewards": {name: [did.reward for did in taken] for name, taken in fresh.items()},
+        }
+
+    facts, _ = asyncio.run(together(job, work, launch, rate=MOVING))
+    return Measured(name=f"stretto {__version__}", facts=facts)
+
+
+def others(said: Mapping[int, Said], mine: Mapping[int, Said]) -> list[bool]:
+    """Where the tokens of answers differ."""
+    return [not np.array_equal(said[key][0], mine[key][0]) for key in said]
+
+
+def differences(gradients: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """The largest difference of each two gradients, relative to their largest number."""
+    return {
+        f"{one}, {other}": float(np.abs(gradients[one] - gradients[other]).max() / np.abs(gradients[one]).max())
+        for one, other in combinations(gradients, 2)
+    }

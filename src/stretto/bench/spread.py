@@ -1,0 +1,131 @@
+"""The benches of several cells: rows for `stretto bench strategies` and `stretto bench scaling`.
+
+A ratio is the median over steps that were taken in turn, each beside the step of the same round that it is compared
+with. Everything is measured in one run; what is left out is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from stretto.bench.cases import Case
+from stretto.bench.compare import Desk, Row, Setting, figure
+from stretto.bench.jobs import Measured
+
+STRATEGIES = ("flatten", "interleave", "separate", "elastic")
+"""What may be compared; interleave differs from flatten only where there is a reference."""
+
+CELLS = 2
+"""Workers of one thread each."""
+
+PRECISE = 1e-5
+"""What gradients of one model in fp32 may differ by, relative to their largest number."""
+
+OVERHEAD = 0.90
+"""Share of what the machine itself allows two processes that weak scaling should reach."""
+
+
+def strategies_rows(setting: Setting, case: Case) -> list[Row]:
+    """Each strategy beside flatten, and how far their gradients are apart."""
+    names = tuple(name for name in STRATEGIES if name != "interleave" or case.reference)
+    desk = Desk(setting, case)
+    taken = desk.measure("crews in turn", plans=names)
+    single = {name: desk.measure("crews alone", plans=(name,)) for name in names}
+    rows = [_strategy(case, name, taken, single[name]) | desk.common(taken, taken) for name in names]
+    return [*rows, agreement(replace(setting, steps=1), case, names)]
+
+
+def _strategy(case: Case, name: str, taken: Measured, single: Measured) -> Row:
+    """One strategy's row."""
+    plans: Mapping[str, Any] = taken.facts["plans"]
+    mine, flat = plans[name], plans["flatten"]
+    row = figure(
+        replace(case, name=f"{case.name} {name}"),
+        "s/step",
+        median(mine["seconds"]),
+        median(flat["seconds"]),
+        peer_name="flatten",
+        ratio=paired(flat["seconds"], mine["seconds"]),
+    )
+    row |= {
+        "strategy": name,
+        "idle": median(mine["idle"]),
+        "seconds": mine["seconds"],
+        "stages": stages(mine),
+        "started": single.facts["started"],
+        "memory_gb": {device: gained / 2**30 for device, gained in single.facts["memory"].items()},
+    }
+    if name == "elastic":
+        shares = [tail / seconds for tail, seconds in zip(flat["tail"], flat["seconds"], strict=True)]
+        row |= {"gain": 1 - 1 / row["ratio"], "bound": median(shares)}
+    return row
+
+
+def scaling_rows(setting: Setting, case: Case) -> list[Row]:
+    """Two cells beside one, and beside what the machine allows two processes that exchange nothing."""
+    desk = Desk(replace(setting, steps=CELLS * (1 + setting.steps) - 1), case)
+    taken = desk.measure("cells in turn", plans=("one", "other", "flatten", "elastic"))
+    plans: Mapping[str, Any] = taken.facts["plans"]
+    seconds = {name: plans[name]["seconds"] for name in plans}
+    bound = paired(seconds["one"], seconds["apart"])
+    rows = []
+    for name in ("flatten", "elastic"):
+        weak, strong = f"{name} weak", f"{name} strong"
+        reached = figure(
+            replace(case, name=f"{case.name} {weak}"),
+            "efficiency",
+            paired(seconds["one"], seconds[weak]),
+            bound,
+            peer_name="two processes that exchange nothing",
+            ratio=paired(seconds["apart"], seconds[weak]),
+        )
+        faster = figure(
+            replace(case, name=f"{case.name} {strong}"),
+            "s/step",
+            median(seconds[strong]),
+            median(seconds["one"]),
+            peer_name="one cell",
+            ratio=paired(seconds["one"], seconds[strong]),
+        )
+        rows += [
+            reached | {"seconds": seconds, "goal": OVERHEAD, **_cells(plans[weak])},
+            faster | _cells(plans[strong]),
+        ]
+    return [
+        *(row | desk.common(taken, taken) for row in rows),
+        agreement(replace(setting, steps=2), case, ("one", "flatten", "elastic")),
+    ]
+
+
+def _cells(plan: Mapping[str, Any]) -> Row:
+    """What the cells of a plan did."""
+    return {"idle": median(plan["idle"]), "stages": stages(plan)}
+
+
+def stages(plan: Mapping[str, Any]) -> dict[str, float]:
+    """The median seconds of each stage on a cell that serves it."""
+    return {stage: median(each[stage] for each in plan["stages"]) for stage in plan["stages"][0]}
+
+
+def paired(others: Sequence[float], mine: Sequence[float]) -> float:
+    """How many times longer the others took, the median over rounds."""
+    return median(other / own for other, own in zip(others, mine, strict=True))
+
+
+def agreement(setting: Setting, case: Case, plans: Sequence[str]) -> Row:
+    """Whether plans come to the same in fp32: the gradient of the same answers, answers drawn anew, and rewards."""
+    desk = Desk(setting, replace(case, name=f"{case.name} fp32", dtype="float32"))
+    found = desk.measure("crews agree", plans=tuple(plans))
+    largest = max(found.facts["differences"].values())
+    row = figure(
+        desk.case,
+        "relative difference of gradients",
+        largest,
+        PRECISE,
+        peer_name="what fp32 may differ by",
+        ratio=PRECISE / max(largest, 1e-12),
+    )
+    return row | {**found.facts, **desk.common(found, found)}

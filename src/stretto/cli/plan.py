@@ -1,0 +1,100 @@
+"""`stretto plan RECIPE`: where the models should live on a cluster and what a step will take, before anything starts.
+
+It reads the recipe and loads no torch. Everything printed is a forecast of the cost model; what a run measures stands
+beside it when there is a run.
+"""
+
+from __future__ import annotations
+
+import json as format_json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stretto.cli import render
+from stretto.cli.recipe import folder_of, recipe_to_plan
+from stretto.config import document
+from stretto.config.schema import Recipe
+from stretto.errors import RecipeError
+from stretto.placement.cluster import Cluster, parse_cluster, read_cluster
+from stretto.placement.strategies import STRATEGIES
+from stretto.report.timeline import Span, to_events
+
+if TYPE_CHECKING:
+    from stretto.planner.search import Found
+    from stretto.planner.setting import Setting
+
+
+def plan(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as batch.samples=4.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="The devices, such as 8xH100 or 6x8xH100, or a file; default: the recipe's.")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="Only this strategy.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Write the best plan's timeline to this file.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Run the best plans and correct the constants.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Say where the models should live on a cluster, what fits, and what a step will take. Loads no PyTorch."""
+    from stretto.cli import planned
+    from stretto.planner import explain
+    from stretto.planner.search import named_by, search, smallest_cluster, variants_of
+    from stretto.planner.setting import Setting
+    from stretto.planner.workload import workload_of
+
+    if measure:
+        raise RecipeError.of("--measure", "is not available yet", "leave it out")
+    if strategy not in (None, *STRATEGIES):
+        raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
+    opened = recipe_to_plan(recipe, changes or ())
+    setting = Setting.of(workload_of(opened, folder_of(recipe)), _cluster(opened, cluster, folder_of(recipe)))
+    variants = variants_of(opened.placement, strategy)
+    found = search(setting, variants)
+    if not found.best:
+        raise _nothing(found, setting, smallest_cluster(setting, variants))
+    if timeline is not None:
+        _write(timeline, planned.spans(found.best[0]))
+    if json:
+        render.document(explain.document(found, setting))
+    else:
+        render.screen().print(planned.page(found, setting, named_by(opened.placement)), end="")
+
+
+def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
+    """No plan at all: why, and the smallest cluster that has one."""
+    told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
+    kind = setting.ordered[0][1].name
+    fix = "use a smaller model, an adapter, or other devices"
+    if count is not None:
+        fix = f"--cluster {count}x{kind} would hold it; or {fix}"
+    return RecipeError.of("placement.cluster", f"nothing fits on {setting.cluster}. {'; '.join(told)}", fix)
+
+
+def _cluster(recipe: Recipe, told: str | None, root: Path) -> Cluster:
+    """The cluster of the command line, or of the recipe; a file is looked for first."""
+    text = recipe.placement.cluster if told is None else told
+    if text in ("auto", "1xgpu"):
+        fix = "say which devices, such as --cluster 8xH100"
+        raise RecipeError.of("placement.cluster", f"{text} does not say which devices there would be", fix)
+    path = next((place for place in (root / text, Path(text)) if place.is_file()), None)
+    if path is None:
+        return parse_cluster(text)
+    try:
+        data, problems = document.read(path.read_text(encoding="utf-8"), name=text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError.of("placement.cluster", f"{text} cannot be read: {error}", "name a cluster file") from None
+    if problems:
+        raise RecipeError(*problems)
+    return read_cluster(data, file=text)
+
+
+def _write(path: Path, spans: list[Span]) -> None:
+    """A Chrome trace, as a run's timeline.json."""
+    try:
+        path.write_text(format_json.dumps({"displayTimeUnit": "ms", "traceEvents": to_events(spans, "plan")}), "utf-8")
+    except OSError as error:
+        raise RecipeError.of("--timeline", f"{path} cannot be written: {error.strerror}", "name another file") from None

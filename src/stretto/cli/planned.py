@@ -1,0 +1,145 @@
+"""What `stretto plan` shows: the table of plans, the best one in detail, its lanes as letters on a line per device.
+
+It shows what the planner found and decides nothing.
+"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from stretto.placement.devices import GB
+from stretto.planner import explain
+from stretto.planner.search import Found
+from stretto.planner.setting import Setting
+from stretto.planner.simulate import Forecast
+from stretto.report.timeline import Span
+from stretto.step.work import FORWARD, UPDATE
+
+DRAWN = 8
+"""Devices that are drawn at most."""
+COLUMNS = 72
+"""Characters of a drawn lane."""
+LETTERS = {"generate": "g", "reward": "w", "reference": "r", "value": "v", "train": "T", "fit": "F", "publish": "p"}
+"""Stage -> the letter it is drawn with."""
+
+
+def spans(forecast: Forecast) -> list[Span]:
+    """The timeline of a forecast, as a run would record it."""
+    found = [
+        Span(
+            stage=stretch.stage,
+            cell=stretch.cell,
+            start=stretch.start,
+            seconds=stretch.stop - stretch.start,
+            groups=stretch.groups,
+            tokens=stretch.tokens,
+            step=1,
+            simulated=True,
+        )
+        for stretch in forecast.stretches
+    ]
+    end = max(stretch.stop for stretch in forecast.stretches)
+    trained = [cell.name for cell in forecast.plan.cells if cell.role in UPDATE]
+    last = forecast.ending.seconds
+    return found + [
+        Span(stage="publish", cell=cell, start=end, seconds=last, step=1, simulated=True) for cell in trained
+    ]
+
+
+def page(found: Found, setting: Setting, named: str) -> Text:
+    """Everything, for people. `named` is the strategy of the recipe, which is marked."""
+    work, best = setting.workload, found.best[0]
+    text = Text()
+    policy = work.shapes["train"]
+    how = f"LoRA of rank {work.adapter}" if work.adapter else "all weights"
+    text.append(
+        f"{policy.name}, {policy.params / 1e9:.3g} billion parameters, training {how}, on {setting.cluster}\n"
+        f"a step: {work.prompts} prompts x {work.samples} samples, prompts of {work.prompt} tokens, answers of "
+        f"{work.lengths.mean:.0f} on average, up to {work.lengths.cap}\n\n"
+    )
+    for index, line in enumerate(_table(found, setting, named)):
+        text.append(f"{line}\n", style="bold" if index == 0 else "green" if index == 1 else "")
+    text.append("\n")
+    for forecast in found.best:
+        text.append(f"{forecast.choice.label}", style="bold").append(f": {explain.why(forecast, found, setting)}\n")
+    for name, why in found.rejected:
+        text.append(f"{name}", style="bold").append(f" is no choice: {why}\n")
+    text.append("\nthe best plan\n", style="bold").append(f"  {explain.layout(best.choice, work)}\n")
+    for line in _memory(best):
+        text.append(f"  {line}\n")
+    text.append("\n").append(_lanes(best))
+    for note in explain.notes(found, setting):
+        text.append("\nnote: ", style="yellow").append(note)
+    told = f"\n{found.weighed} layouts weighed, {found.simulated} simulated; every number is a forecast\n"
+    return text.append(told, style="dim")
+
+
+def _table(found: Found, setting: Setting, named: str) -> list[str]:
+    """Rows of equal columns."""
+    stages = [role for role in ("generate", *FORWARD, *UPDATE) if role in setting.workload.roles]
+    head = ["strategy", "step s", *stages, "rest", "idle", "tokens/s", "GB"]
+    priced = setting.workload.price is not None
+    rows = [head + ["cost"] * priced]
+    for forecast in found.best:
+        mark = " *" if forecast.choice.strategy == named else ""
+        peak = max(forecast.held(room)[1].total for room in forecast.room.sides) / GB
+        row = [f"{forecast.choice.label}{mark}", _seconds(forecast.step)]
+        row += [_seconds(forecast.stages.get(stage, 0.0)) for stage in stages]
+        row += [_seconds(forecast.ending.seconds), f"{forecast.idle:.0%}", f"{forecast.tokens_per_second:,.0f}"]
+        row.append(f"{peak:.1f}")
+        cost = explain.cost(forecast, setting)
+        row += [] if cost is None else [f"{cost:.2f}"]
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return lines + (["* the recipe's own"] if any("*" in row[0] for row in rows) else [])
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def _memory(forecast: Forecast) -> list[str]:
+    """One line per kind of device: its peak, of what it consists, what there is."""
+    lines = []
+    for room in forecast.room.sides:
+        phase, held = forecast.held(room)
+        parts = {part: getattr(held, part) / GB for part in explain.PARTS}
+        told = ", ".join(f"{part} {size:.1f}" for part, size in parts.items() if size >= 0.05)
+        many = f"{room.side.count} devices" if room.side.count > 1 else "1 device"
+        lines.append(
+            f"{many} ({', '.join(room.side.roles)}): {held.total / GB:.1f} of {room.usable / GB:.1f} GB in the phase "
+            f"{phase}: {told}"
+        )
+    return lines
+
+
+def _lanes(forecast: Forecast) -> Text:
+    """What some devices do over time, a letter per stage; the rest of the step follows for all of them."""
+    end = forecast.ending.seconds + max(stretch.stop for stretch in forecast.stretches)
+    on = {cell.name: cell.devices for cell in forecast.plan.cells}
+    rows: dict[str, list[str]] = {}
+    used = list(dict.fromkeys(device for cell in forecast.plan.cells for device in cell.devices))
+    shown = used if len(used) <= DRAWN else [used[i * (len(used) - 1) // (DRAWN - 1)] for i in range(DRAWN)]
+    for device in shown:
+        rows[device] = ["."] * COLUMNS
+    for stretch in forecast.stretches:
+        for device in on[stretch.cell]:
+            if device in rows:
+                first, last = (min(COLUMNS - 1, int(x / end * COLUMNS)) for x in (stretch.start, stretch.stop))
+                rows[device][first : last + 1] = LETTERS[stretch.stage] * (last + 1 - first)
+    ending = min(COLUMNS - 1, int((end - forecast.ending.seconds) / end * COLUMNS) + 1)
+    text = Text()
+    width = max(map(len, rows))
+    for device, row in rows.items():
+        row[ending:] = "p" * (COLUMNS - ending)
+        text.append(f"  {device:<{width}} |{''.join(row)}|\n")
+    seen = {stretch.stage for stretch in forecast.stretches} | {"publish"}
+    legend = ", ".join(f"{letter} {stage}" for stage, letter in LETTERS.items() if stage in seen)
+    return text.append(f"  {'':<{width}}  0 to {end:.3g} s: {legend} (and update), . idle\n")

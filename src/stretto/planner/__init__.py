@@ -1,0 +1,1 @@
+"""Where everything should live and what a step will take, before anything is started."""

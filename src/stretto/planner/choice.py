@@ -1,0 +1,187 @@
+"""One way to do a step: a strategy and the numbers that it leaves open, and the plan that they make.
+
+A choice is small, so that thousands can be compared before a plan is made of any. `strategies` makes the plan; which
+roles then lie together, and whose tensors they read, is known here without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+from stretto.placement import strategies
+from stretto.placement.plan import Plan
+from stretto.placement.strategies import ORDER, PRESETS, Layout
+from stretto.planner.setting import ALONE, Setting, Split
+from stretto.planner.workload import Workload
+
+Source = Literal["own", "shared", "gather"]
+"""Where the weights of a role come from: as in `Cell.weights`, without the cell's name."""
+
+FILL = 4
+"""Micro-batches per stage of a pipeline that a piece has; with fewer, filling and draining would take much of it."""
+PHASED = ("flatten", "interleave")
+"""Strategies whose stages wait for each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Devices that serve the same roles."""
+
+    roles: tuple[str, ...]
+    """Which, in the order of their stages."""
+    first: int
+    """Index of the first device."""
+    count: int
+    """How many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A strategy with its numbers."""
+
+    strategy: str
+    """Its name."""
+    devices: int
+    """How many devices it uses, the first ones."""
+    fractions: tuple[Fraction, ...] | None = None
+    """interleave: the share of each model."""
+    generating: int | None = None
+    """separate: how many devices generate."""
+    lane: Split = ALONE
+    """Cells that generate."""
+    train: Split = ALONE
+    """Cells that train, and those that read their tensors for a forward."""
+    frozen: Split = ALONE
+    """Cells of models that hold weights of their own."""
+    recompute: bool = False
+    """Whether the backward recomputes activations."""
+    budget: int = 16384
+    """Most tokens of a micro-batch on one rank."""
+    sharded: bool = False
+    """Whether copies of what is trained share its optimizer."""
+    sleeps: bool = False
+    """Whether cells leave their memory to others while those work."""
+
+    @property
+    def label(self) -> str:
+        """The strategy, with its fractions."""
+        if self.fractions is None:
+            return self.strategy
+        preset = next((name for name, shares in PRESETS.items() if shares == self.fractions), None)
+        return f"interleave {preset or '(' + ', '.join(map(str, self.fractions)) + ')'}"
+
+    @property
+    def streamed(self) -> bool:
+        """Stages flow instead of waiting for each other."""
+        return self.strategy not in PHASED
+
+    def split(self, role: str, reading: frozenset[str]) -> Split:
+        """How a cell of a role is divided."""
+        if role == "generate":
+            return self.lane
+        return self.train if role in ("train", "fit") or role in reading else self.frozen
+
+    def places(self, roles: frozenset[str]) -> dict[str, tuple[int, int]]:
+        """Role -> (index of its first device, how many)."""
+        if self.strategy == "separate":
+            first = self.generating or 0
+            return {r: (0, first) if r == "generate" else (first, self.devices - first) for r in roles}
+        if self.fractions is None:
+            return dict.fromkeys(roles, (0, self.devices))
+        return _rows(self.devices, self.fractions, roles)
+
+    def sides(self, roles: frozenset[str]) -> tuple[Side, ...]:
+        """The devices by what they serve."""
+        return _sides(tuple(sorted(self.places(roles).items())))
+
+    def source(self, role: str, workload: Workload) -> Source:
+        """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those."""
+        update = "fit" if role == "value" else "train"
+        if role not in workload.reading:
+            return "own"
+        places = self.places(workload.roles)
+        (first, count), (start, many) = places[role], places[update]
+        width, wide = self.split(role, workload.reading).width, self.train.width
+        within = start <= first and first + count <= start + many
+        if not within or wide % width or (first - start) % width:
+            return "own"
+        return "shared" if wide == 1 else "gather"
+
+    def waits_for(self, workload: Workload) -> Iterator[str]:
+        """What of it nothing can execute yet."""
+        own_reference = "reference" in workload.roles - workload.reading
+        for asked, what in (
+            (any(self.split(role, workload.reading).width > 1 for role in workload.roles), "cells of several devices"),
+            ("fit" in workload.roles, "a critic"),
+            ("reward" in workload.roles, "a reward model"),
+            (own_reference and workload.adapter > 0, "a reference of its own"),
+            (self.sharded, "a shared optimizer"),
+            (self.sleeps, "cells that sleep"),
+            (workload.base != workload.precision, "a quantised base"),
+            (workload.engine != "native", f"the engine {workload.engine}"),
+            (workload.staleness > 0, "staleness"),
+            (workload.updates > 1 and self.devices > 1, "several updates on several devices"),
+        ):
+            if asked:
+                yield what
+
+    def piece(self, split: Split) -> int:
+        """Most tokens of a piece: a micro-batch for each rank, and enough of them to fill a pipeline."""
+        return self.budget * split.mesh.dp * (FILL * split.pp if split.pp > 1 else 1)
+
+    def plan(self, setting: Setting) -> Plan:
+        """The plan."""
+        workload = setting.workload
+        splits = {role: self.split(role, workload.reading) for role in workload.roles}
+        layout = Layout(
+            devices=setting.names[: self.devices],
+            roles=workload.roles,
+            reading=workload.reading,
+            width={role: split.width for role, split in splits.items()},
+            degrees={role: split.degrees for role, split in splits.items()},
+            engine=workload.engine,
+            staleness=workload.staleness,
+            optimizer="sharded" if self.sharded else "replicated",
+        )
+        if self.strategy == "separate":
+            plan = strategies.separate(layout, self.generating)
+        elif self.fractions is not None:
+            plan = strategies.interleave(layout, self.fractions)
+        else:
+            plan = strategies.STRATEGIES[self.strategy](layout)
+        sides = self.sides(workload.roles)
+        others = {role: _others(role, sides) if self.sleeps else () for role in workload.roles}
+        budgets = {role: self.piece(split) for role, split in splits.items() if role != "generate"}
+        cells = (replace(cell, sleeps=others[cell.role], token_budget=budgets.get(cell.role)) for cell in plan.cells)
+        return replace(plan, cells=tuple(cells))
+
+
+def _others(role: str, sides: tuple[Side, ...]) -> tuple[str, ...]:
+    """Roles that some device serves beside this one."""
+    beside = {other for side in sides if role in side.roles for other in side.roles} - {role}
+    return tuple(sorted(beside, key=ORDER.index))
+
+
+@lru_cache(maxsize=4096)
+def _rows(devices: int, fractions: tuple[Fraction, ...], roles: frozenset[str]) -> dict[str, tuple[int, int]]:
+    names = tuple(map(str, range(devices)))
+    laid = strategies.rows(Layout(devices=names, roles=roles), fractions)
+    return {role: (int(there[0]), len(there)) for role, there in laid.items()}
+
+
+@lru_cache(maxsize=4096)
+def _sides(places: tuple[tuple[str, tuple[int, int]], ...]) -> tuple[Side, ...]:
+    return tuple(_each_side(places))
+
+
+def _each_side(places: tuple[tuple[str, tuple[int, int]], ...]) -> Iterator[Side]:
+    edges = sorted({edge for _, (first, count) in places for edge in (first, first + count)})
+    for low, high in pairwise(edges):
+        roles = [role for role, (first, count) in places if first <= low and high <= first + count]
+        if roles:
+            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, count=high - low)

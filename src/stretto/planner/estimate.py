@@ -1,0 +1,64 @@
+"""Seconds of a step by closed forms: to decide which choices are worth a simulation, never to rank those that were.
+
+Stages are whole and undisturbed here. What tails, idle cells and streams of groups really do, the simulation knows.
+"""
+
+from __future__ import annotations
+
+from stretto.placement import closed
+from stretto.placement.closed import Stages
+from stretto.planner.choice import Choice
+from stretto.planner.price import Prices
+from stretto.step.work import FORWARD, UPDATE
+
+STREAM = 8
+"""Parts in which a stream of groups is taken to arrive."""
+
+
+def estimate(prices: Prices, choice: Choice, pool: float) -> float:
+    """Seconds of a step."""
+    at = stages(prices, choice, pool)
+    work = prices.setting.workload
+    if choice.strategy == "separate":
+        if work.staleness:
+            return closed.one_step_off(at) + at.switch
+        pieces = 1 if work.barrier or work.updates > 1 else min(STREAM, work.prompts)
+        ending = prices.ending(choice)
+        return closed.pipeline([at.generate, at.forwards + at.train - ending.update], pieces) + ending.seconds
+    if choice.strategy == "elastic" and not work.barrier:
+        lanes = max(1, choice.devices // choice.lane.width)
+        tail = at.generate / 2
+        return closed.elastic(
+            at,
+            ranks=lanes,
+            moved=lanes // 2,
+            tail=tail,
+            slower_tail=tail,
+            ready=0.5,
+            costs=prices.costs.rates.far_delay,
+        )
+    return closed.flatten(at)
+
+
+def floor(prices: Prices, choice: Choice) -> float:
+    """Seconds that no memory could bring it below: its stages, one after the other or side by side."""
+    at = stages(prices, choice, float("inf"))
+    alone = (at.generate, at.forwards + at.train)
+    return max(alone) if choice.streamed else sum(alone)
+
+
+def stages(prices: Prices, choice: Choice, pool: float) -> Stages:
+    """The stages; what lies side by side takes as long as the slower side, and is told as one stage."""
+    sides, ending = choice.sides(prices.setting.workload.roles), prices.ending(choice)
+
+    def slowest(roles: tuple[str, ...]) -> float:
+        return max(sum(prices.stage(choice, side, role) for role in side.roles if role in roles) for side in sides)
+
+    separate = choice.strategy == "separate"
+    return Stages(
+        generate=prices.generate(choice, pool),
+        old=slowest(FORWARD),
+        train=slowest(UPDATE) + ending.update,
+        publish=ending.publish,
+        switch=ending.switch if separate else ending.switch / 2,
+    )

@@ -1,0 +1,158 @@
+"""A search in words and as data: the table of plans, what binds the best one, by how much it wins, why others lost.
+
+What a plan asks for that nothing can execute yet is priced like everything else, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stretto.placement.devices import GB
+from stretto.planner.choice import Choice
+from stretto.planner.search import CLOSE, Found
+from stretto.planner.setting import Setting
+from stretto.planner.simulate import Forecast
+from stretto.planner.workload import Workload
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "head", "gathered", "cache", "context")
+"""Of memory, as `Held` names them."""
+
+
+def document(found: Found, setting: Setting) -> dict[str, Any]:
+    """Plans and rejections as plain data, best first."""
+    return {
+        "plans": [_plan(forecast, found, setting) for forecast in found.best],
+        "rejected": [{"strategy": name, "why": why} for name, why in found.rejected],
+        "assumed": list(setting.workload.assumed),
+    }
+
+
+def _plan(forecast: Forecast, found: Found, setting: Setting) -> dict[str, Any]:
+    ending = {"update": forecast.ending.update, "publish": forecast.ending.publish, "switch": forecast.ending.switch}
+    told = forecast.plan.to_json()
+    return {
+        "strategy": forecast.choice.label,
+        "fits": True,
+        "seconds": {"step": forecast.step, **forecast.stages, **ending},
+        "idle": forecast.idle,
+        "memory_gb": memory_gb(forecast, setting),
+        "tokens_per_second": forecast.tokens_per_second,
+        "cost_per_step": cost(forecast, setting),
+        "cells": told.pop("cells"),
+        "plan": told,
+        "why": why(forecast, found, setting),
+        "waits_for": list(forecast.choice.waits_for(setting.workload)),
+    }
+
+
+def memory_gb(forecast: Forecast, setting: Setting) -> dict[str, dict[str, float]]:
+    """Device -> GB at the peak and part by part; devices that a plan leaves out hold nothing."""
+    found = {name: {"peak": 0.0} for name in setting.cluster.devices}
+    for room in forecast.room.sides:
+        _, held = forecast.held(room)
+        parts = {"peak": held.total / GB} | {part: getattr(held, part) / GB for part in PARTS}
+        for name in setting.names[room.side.first : room.side.first + room.side.count]:
+            found[name] = dict(parts)
+    return found
+
+
+def cost(forecast: Forecast, setting: Setting) -> float | None:
+    """Of a step, at the price of a device per hour for all devices of the cluster; none without a price."""
+    price = setting.workload.price
+    return None if price is None else price * len(setting.cluster) * forecast.step / 3600
+
+
+def why(forecast: Forecast, found: Found, setting: Setting) -> str:
+    """What decides about the seconds of a plan, and how far it is ahead or behind."""
+    first = found.best[0]
+    if forecast is not first:
+        behind = forecast.step / first.step - 1
+        said = "about as fast as" if behind < CLOSE else f"{behind:.0%} slower than"
+        return f"{said} {first.choice.label}; {binding(forecast, setting)}"
+    if len(found.best) == 1:
+        return binding(forecast, setting)
+    second = found.best[1]
+    ahead = second.step / first.step - 1
+    margin = f"{ahead:.1%} ahead of {second.choice.label}"
+    if ahead < CLOSE:
+        margin = f"about as fast as {second.choice.label} ({ahead:.1%} apart, less than the model is exact to)"
+    return f"{margin}; {binding(forecast, setting)}"
+
+
+def binding(forecast: Forecast, setting: Setting) -> str:
+    """Which stage takes most of the step, and what it is bound by."""
+    stage = max(forecast.stages, key=lambda name: forecast.stages[name])
+    if forecast.ending.seconds > forecast.stages[stage]:
+        return f"what follows the last gradient takes most of it ({_parts(forecast)})"
+    share = forecast.stages[stage] / forecast.step
+    if stage != "generate":
+        return f"the {stage} stage takes {share:.0%} of it, bound by arithmetic"
+    return f"generation takes {share:.0%} of it, bound by {_generation(forecast, setting)}"
+
+
+def _generation(forecast: Forecast, setting: Setting) -> str:
+    """The longest answer alone, too few answers at a time, or reading weights and caches."""
+    work, choice = setting.workload, forecast.choice
+    lanes = sum(cell.role == "generate" for cell in forecast.plan.cells)
+    longest = int(work.drawn.max())
+    if forecast.slots * lanes < work.answers:
+        return f"room for caches: {forecast.slots} answers at a time on each of {lanes} lanes"
+    if work.answers <= 8 * lanes:
+        return f"its longest answer ({longest} tokens), with {work.answers} answers on {lanes} lanes"
+    return f"reading weights and caches on {lanes} lanes of {choice.lane.width}, and by its longest answer ({longest})"
+
+
+def _parts(forecast: Forecast) -> str:
+    ending = forecast.ending
+    return f"update {ending.update:.2g} s, publish {ending.publish:.2g} s, changes of phase {ending.switch:.2g} s"
+
+
+def notes(found: Found, setting: Setting) -> Iterator[str]:
+    """What a reader should know besides."""
+    work = setting.workload
+    yield from work.assumed
+    if not found.best:
+        return
+    best = found.best[0]
+    devices, size = len(setting.cluster), f"{work.prompts} x {work.samples} answers"
+    if best.workless:
+        yield (
+            f"the batch is too small to occupy the cluster: {best.workless} of {devices} devices have nothing to do "
+            f"with {size}; raise batch.prompts, or use fewer devices"
+        )
+    if best.choice.devices < devices:
+        yield (
+            f"the best plan leaves {devices - best.choice.devices} of {devices} devices out: with {size} no layout "
+            "over all of them is faster; raise batch.prompts, or use fewer devices"
+        )
+    if setting.mixed:
+        yield (
+            f"devices of several kinds: {setting.ordered[0][1].name} has most memory bandwidth for its arithmetic, so "
+            "it generates first where devices are divided; training is bound by arithmetic"
+        )
+    if waiting := list(best.choice.waits_for(work)):
+        told = f"the best plan cannot be executed yet; it waits for {', '.join(waiting)}"
+        if (today := found.today) is not None:
+            told += f". Of those that can, the best is {today.choice.label} with {today.step:.3g} s: "
+            told += layout(today.choice, work)
+        yield told
+
+
+def layout(choice: Choice, workload: Workload) -> str:
+    """How devices are divided, in a line."""
+    told = [f"train {_cells(choice, workload, 'train')}", f"generate {_cells(choice, workload, 'generate')}"]
+    frozen = [role for role in ("reference", "reward") if role in workload.roles - workload.reading]
+    told += [f"{role} {_cells(choice, workload, role)}" for role in frozen]
+    told.append(f"micro-batches of {choice.budget} tokens" + (", recomputed" if choice.recompute else ""))
+    told += ["optimizer over all copies"] * choice.sharded + [
+        "what does not work sleeps in host memory"
+    ] * choice.sleeps
+    return "; ".join(told)
+
+
+def _cells(choice: Choice, workload: Workload, role: str) -> str:
+    split = choice.split(role, workload.reading)
+    _, count = choice.places(workload.roles)[role]
+    degrees = ", ".join(f"{key} {value}" for key, value in split.degrees.items() if value > 1)
+    return f"{count // split.width} x {split.width}" + (f" ({degrees})" if degrees else "")

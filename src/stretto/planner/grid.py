@@ -1,0 +1,232 @@
+"""Which choices there are: strategies, how many devices, how cells divide models, micro-batches, recomputing, sleeping.
+
+Rules decide what is never worth a look: widths that do not divide, matrices cut across slow links, pipelines inside one
+host, memory that is moved to the host although it is not short. What does not fit is kept in mind only as the nearest
+miss of its strategy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stretto.errors import RecipeError
+from stretto.placement.cost import MICRO_BATCH
+from stretto.placement.shapes import ModelShape
+from stretto.placement.strategies import PRESETS
+from stretto.planner.choice import Choice
+from stretto.planner.price import Prices
+from stretto.planner.room import Room, Rooms
+from stretto.planner.setting import ALONE, Setting, Split
+
+PARTS = 8
+"""Into how many parts `separate` divides devices; hosts and kinds of devices are other places to cut."""
+FEW = 8
+"""Of so many devices every number may be used, of more only all of them and round numbers."""
+WIDTHS = (1, 2, 4, 8, 16)
+"""Ranks that may share a matrix."""
+EXPERT_RANKS = (64, 32, 16, 8, 4, 2)
+"""Ranks over which experts may be spread."""
+PIPELINES = (2, 4)
+"""Stages of a pipeline, between hosts."""
+WORTH_A_LOOK = 1.2
+"""A choice whose stages alone take this many times the best estimate so far is passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A strategy as it is listed."""
+
+    strategy: str
+    """Its name."""
+    fractions: tuple[Fraction, ...] | None = None
+    """interleave: shares."""
+
+    @property
+    def label(self) -> str:
+        """As `Choice.label`."""
+        return Choice(strategy=self.strategy, devices=1, fractions=self.fractions).label
+
+    def cannot(self, setting: Setting) -> str | None:
+        """Why it is out of the question whatever its numbers, or none."""
+        work, devices = setting.workload, len(setting.names)
+        if work.staleness and self.strategy != "separate":
+            return f"staleness {work.staleness} needs devices that only generate"
+        if work.updates > 1 and self.strategy in ("separate", "elastic"):
+            return f"{work.updates} updates a step are made of shuffled answers, so nothing can stream"
+        if self.strategy != "flatten" and devices == 1:
+            return "it needs two devices, and there is one"
+        if self.strategy == "interleave" and not work.roles & {"reference", "reward", "value"}:
+            return "the step has the policy alone, so there is nothing to lay side by side"
+        if (
+            self.strategy == "interleave"
+            and self.fractions == PRESETS["I1"]
+            and not {"reference", "reward"} <= work.roles
+        ):
+            return "it lays the reference beside a reward model, and the step has only one of them"
+        if self.strategy == "interleave" and self.fractions == PRESETS["I2"] and not work.roles & {"reward", "value"}:
+            return "it lays critic and reward model beside the policy, and the step has neither"
+        return None
+
+
+@dataclass(slots=True)
+class Miss:
+    """The choice that came nearest to fitting."""
+
+    room: Room
+    """Its memory."""
+    choice: Choice
+    """Itself."""
+
+
+class Grid:
+    """Choices of a setting that fit."""
+
+    def __init__(self, setting: Setting, prices: Prices, rooms: Rooms) -> None:
+        self.setting, self.prices, self.rooms = setting, prices, rooms
+        self.misses: dict[str, Miss] = {}
+        self.weighed = 0
+        work = setting.workload
+        self.least = _power(max(work.longest, 256))
+        # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
+        fair = _power(math.ceil(work.load.tokens / len(setting.names)))
+        self.most = max(self.least, min(int(MICRO_BATCH), fair))
+        own = setting.workload.roles - setting.workload.reading - {"generate", "train", "fit"}
+        self.frozen = sorted(own)
+
+    def sizes(self) -> list[int]:
+        """How many devices may be used: all, or a round number of them."""
+        count = len(self.setting.names)
+        if count <= FEW:
+            return list(range(count, 0, -1))
+        round_numbers = {2**i for i in range(20)} | {3 * 2**i for i in range(20)}
+        return sorted({count, *(size for size in round_numbers if size < count)}, reverse=True)
+
+    def choices(self, variant: Variant, size: int) -> Iterator[Choice]:
+        """Every layout of a strategy on so many devices, with its numbers of memory still open."""
+        for base, generating, training, frozen in self._shares(variant, size):
+            lanes, trains = self.lanes(generating), self.trains(training)
+            others = self.frozen_splits(frozen) if self.frozen else [ALONE]
+            for train in trains:
+                for lane in lanes:
+                    for other in others:
+                        copies = training // train.width
+                        sharded = copies > 1 and not self.setting.workload.adapter
+                        yield replace(base, lane=lane, train=train, frozen=other, sharded=sharded)
+
+    def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Choice, int, int, int]]:
+        """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
+        base = Choice(strategy=variant.strategy, devices=size, fractions=variant.fractions)
+        if variant.strategy == "separate":
+            for first in self.cuts(size):
+                yield replace(base, generating=first), first, size - first, size - first
+            return
+        try:
+            places = base.places(self.setting.workload.roles)
+        except RecipeError:
+            return
+        counts = {role: count for role, (_, count) in places.items()}
+        frozen = math.gcd(*(counts[role] for role in self.frozen)) if self.frozen else 1
+        yield base, counts["generate"], math.gcd(counts["train"], counts.get("fit", counts["train"])), frozen
+
+    def cuts(self, size: int) -> list[int]:
+        """How many of so many devices may generate."""
+        places = {round(size * part / PARTS) for part in range(1, PARTS)}
+        kinds = [device for _, device in self.setting.ordered[:size]]
+        places |= {index for index in range(1, size) if kinds[index] != kinds[index - 1]}
+        host = self.setting.per_host
+        whole = {round(place / host) * host for place in places} if size >= 2 * host else set()
+        return sorted(place for place in places | whole if 0 < place < size)
+
+    def lanes(self, count: int) -> list[Split]:
+        """Cells that generate: matrices cut inside a link domain, experts spread over several ranks."""
+        shape = self.setting.workload.shapes["generate"]
+        whole = [Split(tp=tp) for tp in self._widths(shape, count)]
+        found, widest = list(whole), whole[-1].tp
+        if count > self.setting.per_host:
+            found += [
+                Split(tp=widest, pp=pp) for pp in PIPELINES if not count % (widest * pp) and not shape.layers % pp
+            ]
+        if shape.experts:
+            spread = [n for n in EXPERT_RANKS if not count % n and not shape.experts % n]
+            found += [Split(tp=lane.tp, dp=n // lane.tp, ep=n) for n in spread for lane in whole if n > lane.tp]
+        return found
+
+    def trains(self, count: int) -> list[Split]:
+        """Cells that train: shards, cut matrices, both; pipelines and spread experts where the model asks for them."""
+        shape, found = self.setting.workload.shapes["train"], []
+        for tp in self._widths(shape, count):
+            found += [Split(tp=tp, dp=dp) for dp in self._copies(count // tp)]
+            if count > self.setting.per_host:
+                found += [Split(tp=tp, pp=pp) for pp in PIPELINES if not count % (tp * pp) and not shape.layers % pp]
+        if shape.experts:
+            for split in list(found):
+                spread = [n for n in EXPERT_RANKS if split.pp == 1 and not split.width % n and not shape.experts % n]
+                found += [replace(split, ep=n) for n in spread[:2]]
+        return found
+
+    def frozen_splits(self, count: int) -> list[Split]:
+        """Cells of frozen models: each a whole copy, or as few shards as there may be."""
+        return [Split(dp=dp) for dp in self._copies(count)][:5]
+
+    def _widths(self, shape: ModelShape, count: int) -> list[int]:
+        device = self.setting.weakest(0, len(self.setting.names))
+        domain = device.domain
+        most = domain if domain > device.per_host else min(domain, self.setting.per_host)
+        return [tp for tp in WIDTHS if tp <= most and not count % tp and not shape.heads % tp]
+
+    def _copies(self, count: int) -> list[int]:
+        """Over how many ranks weights may be sharded: powers of two, whole hosts, all."""
+        host = self.setting.per_host
+        found = [2**i for i in range(20)] + [host * 2**i for i in range(20)] + [count]
+        return sorted({ranks for ranks in found if ranks <= count and not count % ranks})
+
+    def fitting(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
+        """A choice with budgets that fit: the largest without recomputing, and with it; asleep if memory is short."""
+        work, done = self.setting.workload, False
+        for sleeps in (False, True) if not choice.streamed else (False,):
+            for recompute in (False, True) if work.recompute is None else (work.recompute,):
+                found = self._largest(replace(choice, sleeps=sleeps, recompute=recompute), variant)
+                if found is None:
+                    continue
+                yield found
+                done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
+                if found[0].budget >= self.budgets()[0]:
+                    break  # recomputing would only be slower
+            if done:
+                return
+
+    def _lanes(self, choice: Choice) -> int:
+        _, count = choice.places(self.setting.workload.roles)["generate"]
+        return max(1, count // choice.lane.width)
+
+    def budgets(self) -> Sequence[int]:
+        """Tokens of a micro-batch on one rank, from the largest; each holds the longest answer."""
+        told = self.setting.workload.budget
+        if told is not None:
+            return [max(told, self.setting.workload.longest)]
+        return [self.most >> i for i in range(20) if self.most >> i >= self.least]
+
+    def _largest(self, choice: Choice, variant: Variant) -> tuple[Choice, Room] | None:
+        """With the largest budget that fits, or none if not even the smallest does."""
+        budgets = self.budgets()
+        smallest = replace(choice, budget=budgets[-1])
+        room = self.rooms.room(smallest)
+        self.weighed += 1
+        if not room.fits:
+            miss = self.misses.get(variant.label)
+            if miss is None or room.over < miss.room.over:
+                self.misses[variant.label] = Miss(room=room, choice=smallest)
+            return None
+        for budget in budgets[:-1]:
+            larger = replace(choice, budget=budget)
+            if (found := self.rooms.room(larger)).fits:
+                return larger, found
+        return smallest, room
+
+
+def _power(number: int) -> int:
+    """The power of two that is not below it."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,209 @@
+"""What a choice needs of every device's memory, phase by phase, and how many tokens are left for caches.
+
+The counts are `placement.memory`'s; here they are put together: what stays on a device while each of its roles works,
+what sleeps in host memory meanwhile, and which part is to blame where it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stretto.placement import memory
+from stretto.placement.devices import GB, Device
+from stretto.placement.memory import Held
+from stretto.placement.mesh import Site
+from stretto.planner.choice import Choice, Side, Source
+from stretto.planner.setting import Setting
+
+NOTHING = Held()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRoom:
+    """The memory of the devices that serve the same roles."""
+
+    side: Side
+    """Which."""
+    device: Device
+    """Of which kind, at least."""
+    phases: Mapping[str, Held]
+    """What one of them holds while a role works, or while weights are published; without caches."""
+    asleep: float
+    """Bytes of host memory per device for what sleeps."""
+    pool: float
+    """Tokens that the caches of a lane may hold; 0 where nothing generates."""
+    token: float
+    """Bytes that a token of cache takes on one rank."""
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a plan may use."""
+        return memory.USABLE * self.device.memory
+
+    @property
+    def worst(self) -> str:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda phase: self.phases[phase].total)
+
+    @property
+    def over(self) -> float:
+        """Bytes by which the worst phase, or what sleeps, is too large; not above 0 where it fits."""
+        return max(self.phases[self.worst].total - self.usable, self.asleep - self.device.host_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """All sides of a choice."""
+
+    sides: tuple[SideRoom, ...]
+    """In the order of their devices."""
+    short: float
+    """Tokens that a lane's caches lack for the longest answer; not above 0 where it fits."""
+
+    @property
+    def pool(self) -> float:
+        """Tokens that the caches of a lane may hold."""
+        return min(room.pool for room in self.sides if "generate" in room.side.roles)
+
+    @property
+    def fits(self) -> bool:
+        """True if everything has room."""
+        return self.short <= 0 and all(room.over <= 0 for room in self.sides)
+
+    @property
+    def over(self) -> float:
+        """Bytes that are lacking on the device that lacks most."""
+        lacking = max(room.over for room in self.sides)
+        token = max(room.token for room in self.sides)
+        return lacking if lacking > 0 else max(0.0, self.short * token)
+
+    def why_not(self, longest: int) -> str:
+        """What does not fit, by how much, and which part is the largest."""
+        room = max(self.sides, key=lambda room: room.over)
+        if room.over <= 0:
+            return (
+                f"caches hold {max(0, int(self.pool))} tokens beside everything else, and one answer with its prompt "
+                f"may take {longest}"
+            )
+        if room.asleep - room.device.host_memory == room.over:
+            asleep, there = room.asleep / GB, room.device.host_memory / GB
+            return f"what sleeps takes {asleep:.0f} GB of host memory per device, and there are {there:.0f}"
+        held = room.phases[room.worst]
+        part, size = held.largest, getattr(held, held.largest) / GB
+        return (
+            f"{_phase(room.worst)} needs {held.total / GB:.1f} GB of the {room.usable / GB:.1f} GB that a device has "
+            f"for it, {room.over / GB:.1f} GB too much; the largest part is {part} with {size:.1f} GB"
+        )
+
+
+def _phase(name: str) -> str:
+    return {"generate": "generating", "train": "training", "fit": "training the critic", "publish": "publishing"}.get(
+        name, f"the {name} stage"
+    )
+
+
+class Rooms:
+    """Memory by choice; what choices have in common is counted once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.known: dict[object, Held] = {}
+
+    def room(self, choice: Choice) -> Room:
+        """What a choice needs, and what is left for caches."""
+        sides = tuple(self._side(choice, side) for side in choice.sides(self.setting.workload.roles))
+        lanes = [room for room in sides if "generate" in room.side.roles]
+        return Room(sides=sides, short=self.setting.workload.longest - min(room.pool for room in lanes))
+
+    def _side(self, choice: Choice, side: Side) -> SideRoom:
+        work, costs = self.setting.workload, self.setting.costs
+        device = self.setting.weakest(side.first, side.count)
+        sources = {role: choice.source(role, work) for role in side.roles}
+        resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
+        context = Held(context=memory.CONTEXT)
+        phases = {}
+        for phase in side.roles:
+            held = self._working(choice, side, phase, sources[phase]) + context
+            for role in side.roles:
+                held += self._kept(choice, role, phase, sources, resident[role])
+            phases[phase] = held
+        if sources.get("generate") == "own":
+            awake = [resident[role] for role in ("generate", "train") if role in resident] if choice.sleeps else None
+            site = self._site(choice, side, "generate")
+            bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
+            phases["publish"] = sum(awake or resident.values(), Held(gathered=bucket) + context)
+        sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
+        pool = token = 0.0
+        if "generate" in side.roles:
+            site = self._site(choice, side, "generate")
+            token = costs.cache_bytes(work.shapes["generate"], site, 1.0, work.precision)
+            free = memory.USABLE * device.memory - phases["generate"].total
+            free = free if work.share is None else min(free, work.share * device.memory)
+            pool = max(0.0, free * site.mesh.dp / token)
+        return SideRoom(
+            side=side,
+            device=device,
+            phases=phases,
+            asleep=memory.asleep(sleeping, 1) if sleeping else 0.0,
+            pool=pool,
+            token=token,
+        )
+
+    def _site(self, choice: Choice, side: Side, role: str) -> Site:
+        return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.count)
+
+    def _kept(self, choice: Choice, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
+        """What of a role stays on the device while another works."""
+        if not choice.sleeps or role == phase:
+            return resident
+        update = "fit" if phase == "value" else "train"
+        read = role == update and sources[phase] != "own"
+        return Held(weights=resident.weights) if read else NOTHING
+
+    def _resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+        """What a role holds even while it does nothing."""
+        _, count = choice.places(self.setting.workload.roles)[role]
+        split = choice.split(role, self.setting.workload.reading)
+        key = ("resident", role, split, source, choice.sharded and count // split.width, side.first, side.count)
+        if key not in self.known:
+            self.known[key] = self._count_resident(choice, side, role, source)
+        return self.known[key]
+
+    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+        work, site = self.setting.workload, self._site(choice, side, role)
+        shape = work.shapes[role]
+        if role in ("train", "fit"):
+            base = work.precision_of("train")
+            held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
+            _, count = choice.places(work.roles)[role]
+            copies = count // site.mesh.devices if choice.sharded else 1
+            return replace(held, optimizer=held.optimizer / copies)
+        if source != "own":
+            return NOTHING
+        if role == "generate":
+            return Held(weights=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).weights)
+        return Held(weights=memory.weights(shape, site, work.precision_of(role)))
+
+    def _working(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+        """What a role needs besides while it works."""
+        split = choice.split(role, self.setting.workload.reading)
+        key = ("working", role, split, source, choice.budget, choice.recompute, side.first, side.count)
+        if key not in self.known:
+            self.known[key] = self._count_working(choice, side, role, source)
+        return self.known[key]
+
+    def _count_working(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+        work, site = self.setting.workload, self._site(choice, side, role)
+        shape = work.shapes[role]
+        if role in ("train", "fit"):
+            kind: memory.Activations = "recompute" if choice.recompute else "keep"
+            return Held(
+                activations=memory.activations(shape, site, choice.budget, kind),
+                head=memory.head(shape, site, choice.budget) if role == "train" else 0.0,
+                gathered=memory.gathered(shape, site, trained=not work.adapter),
+            )
+        if role == "generate":
+            held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
+            return Held(weights=held.weights if source == "gather" else 0.0, activations=held.activations)
+        return replace(memory.scoring(shape, site, choice.budget), weights=0.0, context=0.0)

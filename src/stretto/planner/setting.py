@@ -1,0 +1,122 @@
+"""A workload on a cluster, with the constants of its cost model: what every question of the planner is about.
+
+Devices stand in the order in which plans use them. Where there are several kinds, those that have most memory
+bandwidth for their arithmetic come first: decoding reads weights and caches for every token and is bound by bandwidth,
+training is bound by arithmetic, and `separate` lets the first devices generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+from stretto.placement.cluster import Cluster
+from stretto.placement.cost import Costs
+from stretto.placement.devices import Device
+from stretto.placement.mesh import Mesh, Site
+from stretto.placement.rates import Rates
+from stretto.planner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the devices of one cell share a model."""
+
+    dp: int = 1
+    """Ranks that hold a shard of everything, and gather what they need."""
+    tp: int = 1
+    """Ranks that share every matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    ep: int = 1
+    """Ranks over which experts are spread; among those above."""
+
+    @property
+    def width(self) -> int:
+        """Devices of the cell."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """As a cell's mesh."""
+        return {"dp_shard": self.dp, "tp": self.tp, "pp": self.pp, "ep": self.ep}
+
+    @property
+    def mesh(self) -> Mesh:
+        """As the cost model reads it."""
+        return Mesh.of_mesh(self.degrees, self.width)
+
+
+ALONE = Split()
+"""A cell of one device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is planned, and for what."""
+
+    workload: Workload
+    """The step."""
+    cluster: Cluster
+    """What there is."""
+    costs: Costs
+    """The cost model with its constants."""
+    memo: dict[object, Device] = field(default_factory=dict, repr=False)
+    """Devices that were compared already."""
+
+    @classmethod
+    def of(cls, workload: Workload, cluster: Cluster) -> Setting:
+        """With the cluster's own constants, where it has any."""
+        kind = cluster.hosts[0].device.kind
+        return cls(workload=workload, cluster=cluster, costs=Costs(rates=Rates.of(cluster.rates, kind=kind)))
+
+    @cached_property
+    def ordered(self) -> tuple[tuple[str, Device], ...]:
+        """(name, device), those that suit generation first."""
+        return tuple(sorted(self.cluster.devices.items(), key=lambda item: -item[1].bandwidth / item[1].matmul))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the devices, in that order."""
+        return tuple(name for name, _ in self.ordered)
+
+    @cached_property
+    def by_name(self) -> dict[str, Device]:
+        """Name -> device."""
+        return dict(self.ordered)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """True if there are several kinds of devices."""
+        return len(self.cluster.pools()) > 1
+
+    @cached_property
+    def per_host(self) -> int:
+        """Devices of the smallest host."""
+        return min(host.count for host in self.cluster.hosts)
+
+    def weakest(self, first: int, count: int) -> Device:
+        """What every one of these devices can do at least."""
+        if not self.mixed:
+            return self.ordered[0][1]
+        if (first, count) not in self.memo:
+            self.memo[first, count] = _weakest({device for _, device in self.ordered[first : first + count]})
+        return self.memo[first, count]
+
+    def site(self, split: Split, first: int, count: int) -> Site:
+        """A cell on some of these devices."""
+        return Site(device=self.weakest(first, count), mesh=split.mesh, per_host=self.per_host)
+
+    def site_of(self, split: Split, devices: Iterable[str]) -> Site:
+        """A cell on these devices."""
+        if not self.mixed:
+            return self.site(split, 0, 1)
+        return Site(device=_weakest({self.by_name[name] for name in devices}), mesh=split.mesh, per_host=self.per_host)
+
+
+def _weakest(devices: Iterable[Device]) -> Device:
+    """The least of every number: ranks of a cell wait for each other."""
+    several = sorted(devices, key=lambda device: device.name)
+    numbers = [item.name for item in fields(Device) if isinstance(getattr(several[0], item.name), (int, float))]
+    return replace(several[0], **{name: min(getattr(device, name) for device in several) for name in numbers})

@@ -1,0 +1,189 @@
+"""A step under a choice on the virtual clock: the scheduler that executes plans, with the cost model as its cells.
+
+Lengths are drawn once per workload, the same for every choice. A lane takes as many answers at a time as its caches
+hold; where the drawn lengths would have overrun them, the step is simulated again with fewer, so that no forecast
+rests on memory that is not there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stretto.placement.memory import Held
+from stretto.placement.plan import Plan
+from stretto.planner.choice import Choice
+from stretto.planner.price import Ending, Priced, Prices, typical
+from stretto.planner.room import Room, SideRoom
+from stretto.planner.setting import Setting
+from stretto.step.state import Step
+from stretto.step.virtual import Simulated, Simulation, Stretch
+from stretto.step.work import FORWARD, UPDATE, Launch, Speeds, Terms
+
+TRIES = 4
+"""How often the interval is halved in which the number of answers at a time lies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a step is expected to be."""
+
+    choice: Choice
+    """What was simulated."""
+    plan: Plan
+    """Its plan."""
+    room: Room
+    """Its memory."""
+    step: float
+    """Seconds of a step; with staleness 1, of each step in a long run of them."""
+    stages: Mapping[str, float]
+    """Stage -> seconds on the cells that serve it, averaged over them; they add up to more where stages overlap."""
+    ending: Ending
+    """What follows when everything is accumulated."""
+    idle: float
+    """Share of the devices' seconds without work."""
+    workless: int
+    """Devices of the plan that never had any."""
+    tokens: int
+    """Tokens that were generated."""
+    slots: int
+    """Answers that a lane generates at a time, at most."""
+    cached: float
+    """Most tokens that a lane's caches held."""
+    stretches: tuple[Stretch, ...]
+    """What each cell did."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second of a step."""
+        return self.tokens / self.step
+
+    def held(self, room: SideRoom) -> tuple[str, Held]:
+        """The phase in which a device of this side holds most, and what; with the caches that were needed."""
+        phases = dict(room.phases)
+        if "generate" in phases:
+            phases["generate"] += Held(cache=self.cached * room.token / self.choice.lane.mesh.dp)
+        phase = max(phases, key=lambda name: phases[name].total)
+        return phase, phases[phase]
+
+
+def simulate(prices: Prices, choice: Choice, room: Room) -> Forecast:
+    """The forecast of a choice that fits."""
+    work = prices.setting.workload
+    plan = choice.plan(prices.setting)
+    durations = Priced(prices, choice, plan)
+    lanes = sum(cell.role == "generate" for cell in plan.cells)
+    slots, took = _within(prices, choice, plan, durations, room.pool)
+    return _forecast(prices.setting, choice, plan, room, durations, took, min(slots, -(-work.answers // lanes)))
+
+
+def _within(prices: Prices, choice: Choice, plan: Plan, durations: Priced, pool: float) -> tuple[int, Simulated]:
+    """How many answers a lane may generate at a time without its caches outgrowing the pool, and the step with them.
+
+    The largest number that usually has room is tried first, then numbers between it and one that cannot fail.
+    """
+    work = prices.setting.workload
+    high = min(prices.slots(choice, pool), work.answers)
+    took = run_step(prices, choice, plan, durations, high)
+    if max(took.contexts.values()) <= pool:
+        return high, took
+    low = max(1, int(pool // work.longest))
+    best = low, run_step(prices, choice, plan, durations, low)
+    for _ in range(TRIES):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        took = run_step(prices, choice, plan, durations, middle)
+        if max(took.contexts.values()) <= pool:
+            low, best = middle, (middle, took)
+        else:
+            high = middle
+    return best
+
+
+def run_step(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Simulated:
+    """One step on the virtual clock, with so many answers at a time on a lane."""
+    work = prices.setting.workload
+    step = Step(plan, _terms(prices, choice, plan, durations, slots), spread=max(work.lengths.sigma, 0.1))
+    lengths = {(i, j): tokens for i, group in enumerate(durations.lengths) for j, tokens in enumerate(group)}
+    # Nobody knows yet which prompt has long answers.
+    launch = {"prompt_tokens": work.prompt, "samples": work.samples}
+    launches = [Launch(prompt=str(i), expected=work.lengths.mean, **launch) for i in range(work.launched)]
+    return Simulation(step, durations, lengths).run(launches)
+
+
+def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Terms:
+    work = prices.setting.workload
+    stages = tuple(role for role in (*FORWARD, *UPDATE) if role in work.roles)
+    first = {cell.role: cell for cell in reversed(plan.cells)}
+    budgets = {cell.name: cell.token_budget or 1 for cell in plan.cells if cell.role != "generate"}
+    per_token = {}
+    for stage in stages:
+        site = durations.sites[first[stage].name]
+        part = typical(work.load, budgets[first[stage].name])
+        per_token[stage] = prices.piece(stage, site, part, choice) / part.tokens
+    lane, half = first["generate"].name, work.prompt + work.lengths.mean / 2
+    alone, full = durations.tick(lane, 1, half), durations.tick(lane, slots, half)
+    return Terms(
+        groups=work.prompts,
+        drops=False,
+        barrier=work.barrier,
+        stages=stages,
+        slots={cell.name: slots for cell in plan.cells if cell.role == "generate"},
+        budgets=budgets,
+        longest=work.lengths.cap,
+        speeds=Speeds(
+            tick=alone,
+            tick_each=(full - alone) / max(1, slots - 1),
+            per_token=per_token,
+            switch=prices.costs.rates.far_delay + durations.prefill(lane, work.longest),
+        ),
+    )
+
+
+def _forecast(
+    setting: Setting, choice: Choice, plan: Plan, room: Room, durations: Priced, took: Simulated, slots: int
+) -> Forecast:
+    work, ending = setting.workload, durations.ending
+    cells = {cell.name: cell for cell in plan.cells}
+    spent: defaultdict[str, float] = defaultdict(float)
+    busy = dict.fromkeys(setting.cluster.devices, 0.0)
+    for stretch in took.stretches:
+        spent[stretch.stage] += stretch.stop - stretch.start
+        for device in cells[stretch.cell].devices:
+            busy[device] += stretch.stop - stretch.start
+    serving = {role: sum(cell.role == role for cell in plan.cells) for role in spent}
+    step = took.seconds if not work.staleness else _steady(took, cells_of(plan), ending)
+    workless = sum(not seconds for seconds in busy.values()) - (len(busy) - choice.devices)
+    used = sum(seconds + ending.seconds for seconds in busy.values() if seconds)
+    return Forecast(
+        choice=choice,
+        plan=plan,
+        room=room,
+        step=step,
+        stages={role: spent[role] / serving[role] for role in ("generate", *FORWARD, *UPDATE) if role in spent},
+        ending=ending,
+        idle=max(0.0, 1 - used / (step * len(busy))),
+        workless=workless,
+        tokens=int(work.drawn.sum()),
+        slots=slots,
+        cached=max(took.contexts.values()),
+        stretches=took.stretches,
+    )
+
+
+def cells_of(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Cell -> its devices."""
+    return {cell.name: cell.devices for cell in plan.cells}
+
+
+def _steady(took: Simulated, devices: Mapping[str, tuple[str, ...]], ending: Ending) -> float:
+    """Seconds per step where the next one is generated while this one is trained: the longer of the two."""
+    generated = max(stretch.stop for stretch in took.stretches if stretch.stage == "generate")
+    busy: defaultdict[str, float] = defaultdict(float)
+    for stretch in took.stretches:
+        if stretch.stage != "generate":
+            for device in devices[stretch.cell]:
+                busy[device] += stretch.stop - stretch.start
+    return max(generated + ending.publish, max(busy.values()) + ending.update) + ending.switch

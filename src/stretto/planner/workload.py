@@ -1,0 +1,191 @@
+"""What a step is, as the planner sees it: models and their roles, how many answers, how long, what is trained.
+
+It follows from a recipe and from nothing else; no data is read, unless the recipe takes its lengths from a run. What a
+recipe leaves open and a plan must know is assumed here, and said (`Workload.assumed`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.config.schema import Recipe, RoleModel
+from stretto.errors import Problem, RecipeError
+from stretto.placement.cost import Precision
+from stretto.placement.lengths import Counts, Lengths
+from stretto.placement.load import Load
+from stretto.placement.shapes import ModelShape
+from stretto.planner.models import shape_of_model
+from stretto.planner.recorded import recorded_lengths
+
+ASSUMED_PROMPT, ASSUMED_MEAN, ASSUMED_SIGMA = 128, 0.4, 0.8
+"""Tokens of a prompt, mean answer as a share of the longest, spread of log-length: where a recipe says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One step."""
+
+    shapes: Mapping[str, ModelShape]
+    """Role -> the model that it runs."""
+    prompts: int
+    """Groups that are trained on."""
+    launched: int
+    """Groups that are generated."""
+    samples: int
+    """Answers of a group."""
+    updates: int
+    """Optimizer updates."""
+    prompt: int
+    """Tokens of a prompt."""
+    lengths: Lengths
+    """Of answers."""
+    adapter: int
+    """Rank of a LoRA; 0 where all weights are trained."""
+    reading: frozenset[str]
+    """Roles that read the tensors of what is trained."""
+    precision: Precision
+    """Of products and caches."""
+    base: Precision
+    """Of frozen weights below an adapter."""
+    optimizer: str = "adamw"
+    """Name of the optimizer."""
+    recompute: bool | None = None
+    """Whether activations are recomputed; none if the plan may choose."""
+    budget: int | None = None
+    """Most tokens of a micro-batch on one rank; none if the plan may choose."""
+    share: float | None = None
+    """Most of a device's memory that caches take; none for all that is left."""
+    barrier: bool = False
+    """True if credit needs every group."""
+    staleness: int = 0
+    """Versions that the sampler may lag behind."""
+    engine: str = "native"
+    """What generates."""
+    price: float | None = None
+    """Of a GPU, per hour."""
+    seed: int = 0
+    """Of the lengths that are drawn."""
+    assumed: tuple[str, ...] = ()
+    """What the recipe does not say, in words."""
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Roles of the step."""
+        return frozenset(self.shapes)
+
+    @property
+    def answers(self) -> int:
+        """Answers that are generated."""
+        return self.launched * self.samples
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that there may be."""
+        return self.prompt + self.lengths.cap
+
+    @cached_property
+    def drawn(self) -> Counts:
+        """The lengths of one step: the same for every plan, so that plans compare."""
+        return self.lengths.sample(self.launched, self.samples, seed=self.seed)
+
+    @cached_property
+    def load(self) -> Load:
+        """What a stage after generation computes; prompts of a group once."""
+        return Load.groups(self.prompt, self.drawn[: self.prompts], shared=True)
+
+    def precision_of(self, role: str) -> Precision:
+        """How the weights of a role are stored where they are not trained."""
+        return self.base if self.adapter and role in ("generate", "train", "reference") else self.precision
+
+
+def workload_of(recipe: Recipe, root: Path) -> Workload:
+    """The step of a recipe; raises a RecipeError with everything that keeps it from being planned."""
+    if problems := list(_problems(recipe)):
+        raise RecipeError(*problems)
+    prompt, lengths, assumed = _lengths(recipe, root)
+    shapes = _shapes(recipe, root)
+    base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
+    adapter, algorithm, batch = recipe.model.adapter, CATALOG[recipe.algorithm.name], recipe.batch
+    borrowed = {"generate", "value"} | ({"reference"} if adapter and recipe.roles.reference == "adapter-off" else set())
+    return Workload(
+        shapes=shapes,
+        prompts=batch.prompts,
+        launched=math.ceil(batch.prompts * batch.oversample),
+        samples=batch.samples,
+        updates=batch.updates,
+        prompt=prompt,
+        lengths=lengths,
+        adapter=adapter.rank if adapter else 0,
+        reading=frozenset(borrowed & shapes.keys()),
+        precision=recipe.model.dtype,
+        base=base.get(recipe.model.quantize, recipe.model.dtype),
+        optimizer=recipe.optimizer.name,
+        recompute=None if recipe.optimizer.checkpointing == "auto" else recipe.optimizer.checkpointing,
+        budget=None if batch.token_budget == "auto" else batch.token_budget,
+        share=None if recipe.engine.memory_share == "auto" else recipe.engine.memory_share,
+        barrier=algorithm.scope == "batch",
+        staleness=recipe.placement.staleness,
+        engine=recipe.engine.kind,
+        price=recipe.placement.price_per_gpu_hour,
+        seed=recipe.seed,
+        assumed=assumed,
+    )
+
+
+def _problems(recipe: Recipe) -> Iterator[Problem]:
+    """What contradicts itself only where shapes and lengths are planned with."""
+    told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
+    if told is not None and told.from_run is None and told.response.cap > longest:
+        reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
+        yield Problem(field="batch.lengths.response.cap", reason=reason, fix="raise engine.max_new_tokens")
+    critic, values = recipe.roles.critic, "values" in CATALOG[recipe.algorithm.name].needs
+    if values and critic is None:
+        reason = f"algorithm.name is {recipe.algorithm.name}, which needs a critic"
+        yield Problem(field="roles.critic", reason=reason, fix="write {} for one like the policy, or give its shape")
+    if critic is not None and not values:
+        reason = f"has no effect, because algorithm.name is {recipe.algorithm.name}"
+        yield Problem(field="roles.critic", reason=reason, fix="leave it out, or use ppo")
+    if recipe.placement.cells is not None:
+        reason = "cells by hand are not weighed against others; what is planned is placed by strategies"
+        yield Problem(field="placement.cells", reason=reason, fix="leave them out of what is planned")
+
+
+def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
+    """Role -> shape. A model that is asked for without name or shape is like the policy."""
+    policy = shape_of_model(recipe.model, root, field="model")
+    assert policy is not None  # a model has a name
+    needs, roles = CATALOG[recipe.algorithm.name].needs, recipe.roles
+
+    def other(section: RoleModel, field: str) -> ModelShape:
+        return shape_of_model(section, root, field=field) or policy
+
+    shapes = {"generate": policy, "train": policy}
+    if recipe.algorithm.kl.coef > 0 or "reference" in needs:
+        told = roles.reference
+        shapes["reference"] = other(told, "roles.reference") if isinstance(told, RoleModel) else policy
+    if roles.reward_model is not None:
+        shapes["reward"] = other(roles.reward_model, "roles.reward_model")
+    if roles.critic is not None:
+        shapes["value"] = shapes["fit"] = other(roles.critic, "roles.critic")
+    return shapes
+
+
+def _lengths(recipe: Recipe, root: Path) -> tuple[int, Lengths, tuple[str, ...]]:
+    """Prompt tokens, the distribution of answers, and what of it nobody said."""
+    told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
+    if told is None:
+        mean = max(1.0, ASSUMED_MEAN * longest)
+        assumed = (
+            f"lengths are assumed: prompts of {ASSUMED_PROMPT} tokens, answers of {mean:g} on average, up to {longest} "
+            "(batch.lengths says it better)"
+        )
+        return ASSUMED_PROMPT, Lengths(mean=mean, sigma=ASSUMED_SIGMA, cap=longest), (assumed,)
+    if told.from_run is not None:
+        prompt, lengths = recorded_lengths(told.from_run, root, cap=longest)
+        return prompt, lengths, ()
+    return told.prompt, Lengths.of(told.response), ()

@@ -1,0 +1,117 @@
+"""`stretto plan`: what people and programs get, and what it says to questions that have no answer."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stretto.cli.main import main
+
+SEVEN = ["model.shape=qwen2.5-7b", "model.adapter=null", "engine.max_new_tokens=1024"]
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("batch: {prompts: 16, samples: 8}\n")
+    return "r.yaml"
+
+
+def failed(capsys):
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in error
+    return error
+
+
+def test_people_get_a_table_reasons_memory_and_lanes(recipe, capsys):
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "placement.price_per_gpu_hour=2"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    for word in ("flatten", "separate", "elastic", "cost", "idle", "interleave I1 is no choice: ", "GB in the phase"):
+        assert word in out
+    assert "localhost/gpu:0 |g" in out
+    assert "waits for" in out
+    assert "lengths are assumed" in out
+
+
+def test_programs_get_one_document(recipe, capsys):
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "--json", "placement.price_per_gpu_hour=2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"plans", "rejected"} <= told.keys()
+    best = told["plans"][0]
+    wanted = {"strategy", "fits", "seconds", "idle", "memory_gb", "tokens_per_second", "cost_per_step", "cells", "why"}
+    assert wanted <= best.keys()
+    assert best["cost_per_step"] == pytest.approx(8 * 2 * best["seconds"]["step"] / 3600)
+    assert len(best["memory_gb"]) == 8
+    assert all(0 < device["peak"] <= 80 for device in best["memory_gb"].values())
+    assert {cell["role"] for cell in best["cells"]} == {"generate", "train"}
+    assert {entry["strategy"] for entry in told["rejected"]} == {"interleave I1", "interleave I2"}
+
+
+def test_one_strategy_can_be_asked_for(recipe, capsys):
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "--strategy", "separate", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [plan["strategy"] for plan in told["plans"]] == ["separate"]
+    assert told["rejected"] == []
+
+
+def test_a_timeline_is_a_chrome_trace_of_what_is_simulated(recipe, tmp_path, capsys):
+    assert main(["plan", recipe, "--cluster", "2xcpu", "--timeline", "t.json"]) == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events} == {"generate", "train", "publish"}
+    assert all(event["ph"] == "X" and event["args"]["simulated"] for event in events)
+    capsys.readouterr()
+    assert main(["plan", recipe, "--cluster", "2xcpu", "--timeline", "none/t.json"]) == 2
+    assert "--timeline" in failed(capsys)
+
+
+def test_a_cluster_may_be_a_file_with_devices_of_its_own(recipe, tmp_path, capsys):
+    text = "hosts: [{device: X, devices: 4}]\ndevices: {X: {flops: 4.0e14, memory_gb: 64, bandwidth: 2.0e12}}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    assert main(["plan", recipe, *SEVEN, "--cluster", "c.yaml"]) == 0
+    assert "on 4 x X" in capsys.readouterr().out
+    (tmp_path / "c.yaml").write_text("hosts: []\n")
+    assert main(["plan", recipe, *SEVEN, "--cluster", "c.yaml"]) == 2
+    assert "c.yaml: hosts" in failed(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "8xH101"], ["placement.cluster", "H100", "cluster file"]),
+        (["--cluster", "lots"], ["placement.cluster", "8xH100"]),
+        ([], ["placement.cluster", "--cluster 8xH100"]),
+        (["--cluster", "8xH100", "model.shape=lama-7b"], ["model.shape", "llama-7b", "layers: 32"]),
+        (["--cluster", "8xH100", "--strategy", "flat"], ["--strategy", "flatten"]),
+        (["--cluster", "8xH100", "--measure"], ["--measure", "not available yet"]),
+        (["--cluster", "8xH100", "model.shapes=x"], ["model.shapes"]),
+        (
+            ["--cluster", "2xA10", "model.shape=llama-65b", "model.adapter=null"],
+            ["nothing fits on 2 x A10", "optimizer", "GB too much", "xA10 would hold it"],
+        ),
+    ],
+)
+def test_a_question_without_an_answer_says_what_to_ask(recipe, capsys, arguments, words):
+    assert main(["plan", recipe, *arguments]) == 2
+    error = failed(capsys)
+    for word in words:
+        assert word in error
+
+
+def test_a_failure_is_a_document_too(recipe, capsys):
+    assert main(["plan", recipe, "--cluster", "8xH101", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    assert told["plans"] is None
+    assert told["problems"][0]["field"] == "placement.cluster"
+
+
+def test_planning_loads_no_torch(recipe):
+    code = (
+        "import sys; from stretto.cli.main import main; "
+        "code = main(['plan', 'r.yaml', '--cluster', '8xH100', '--json']); "
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'ray')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

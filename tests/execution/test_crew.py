@@ -1,0 +1,110 @@
+"""A crew whose workers only say what they were asked: deadlines, and who is asked after one has fallen silent."""
+
+import asyncio
+
+import pytest
+
+from stretto.config.schema import Placement
+from stretto.errors import DeadlineError, TrainingError
+from stretto.execution import crew as crews
+from stretto.execution.crew import Crew, Patience
+from stretto.placement.choose import plan_of
+
+DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
+
+
+class Saying:
+    """A worker that answers with its device, unless it hangs."""
+
+    def __init__(self, device):
+        self.device, self.hangs = device, False
+
+    async def call(self, what, *arguments):
+        if self.hangs:
+            await asyncio.sleep(60)
+        return self.device
+
+    async def close(self):
+        """Nothing to end."""
+
+
+class Sayings:
+    """Starts them."""
+
+    async def open(self):
+        """Nothing to claim."""
+
+    async def start(self, device):
+        return Saying(device)
+
+    def store(self):
+        return ("nowhere", 0)
+
+    async def close(self):
+        """Nothing is left."""
+
+
+async def started():
+    plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=DEVICES)
+    patience = Patience(start=1, generate=0.05, train=0.05, publish=0.05)
+    crew = Crew(plan, Sayings(), lambda device: device, patience=patience)
+    await crew.start()
+    return crew
+
+
+def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_checkpoint():
+    async def scenario():
+        crew = await started()
+        assert await crew.state() == DEVICES[0]
+        crew.members[DEVICES[0]].hangs = True
+        with pytest.raises(DeadlineError, match=r"localhost/cpu:0: begin has not answered for 0\.05 s"):
+            await crew.begin()
+        assert await crew.state() == DEVICES[1]
+
+    asyncio.run(scenario())
+
+
+def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second_wait():
+    async def scenario():
+        crew = await started()
+        for member in crew.members.values():
+            member.hangs = True
+        with pytest.raises(DeadlineError):
+            await crew.begin()
+        with pytest.raises(TrainingError, match="none of the workers that train answers"):
+            await crew.state()
+
+    asyncio.run(scenario())
+
+
+def test_the_last_checkpoint_is_given_little_time(monkeypatch):
+    monkeypatch.setattr(crews, "HURRY", 0.01)
+
+    async def scenario():
+        crew = await started()
+        crew.silent.add(DEVICES[0])
+        crew.members[DEVICES[1]].hangs = True
+        with pytest.raises(DeadlineError, match=r"state has not answered for 0\.01 s"):
+            await crew.state()
+
+    asyncio.run(scenario())
+
+
+def test_no_two_meetings_of_a_process_have_one_name():
+    async def scenario():
+        heard = []
+        first, second = await started(), await started()
+        for crew in (first, second):
+            for member in crew.members.values():
+
+                async def call(what, *arguments):
+                    heard.append((arguments[1].name, arguments[1].rank))
+
+                member.call = call
+        await first.meet()
+        await second.meet()
+        return heard
+
+    heard = asyncio.run(scenario())
+    assert len(heard) == 8
+    assert len(set(heard)) == 8

@@ -1,0 +1,142 @@
+"""The search keeps to memory, gives reasons, does not change from run to run, and more devices never make it worse."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from stretto.config.schema import Placement
+from stretto.placement.cluster import parse_cluster
+from stretto.placement.lengths import Lengths
+from stretto.placement.shapes import named_shape
+from stretto.planner import explain
+from stretto.planner.grid import Variant
+from stretto.planner.search import named_by, search, smallest_cluster, variants_of
+from stretto.planner.setting import Setting
+from stretto.planner.workload import Workload
+
+ALL = variants_of(Placement())
+PPO = ("generate", "train", "reference", "reward", "value", "fit")
+
+
+def workload(model="qwen2.5-3b", roles=("generate", "train"), **changes):
+    told = {
+        "shapes": dict.fromkeys(roles, named_shape(model)),
+        "prompts": 16,
+        "launched": 16,
+        "samples": 8,
+        "updates": 1,
+        "prompt": 200,
+        "lengths": Lengths(mean=400.0, sigma=1.0, cap=2048),
+        "adapter": 0,
+        "reading": frozenset({"generate", "value"} & set(roles)),
+        "precision": "bfloat16",
+        "base": "bfloat16",
+    }
+    return Workload(**(told | changes))
+
+
+def setting_of(cluster, model="qwen2.5-3b", **changes):
+    return Setting.of(workload(model, **changes), parse_cluster(cluster))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "roles"),
+    [("8xA100-80", "llama-7b", PPO), ("8xH100", "qwen2.5-7b", PPO[:2]), ("8xH100", "qwen3-30b-a3b", PPO[:2])],
+)
+def test_no_plan_takes_more_memory_than_there_is(cluster, model, roles):
+    setting = setting_of(cluster, model, roles=roles)
+    found = search(setting, ALL)
+    assert found.best
+    for forecast in found.best:
+        assert forecast.cached <= forecast.room.pool
+        for room in forecast.room.sides:
+            assert forecast.held(room)[1].total <= room.usable
+            assert room.asleep <= room.device.host_memory
+
+
+@pytest.mark.parametrize(("model", "prompts"), [("qwen2.5-0.5b", 4), ("qwen2.5-3b", 16), ("qwen2.5-7b", 64)])
+def test_more_devices_never_make_the_best_plan_slower(model, prompts):
+    steps = []
+    for count in (1, 2, 4, 8, 16):
+        found = search(setting_of(f"{count}xH100", model, prompts=prompts, launched=prompts), ALL)
+        steps.append(min((forecast.step for forecast in found.best), default=float("inf")))
+    assert steps[-1] < float("inf")
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(steps))
+
+
+def test_the_same_question_has_the_same_answer():
+    documents = []
+    for _ in range(2):
+        setting = setting_of("8xH100", roles=PPO)
+        documents.append(explain.document(search(setting, ALL), setting))
+    assert documents[0] == documents[1]
+
+
+def test_plans_come_best_first_one_for_each_strategy_and_the_others_have_a_reason():
+    setting = setting_of("8xH100", roles=PPO)
+    found = search(setting, ALL)
+    steps = [forecast.step for forecast in found.best]
+    assert steps == sorted(steps)
+    labels = [forecast.choice.label for forecast in found.best] + [name for name, _ in found.rejected]
+    assert sorted(labels) == ["elastic", "flatten", "interleave I1", "interleave I2", "separate"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "cluster", "reason"),
+    [
+        ("elastic", {}, "1xH100", "needs two devices"),
+        ("elastic", {"updates": 2}, "4xH100", "nothing can stream"),
+        ("flatten", {"staleness": 1}, "4xH100", "devices that only generate"),
+        ("interleave", {}, "4xH100", "nothing to lay side by side"),
+        ("interleave", {"roles": PPO[:3]}, "4xH100", "only one of them"),
+        ("flatten", {"model": "llama-65b"}, "1xH100", "training needs"),
+    ],
+)
+def test_a_strategy_that_is_no_choice_says_why(strategy, changes, cluster, reason):
+    setting = setting_of(cluster, **changes)
+    rejected = dict(search(setting, tuple(v for v in ALL if v.strategy == strategy)).rejected)
+    assert any(reason in why for why in rejected.values()), rejected
+
+
+def test_shares_that_no_number_of_devices_has_are_no_choice():
+    third = Variant(strategy="interleave", fractions=tuple(Fraction(n, 3) for n in (3, 3, 1, 2)))
+    rejected = dict(search(setting_of("2xH100", roles=PPO), (third,)).rejected)
+    assert "do not divide 2 devices" in rejected[third.label]
+
+
+def test_a_model_that_fits_nowhere_names_the_term_and_the_smallest_cluster():
+    setting = setting_of("1xH100", "llama-65b")
+    found = search(setting, ALL)
+    assert found.best == ()
+    assert "optimizer" in found.misses[0] and "GB too much" in found.misses[0]
+    count = smallest_cluster(setting, ALL)
+    assert count is not None and count > 8
+    assert search(replace(setting, cluster=parse_cluster(f"{count}xH100"), memo={}), ALL).best
+
+
+def test_a_batch_too_small_for_the_cluster_says_so():
+    setting = setting_of("64xH100", "qwen2.5-0.5b", prompts=2, launched=2, samples=2)
+    told = " ".join(explain.notes(search(setting, ALL), setting))
+    assert "64 devices" in told and "raise batch.prompts" in told
+
+
+def test_devices_with_bandwidth_generate_and_those_with_arithmetic_train():
+    setting = setting_of("8xH800+8xH20")
+    (forecast,) = search(setting, (Variant(strategy="separate"),)).best
+    kinds = setting.cluster.devices
+    generating = [d for cell in forecast.plan.cells if cell.role == "generate" for d in cell.devices]
+    assert kinds[generating[0]].name == "H20"
+    training = [d for cell in forecast.plan.cells if cell.role == "train" for d in cell.devices]
+    assert kinds[training[-1]].name == "H800"
+    assert "H20 has most memory bandwidth" in " ".join(explain.notes(search(setting, ALL), setting))
+
+
+def test_a_recipe_names_its_strategy_as_it_is_listed():
+    assert named_by(Placement(strategy="elastic")) == "elastic"
+    assert named_by(Placement(strategy="interleave")) == "interleave I1"
+    assert named_by(Placement(strategy="interleave", fractions=(1.0, 1.0, 0.5, 0.5))) == "interleave I1"
+    own = Placement(strategy="interleave", fractions=(1.0, 0.5, 0.5, 1.0))
+    assert named_by(own) == "interleave (1, 1/2, 1/2, 1)"
+    assert named_by(own) in [variant.label for variant in variants_of(own)]

