@@ -26,11 +26,11 @@ class Ready:
     """Tokens that its trajectories share."""
     sizes: tuple[tuple[int, int], ...]
     """(attempt, tokens of its own) of each trajectory."""
+    tokens: int = field(init=False)
+    """What it computes as a whole; asked for often, so added up once."""
 
-    @property
-    def tokens(self) -> int:
-        """What it computes as a whole."""
-        return self.prompt + sum(size for _, size in self.sizes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", self.prompt + sum(size for _, size in self.sizes))
 
 
 @dataclass(slots=True)
@@ -65,10 +65,12 @@ class Queue:
                 break
             count = _fitting(group, target=target - tokens, budget=budget - tokens)
             items += [(group.index, attempt) for attempt, _ in group.sizes[:count]]
-            tokens += group.prompt + sum(size for _, size in group.sizes[:count])
             self.groups.popleft()
             self.tokens -= group.tokens
-            if count < len(group.sizes):
+            if count == len(group.sizes):
+                tokens += group.tokens
+            else:
+                tokens += group.prompt + sum(size for _, size in group.sizes[:count])
                 self.put(Ready(index=group.index, prompt=group.prompt, sizes=group.sizes[count:]), first=True)
                 break
         return tuple(items), tokens

@@ -152,8 +152,9 @@ class Step:
         works: list[Work] = []
         if self.touched:
             works += self._generate(now)
-        for stage in self.queues:
-            works += self._pieces(stage)
+        for stage, queue in self.queues.items():
+            if queue.groups and self.cells.idle[stage]:
+                works += self._pieces(stage)
         if self.finished and not self.applied:
             self.applied = True
             works.append(Apply(groups=self.accepted))
@@ -247,7 +248,7 @@ class Step:
     def _pieces(self, stage: str) -> list[Work]:
         """Pieces of a stage for the cells whose turn it is."""
         queue, works = self.queues[stage], list[Work]()
-        if not queue.groups or not self.cells.idle[stage] or not self._tokens(stage):
+        if not self._tokens(stage):
             return works
         serving, count = self.cells.serving[stage], self.cells.count[stage]
         gathered = self.plan.flow == "phased" or not self.coming

@@ -8,7 +8,6 @@ matters where all weights of a large model are trained. Masters stay wide.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -91,7 +90,6 @@ def make_adamw(masters: Iterable[nn.Parameter], section: Section) -> torch.optim
     settings: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
     if section.name == "adamw":
         return torch.optim.AdamW(masters, fused=True, **settings)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells everybody of kernels that nobody asked for
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
