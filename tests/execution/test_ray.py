@@ -26,5 +26,5 @@ def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(
     made, folder, single = recipe
     launcher = Processes(DEVICES, seconds=60)
     weights, *_ = asyncio.run(together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what)))
-    assert distance(single, weights) < 1e-10
+    assert distance(single, weights) < 1e-8
     assert marked(launcher.reaper.mark) == []
