@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
 
-from stretto.errors import CellLost, RecipeError
+from stretto.errors import RecipeError
 from stretto.execution.worker import Assignment, Worker
 
 
@@ -62,7 +62,6 @@ class Threaded:
         self.device = assignment.device
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=assignment.device)
         self.made = self.thread.submit(self._make, make, assignment)
-        self.dead = False
 
     def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
         with LOADING:
@@ -70,8 +69,6 @@ class Threaded:
 
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's own thread."""
-        if self.dead:
-            raise CellLost(self.device, "its process has ended")
         return await asyncio.wrap_future(self.thread.submit(self._call, what, *arguments))
 
     def _call(self, what: str, *arguments: Any) -> Any:
@@ -79,8 +76,7 @@ class Threaded:
 
     async def close(self) -> None:
         """Waits for the call under way."""
-        if not self.dead:
-            await self.call("close")
+        await self.call("close")
         self.thread.shutdown()
 
 
@@ -89,14 +85,13 @@ class Threads:
 
     def __init__(self, make: Callable[[Assignment], Worker] = Worker) -> None:
         self.make, self.meeting = make, HashStore()
-        self.started: dict[str, Threaded] = {}
 
     async def open(self) -> None:
         """The devices are this process's threads."""
 
     async def start(self, assignment: Assignment) -> Threaded:
         """A worker in a new thread; loading begins at once."""
-        member = self.started[assignment.device] = Threaded(assignment, self.make)
+        member = Threaded(assignment, self.make)
         await asyncio.wrap_future(member.made)
         return member
 

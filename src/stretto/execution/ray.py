@@ -48,7 +48,6 @@ class Remote:
 
     def __init__(self, device: str, actor: Any, process: int) -> None:
         self.device, self.actor, self.process = device, actor, process
-        self.turn = asyncio.Lock()
 
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's process."""

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.algorithms.base import build
+from stretto.algorithms.base import Algorithm, build
 from stretto.config.locate import locate
-from stretto.config.schema import Recipe
+from stretto.config.schema import EngineSection, Recipe
 from stretto.execution.group import Group, Meeting
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
@@ -70,17 +70,10 @@ class Worker:
                 torch.set_num_threads(assignment.threads)
         self.policy = self._load(device)
         self.trains = "train" in assignment.roles
-        algorithm = build(recipe.algorithm)
         updates = recipe.run.steps * recipe.batch.updates
         self.optimizer = MasterAdamW(self.policy.trained(), recipe.optimizer, updates=updates) if self.trains else None
-        self.trainer = Trainer(
-            self.policy,
-            algorithm,
-            self.optimizer,
-            token_budget=assignment.token_budget,
-            temperature=recipe.engine.temperature,
-            clip=recipe.optimizer.clip,
-            checkpointing=recipe.optimizer.checkpointing,
+        self.trainer = make_trainer(
+            self.policy, build(recipe.algorithm), recipe, self.optimizer, token_budget=assignment.token_budget
         )
         own = "reference" in assignment.roles and self.policy.adapted is None
         self.reference = self._load(device) if own else None
@@ -91,8 +84,7 @@ class Worker:
 
     def make_engine(self) -> Engine:
         """What generates with the policy."""
-        section = self.assignment.recipe.engine
-        return NativeEngine(self.policy, memory_share=section.memory_share, speculate=section.speculate)
+        return native_engine(self.policy, self.assignment.recipe.engine)
 
     def _load(self, device: torch.device) -> Policy:
         made, recipe = self.assignment, self.assignment.recipe
@@ -190,6 +182,26 @@ class Worker:
         """Frees what it holds."""
         self.engine.close()
         self.trainer.close()
+
+
+def make_trainer(
+    policy: Policy, algorithm: Algorithm, recipe: Recipe, optimizer: MasterAdamW | None, *, token_budget: int
+) -> Trainer:
+    """What trains a policy as a recipe says, in this process or in a worker's."""
+    return Trainer(
+        policy,
+        algorithm,
+        optimizer,
+        token_budget=token_budget,
+        temperature=recipe.engine.temperature,
+        clip=recipe.optimizer.clip,
+        checkpointing=recipe.optimizer.checkpointing,
+    )
+
+
+def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
+    """The engine that reads the policy's own tensors."""
+    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
 
 
 def checksum(tensor: Tensor) -> str:

@@ -21,7 +21,7 @@ from stretto.rollout.base import Completion, Request
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run import guards
 from stretto.run.clock import Clock
-from stretto.run.learn import credit, value_streams
+from stretto.run.learn import ConversationKey, credit, keyed_conversations, value_streams
 from stretto.run.parts import Parts
 from stretto.step.expect import Lengths
 from stretto.step.pace import Pace
@@ -29,8 +29,6 @@ from stretto.step.work import Item, Move, Piece
 from stretto.step.work import Launch as Asked
 from stretto.train.trainer import StepReport
 from stretto.types import Group, Sample, Trajectory, trajectory_key
-
-Key = tuple[str, int, int, int]
 
 
 class Hands:
@@ -48,7 +46,7 @@ class Hands:
         self.lanes: dict[str, ExitStack] = {}
         self.counts: dict[str, dict[str, int]] = {}
         self.scored: dict[int, Scored] = {}
-        self.streams: dict[str, dict[Key, NDArray[np.float64]]] = {}
+        self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.accepted: tuple[int, ...] = ()
         self.report: StepReport | None = None
@@ -144,11 +142,7 @@ class Hands:
 
     async def _piece(self, piece: Piece) -> None:
         if piece.stage == "reference":
-            keyed = [
-                ((*trajectory_key(trajectory), index), conversation)
-                for trajectory in map(self.trajectories.__getitem__, piece.items)
-                for index, conversation in enumerate(trajectory.conversations)
-            ]
+            keyed = keyed_conversations(map(self.trajectories.__getitem__, piece.items))
             scores = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
             found = self.streams.setdefault("reference", {})
             found.update({key: score for (key, _), score in zip(keyed, scores, strict=True)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,25 +11,31 @@ import numpy as np
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.errors import TrainingError
 from stretto.run.parts import LocalParts, Parts
-from stretto.types import Group, Sample, trajectory_key
+from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
+
+ConversationKey = tuple[str, int, int, int]
 
 
 def reference_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     """Reference log-probabilities of every trained token, if the algorithm needs them."""
     if "reference" not in parts.algorithm.needs:
         return {}
-    keyed = [
-        ((*trajectory_key(trajectory), index), conversation)
-        for group in groups
-        for trajectory in group.trajectories
-        for index, conversation in enumerate(trajectory.conversations)
-    ]
+    keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
     scores = parts.trainer.score(
         [conversation for _, conversation in keyed],
         reference=parts.reference,
         without_adapter=parts.reference is None,
     )
     return {"reference": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
+
+
+def keyed_conversations(trajectories: Iterable[Trajectory]) -> list[tuple[ConversationKey, Conversation]]:
+    """Every conversation of some trajectories, under the key by which streams know it."""
+    return [
+        ((*trajectory_key(trajectory), index), conversation)
+        for trajectory in trajectories
+        for index, conversation in enumerate(trajectory.conversations)
+    ]
 
 
 def value_streams(parts: Parts, groups: Sequence[Group]) -> Streams:

@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from stretto.algorithms.base import Algorithm, build
 from stretto.config.describe import roles_of
 from stretto.config.locate import ModelFiles, locate
-from stretto.config.schema import EngineSection, Recipe, Scratch
+from stretto.config.schema import Recipe, Scratch
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
+from stretto.execution.worker import make_trainer, native_engine
 from stretto.placement.choose import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.rewards.combine import Rewards
@@ -28,7 +29,6 @@ from stretto.rewards.score import Scored, score
 from stretto.rollout.base import Engine
 from stretto.rollout.collect import Collector, Launch
 from stretto.rollout.model_handle import Sampling
-from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
 from stretto.run.warmup import warm_up
 from stretto.sandbox.pool import Pool
@@ -238,15 +238,8 @@ def assemble(
         keep_memory()
     optimizer = MasterAdamW(policy.trained(), recipe.optimizer, updates=recipe.run.steps * recipe.batch.updates)
     common = connect(recipe, task, plan, root, tokenizer=policy.tokenizer, stop=policy.stop_tokens)
-    trainer = Trainer(
-        policy,
-        common["algorithm"],
-        optimizer,
-        token_budget=token_budget(recipe, device.type),
-        temperature=recipe.engine.temperature,
-        clip=recipe.optimizer.clip,
-        checkpointing=recipe.optimizer.checkpointing,
-    )
+    budget = token_budget(recipe, device.type)
+    trainer = make_trainer(policy, common["algorithm"], recipe, optimizer, token_budget=budget)
     reference = None
     if "reference" in common["algorithm"].needs and policy.adapted is None:
         reference = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
@@ -307,11 +300,6 @@ def token_budget(recipe: Recipe, kind: str) -> int:
     """Tokens in a micro-batch on a device of this kind."""
     budget = recipe.batch.token_budget
     return AUTO_BUDGET[kind] if budget == "auto" else budget
-
-
-def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
-    """The engine that reads the policy's own tensors."""
-    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
 
 
 def prepare_base(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 Item = tuple[int, int]
 """A trajectory: (index of its group in launch order, attempt)."""
@@ -121,6 +120,3 @@ class Apply:
 
 
 Work = Join | Move | Piece | Apply
-
-Order = Literal["generate", "reward", "reference", "value", "train", "fit"]
-"""Roles of cells."""
