@@ -81,11 +81,10 @@ def test_a_group_reads_its_prompt_from_one_trunk_and_answers_as_alone(policy, mo
     engine = NativeEngine(policy, slots=slots)
     engine.submit(requests)
     done = {completion.key: completion for completion in engine.step(PATIENCE)}
-    used = engine.trunks.slots - len(engine.free_trunks)
-    assert used == (0 if worth > 1 else 3 if slots is None else 1)
+    assert engine.used_trunks == (0 if worth > 1 else 3 if slots is None else 1)
     done |= drained(engine)
     assert_alone(policy, requests, done)
-    assert len(engine.free_trunks) == engine.trunks.slots
+    assert engine.used_trunks == 0
 
 
 def test_waiting_requests_enter_in_order_as_others_end(plain_policy):

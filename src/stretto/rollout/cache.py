@@ -2,8 +2,8 @@
 
 A sequence lives in a slot; the first n slots are always the n active ones, so that a decode step works on plain
 views. When a sequence ends, the last one moves into its place. What several sequences begin with, the prompt of a
-group, stands once, in a trunk of its own, and their slots hold only what came after it. Memory is taken as needed and
-kept until `clear`.
+group, stands once, in a trunk of its own, and their slots hold only what came after it; trunks close their gaps alike.
+Memory is taken as needed and kept until `clear`.
 
 n sequences of w tokens each, H query heads, K key and value heads, G = H / K, L tokens, D head size.
 """
@@ -21,6 +21,15 @@ from stretto.train.head import wide
 
 GRAIN = 64
 """Capacities are multiples of this many tokens."""
+
+
+def kept_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type that keys and values of a model of `dtype` are kept in.
+
+    Attention over a cache is computed in the wide type. A CPU keeps them in it: to convert all of them in every step
+    takes longer than to read twice the bytes.
+    """
+    return wide(dtype) if device.type == "cpu" else dtype
 
 
 class KeyValueCache:
@@ -67,7 +76,8 @@ class KeyValueCache:
         self.slots = self.capacity = 0
 
     def _room(self, heads: int, size: int, like: Tensor) -> Tensor:
-        return torch.zeros(self.slots, heads, self.capacity, size, dtype=like.dtype, device=like.device)
+        shape, dtype = (self.slots, heads, self.capacity, size), kept_in(like.dtype, like.device)
+        return torch.zeros(shape, dtype=dtype, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +117,7 @@ class Trunks:
     """The shared beginnings that are in use, and who continues them."""
 
     cache: KeyValueCache
-    """Where their keys and values are."""
-    slots: Tensor
-    """(t) their slots in it."""
+    """Where their keys and values are, in the first t slots."""
     longest: int
     """Tokens of the longest."""
     members: Tensor
@@ -122,46 +130,46 @@ class Trunks:
     @classmethod
     def of(cls, trunks: Tensor, bases: Tensor, cache: KeyValueCache) -> Trunks | None:
         """Who shares what, from (n) slots in the trunks' `cache` (-1 for none) and (n) lengths; none if nobody does."""
-        members: dict[int, list[int]] = {}
-        for row, trunk in enumerate(trunks.tolist()):
-            if trunk >= 0:
-                members.setdefault(trunk, []).append(row)
+        slots = trunks.tolist()
+        members: list[list[int]] = [[] for _ in range(max(slots) + 1)]
+        seat = [0] * len(slots)
+        for row, slot in enumerate(slots):
+            if slot >= 0:
+                members[slot].append(row)
         if not members:
             return None
-        most, device = max(map(len, members.values())), trunks.device
-        seat = [0] * len(trunks)
-        for index, rows in enumerate(members.values()):
+        most, device = max(map(len, members)), trunks.device
+        for slot, rows in enumerate(members):
             for place, row in enumerate(rows):
-                seat[row] = index * most + place
+                seat[row] = slot * most + place
         return cls(
             cache=cache,
-            slots=torch.tensor(list(members), device=device),
             longest=int(bases.max()),
-            members=torch.tensor([rows + [0] * (most - len(rows)) for rows in members.values()], device=device),
+            members=torch.tensor([rows + [0] * (most - len(rows)) for rows in members], device=device),
             seat=torch.tensor(seat, device=device),
             sits=(trunks >= 0)[:, None, None, None],
         )
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
         """(n, K, w*G, D) queries -> (n, K, w*G, longest) products with the keys of each one's trunk."""
-        keys = self.cache.keys[layer][self.slots, :, : self.longest].to(queries.dtype)
+        keys = self.cache.keys[layer][: len(self.members), :, : self.longest].to(queries.dtype)
         return self._leave(torch.matmul(self._enter(queries), keys.transpose(-1, -2)))
 
     def mix(self, layer: int, weights: Tensor) -> Tensor:
         """(n, K, w*G, longest) weights -> (n, K, w*G, D) sums of the trunk's values."""
-        values = self.cache.values[layer][self.slots, :, : self.longest]
-        return self._leave(torch.matmul(self._enter(weights.to(values.dtype)), values)) * self.sits
+        values = self.cache.values[layer][: len(self.members), :, : self.longest]
+        return self._leave(torch.matmul(self._enter(weights.to(values.dtype)), values)).mul_(self.sits)
 
     def _enter(self, rows: Tensor) -> Tensor:
         """(n, K, q, x) -> (t, K, m*q, x): the members of a trunk side by side, one matrix product for all of them."""
-        gathered = rows[self.members].transpose(1, 2)
-        return gathered.reshape(*gathered.shape[:2], -1, gathered.shape[-1])
+        chosen = rows.index_select(0, self.members.view(-1)).view(*self.members.shape, *rows.shape[1:])
+        return chosen.transpose(1, 2).reshape(len(chosen), rows.shape[1], -1, rows.shape[-1])
 
     def _leave(self, rows: Tensor) -> Tensor:
         """(t, K, m*q, x) -> (n, K, q, x)."""
         trunks, heads, _, size = rows.shape
         apart = rows.view(trunks, heads, self.members.shape[1], -1, size).transpose(1, 2)
-        return apart.reshape(-1, *apart.shape[2:])[self.seat]
+        return apart.reshape(-1, *apart.shape[2:]).index_select(0, self.seat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +188,10 @@ class DecodeLayout:
     """Slots 0 to n-1 are the active sequences."""
     trunks: Trunks | None
     """What they share, if anything."""
-    visible: dict[int | None, Tensor] = field(default_factory=dict)
-    """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may look."""
+    hidden: dict[int | None, Tensor] = field(default_factory=dict)
+    """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may not look."""
+    spots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """(K, capacity) -> (n*w*K) rows of the flattened cache that the new tokens take; made once for layers alike."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
@@ -189,29 +199,38 @@ class DecodeLayout:
         """(1, H, n*w, D): the row holds the new tokens sequence after sequence."""
         keys, values = self.cache.at(layer, key, value)
         n, width, heads, size = len(self.lengths), self.width, key.shape[1], query.shape[3]
-        slots = torch.arange(n, device=query.device)[:, None]
-        places = (self.lengths - self.bases)[:, None] + torch.arange(width, device=query.device)
-        keys[slots, :, places] = key[0].transpose(0, 1).view(n, width, heads, size)
-        values[slots, :, places] = value[0].transpose(0, 1).view(n, width, heads, value.shape[3])
+        spots = self._spots(heads, keys.shape[2])
+        for cached, new in ((keys, key), (values, value)):
+            rows = new[0].transpose(0, 1).reshape(-1, new.shape[3])
+            cached.view(-1, new.shape[3]).index_copy_(0, spots, rows.to(cached.dtype))
         apart = query[0].reshape(heads, -1, n, width, size).permute(2, 0, 3, 1, 4)  # (n, K, w, G, D)
         queries = apart.reshape(n, heads, -1, size).to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
         own = keys[:n, :, : self.longest].to(queries.dtype)
         scores = torch.matmul(queries, own.transpose(-1, -2))
         if self.trunks is not None:
             scores = torch.cat([self.trunks.scores(layer, queries), scores], dim=-1)
-        mask = self._mask(window)
-        scores = scores.view(n, heads, width, -1, scores.shape[-1]).masked_fill_(~mask, float("-inf"))
+        scores = scores.view(n, heads, width, -1, scores.shape[-1]).masked_fill_(self._mask(window), float("-inf"))
         weights = scores.softmax(-1).view(n, heads, -1, scores.shape[-1])
         shared = weights.shape[-1] - self.longest
         output = torch.matmul(weights[..., shared:].to(values.dtype), values[:n, :, : self.longest])
         if self.trunks is not None:
             output += self.trunks.mix(layer, weights[..., :shared])
-        output = output.view(*apart.shape[:4], value.shape[3]).permute(1, 3, 0, 2, 4)
+        output = output.view(*apart.shape[:4], value.shape[3]).to(value.dtype).permute(1, 3, 0, 2, 4)
         return output.reshape(1, -1, n * width, value.shape[3])
 
+    def _spots(self, heads: int, capacity: int) -> Tensor:
+        """Token after token, the places of its heads."""
+        if (heads, capacity) not in self.spots:
+            device = self.lengths.device
+            slots = torch.arange(len(self.lengths), device=device)[:, None, None] * heads
+            places = (self.lengths - self.bases)[:, None] + torch.arange(self.width, device=device)
+            spots = (slots + torch.arange(heads, device=device)) * capacity + places[..., None]
+            self.spots[heads, capacity] = spots.view(-1)
+        return self.spots[heads, capacity]
+
     def _mask(self, window: int | None) -> Tensor:
-        """Who sees what: of the trunk its own length, of the slot everything up to the token itself."""
-        if window not in self.visible:
+        """What each does not see: it sees of the trunk its own length, of the slot everything up to itself."""
+        if window not in self.hidden:
             device, base = self.lengths.device, self.bases[:, None, None]
             trunk = torch.arange(self.trunks.longest if self.trunks else 0, device=device)[None, None]
             own = torch.arange(self.longest, device=device)[None, None] + base
@@ -220,5 +239,5 @@ class DecodeLayout:
             if window is not None:
                 position = torch.cat([trunk.expand(len(base), -1, -1), own], dim=-1)
                 seen = seen & (at - position < window)
-            self.visible[window] = seen[:, None, :, None]
-        return self.visible[window]
+            self.hidden[window] = ~seen[:, None, :, None]
+        return self.hidden[window]

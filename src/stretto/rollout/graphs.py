@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stretto.rollout.batch import Batch
-from stretto.rollout.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks
+from stretto.rollout.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks, kept_in
 from stretto.rollout.packed import PackedSteps, packs
 from stretto.rollout.sampling import draw_from
 from stretto.rollout.steps import Steps, newest, places
@@ -98,7 +98,8 @@ class LastingCache(KeyValueCache):
         self.generation += 1
 
     def _room(self, heads: int, size: int, like: Tensor) -> Tensor:
-        return torch.zeros(self.held[0], heads, self.held[1], size, dtype=like.dtype, device=like.device)
+        shape, dtype = (self.held[0], heads, self.held[1], size), kept_in(like.dtype, like.device)
+        return torch.zeros(shape, dtype=dtype, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +232,7 @@ class RecordedSteps(Steps):
             width=width,
             longest=min(rounded(own + width, GRAIN), self.own.held[1]),
             trunk=trunks.longest if trunks else 0,
-            trunks=len(trunks.slots) if trunks else 0,
+            trunks=len(trunks.members) if trunks else 0,
             members=trunks.members.shape[1] if trunks else 0,
         )
 
@@ -281,7 +282,6 @@ class RecordedSteps(Steps):
             self.members = max(self.members, rounded(most))
             self.filled = Trunks(
                 cache=shared.cache,
-                slots=filled(shared.slots, rounded(count)),
                 longest=min(rounded(shared.longest, GRAIN), self.common.held[1]),
                 members=pad(shared.members, (0, self.members - most, 0, rounded(count) - count)),
                 seat=filled(shared.seat // most * self.members + shared.seat % most, rows),
@@ -298,10 +298,10 @@ def filled(column: Tensor, rows: int) -> Tensor:
 
 def tables_of(trunks: Trunks) -> tuple[Tensor, ...]:
     """What of trunks differs between batches of equal sizes."""
-    return trunks.slots, trunks.members, trunks.seat, trunks.sits
+    return trunks.members, trunks.seat, trunks.sits
 
 
 def replace_tables(trunks: Trunks, tables: Sequence[Tensor]) -> Trunks:
     """Trunks of the same sizes with other tables."""
-    slots, members, seat, sits = tables
-    return replace(trunks, slots=slots, members=members, seat=seat, sits=sits)
+    members, seat, sits = tables
+    return replace(trunks, members=members, seat=seat, sits=sits)

@@ -22,7 +22,7 @@ from torch import Tensor
 from stretto.rollout.admission import NOBODY, SameContext, rooms
 from stretto.rollout.base import Completion, Facts, Request
 from stretto.rollout.batch import Batch, entering
-from stretto.rollout.cache import Fill, PrefillLayout, Trunks
+from stretto.rollout.cache import Fill, PrefillLayout, Trunks, kept_in
 from stretto.rollout.drafts import Drafts
 from stretto.rollout.graphs import steps_for
 from stretto.rollout.steps import Steps
@@ -63,7 +63,7 @@ class NativeEngine:
         self.kv_tokens = _cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens)
         self.cache, self.trunks = self.steps.cache, self.steps.trunks
-        self.free_trunks: list[int] = []
+        self.used_trunks = 0
         self.shared: Trunks | None = None
         self.changed = True
         self.waiting: deque[Request] = deque()
@@ -154,7 +154,7 @@ class NativeEngine:
     def _clear(self) -> None:
         self.cache.clear()
         self.trunks.clear()
-        self.free_trunks = []
+        self.used_trunks = 0
 
     def _admit(self) -> None:
         """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
@@ -189,16 +189,14 @@ class NativeEngine:
 
     def _trunks_with(self, more: int) -> int:
         """Slots for trunks once there are so many more."""
-        return self.trunks.slots + max(0, more - len(self.free_trunks))
+        return max(self.trunks.slots, self.used_trunks + more)
 
     def _prefill(self, requests: Sequence[Request], groups: Mapping[bytes, SameContext]) -> None:
         """Computes the contexts into free slots and trunks, and appends the requests to the batch."""
         device, first = self.policy.device, len(self.active)
         own, shared = rooms(groups.values())
-        before = self.trunks.slots
         self.cache.reserve(slots=first + len(requests), tokens=own)
         self.trunks.reserve(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
-        self.free_trunks += range(before, self.trunks.slots)
         tree = merge([request.tokens for request in requests])
         places = [torch.as_tensor(place, device=device) for place in tree.places]
         fills: list[Fill] = []
@@ -208,7 +206,8 @@ class NativeEngine:
             if not groups[context].worth_a_trunk:
                 fills.append(Fill(cache=self.cache, slot=slot, places=place))
             elif context not in trunk_of:
-                trunk_of[context] = self.free_trunks.pop(0)
+                trunk_of[context] = self.used_trunks
+                self.used_trunks += 1
                 fills.append(Fill(cache=self.trunks, slot=trunk_of[context], places=place))
         hidden = self.policy.hidden(
             torch.as_tensor(tree.tokens, device=device),
@@ -298,13 +297,21 @@ class NativeEngine:
                 own = int(batch.lengths[source] - batch.bases[source]) + batch.hidden.shape[1]
                 self.cache.move(source=source, target=target, tokens=own)
         self.changed = True
-        used = set(batch.trunks.tolist())
         self.active = [self.active[row] for row in order]
         batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
-        self.free_trunks += sorted(used - set(batch.trunks.tolist()) - {-1})
+        self._close_trunks(batch)
         if not self.active:
             self.batch = None
         return done
+
+    def _close_trunks(self, batch: Batch) -> None:
+        """Moves trunks into the places of those that nobody continues."""
+        left = sorted(set(batch.trunks.tolist()) - {-1})
+        for target, source in enumerate(left):
+            if source != target:
+                self.trunks.move(source=source, target=target, tokens=int(batch.bases[batch.trunks == source][0]))
+                batch.trunks[batch.trunks == source] = target
+        self.used_trunks = len(left)
 
     def _completion(
         self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
@@ -320,7 +327,7 @@ def _cache_tokens(policy: Policy, share: float) -> int:
     config = policy.network.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize
+    per_token = 2 * config.num_hidden_layers * heads * size * kept_in(policy.dtype, policy.device).itemsize
     if policy.device.type == "cuda":
         memory = torch.cuda.mem_get_info(policy.device)[1]
     else:

@@ -18,10 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from stretto.train.head import Head, chunks, finished_logits
-
-DRAWN_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 27}
-"""Logits in the wide type at once: on a CPU what its cache holds."""
+from stretto.train.head import CACHED_NUMBERS, Head, chunks, finished_logits, wide
 
 BLOCK = 256
 
@@ -55,25 +52,44 @@ def gumbel(keys: Tensor, positions: Tensor, lanes: Tensor, *, level: int) -> Ten
     return -torch.log(-torch.log(uniform))
 
 
-def draw(logits: Tensor, *, keys: Tensor, positions: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, V) logits -> (B) tokens and (B) their log-probabilities.
+def draw(
+    raw: Tensor,
+    *,
+    keys: Tensor,
+    positions: Tensor,
+    temperatures: Tensor,
+    finish: Callable[[Tensor], Tensor] = Tensor.clone,
+    some_greedy: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """(B, V) products with a head -> (B) tokens and (B) their log-probabilities; `finish` makes logits of any of them.
 
-    A temperature of 0 is greedy; its log-probabilities are those at temperature 1.
+    A temperature of 0 is greedy; its log-probabilities are those at temperature 1. Logits in the wide type exist for a
+    few rows at a time and for the winning blocks. Who knows that no temperature is 0 says so, and saves a pass.
     """
+    rows, vocabulary = raw.shape
     greedy = temperatures == 0
-    scaled = logits / temperatures.masked_fill(greedy, 1.0)[:, None].to(logits.dtype)
-    rows, vocabulary = scaled.shape
-    blocks = pad(scaled, (0, -vocabulary % BLOCK), value=float("-inf")).view(rows, -1, BLOCK)
-    weights = blocks.logsumexp(-1)
-    lanes = torch.arange(max(weights.shape[1], BLOCK), device=logits.device)[None]
+    heat = temperatures.masked_fill(greedy, 1.0)[:, None].to(wide(raw.dtype))
+    parts = chunks(rows, vocabulary, CACHED_NUMBERS[raw.device.type])
+    weights = torch.cat([_block_weights(finish(raw[part]).div_(heat[part])) for part in parts])
+    lanes = torch.arange(max(weights.shape[1], BLOCK), device=raw.device)[None]
     noise = gumbel(keys, positions, lanes[:, : weights.shape[1]], level=0)
-    block = (weights.double() + noise).argmax(-1)
-    inside = blocks[torch.arange(rows, device=logits.device), block]
-    noise = gumbel(keys, positions, lanes[:, :BLOCK] + block[:, None] * BLOCK, level=1)
-    sampled = block * BLOCK + (inside.double() + noise).argmax(-1)
-    tokens = torch.where(greedy, logits.argmax(-1), sampled)
-    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - weights.logsumexp(-1)
-    return tokens, logprobs
+    ids = (weights.double() + noise).argmax(-1, keepdim=True) * BLOCK + lanes[:, :BLOCK]
+    inside = finish(raw.gather(1, ids.clamp(max=vocabulary - 1))).div_(heat)
+    noise = gumbel(keys, positions, ids, level=1).masked_fill_(ids >= vocabulary, float("-inf"))
+    tokens = ids.gather(1, (inside.double() + noise).argmax(-1, keepdim=True))
+    if some_greedy:
+        tokens = torch.where(greedy[:, None], raw.argmax(-1, keepdim=True), tokens)
+    chosen = finish(raw.gather(1, tokens)).div_(heat)[:, 0]
+    return tokens[:, 0], (chosen - weights.logsumexp(-1)).double()
+
+
+def _block_weights(logits: Tensor) -> Tensor:
+    """(b, V) -> (b, M) log of the summed exponentials of each block; the logits are used up."""
+    top = logits.amax(-1, keepdim=True)
+    shares = logits.sub_(top).exp_()
+    if shares.shape[1] % BLOCK:
+        shares = pad(shares, (0, -shares.shape[1] % BLOCK))
+    return shares.view(len(shares), -1, BLOCK).sum(-1).log_().add_(top)
 
 
 def draw_from(
@@ -84,16 +100,14 @@ def draw_from(
     positions: Tensor,
     temperatures: Tensor,
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
+    some_greedy: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`draw` from (B, W) states: one product with the head, whose logits are widened some rows at a time."""
-    raw = product(hidden, head.weight, head.bias)
-    drawn = [
-        draw(
-            finished_logits(raw[part], head, 1.0),
-            keys=keys[part],
-            positions=positions[part],
-            temperatures=temperatures[part],
-        )
-        for part in chunks(len(raw), raw.shape[1], DRAWN_NUMBERS[raw.device.type])
-    ]
-    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn]).double()
+    """`draw` from (B, W) states."""
+    return draw(
+        product(hidden, head.weight, head.bias),
+        keys=keys,
+        positions=positions,
+        temperatures=temperatures,
+        finish=lambda raw: finished_logits(raw, head, 1.0),
+        some_greedy=some_greedy,
+    )

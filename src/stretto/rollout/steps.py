@@ -37,6 +37,7 @@ class Steps:
             positions=places(batch.positions, width),
             temperatures=batch.temperatures.repeat_interleave(width),
             product=self.product,
+            some_greedy=bool((batch.temperatures == 0).any()),
         )
         return tokens.view(n, width), logprobs.view(n, width)
 
