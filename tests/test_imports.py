@@ -51,7 +51,7 @@ FILES = {
     "config.schema": set(),
     "algorithms.catalog": set(),
     "rollout.native": BASE | {"rollout", "train.model", "train.attention", "train.head", "train.packing"},
-    "rollout.packed": BASE | {"rollout", "train.model"},
+    "rollout.packed": BASE | {"rollout", "train.backward", "train.model"},
     "rollout.steps": BASE | {"rollout", "train.model"},
     "rollout.graphs": BASE | {"rollout", "train.model"},
     "rollout.sampling": BASE | {"rollout", "train.head"},

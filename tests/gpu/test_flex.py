@@ -62,11 +62,12 @@ def test_the_kernel_gives_the_values_and_gradients_of_the_pieces(case):
         for count, width in ((queries, size), (keys, size), (keys, value_size))
     ]
     outgoing = torch.randn(1, queries, len(tree.tokens), value_size, device=GPU, dtype=dtype)
-    layout, pieces = TreeLayout.of(tree.segments, GPU), cut(tree.segments, GPU)
+    layout = TreeLayout.of(tree.segments, GPU)
+    pieces = TreeLayout(segments=layout.segments, blocks=cut(tree.segments, GPU), whole=None)
     for window in (None, 64):
         how = {"scale": scale, "window": window}
         expected = values_and_gradients(
-            lambda *inputs, how=how: torch.cat([piece.attend(*inputs, **how) for piece in pieces], dim=2),
+            lambda *inputs, how=how: pieces.attend(0, *inputs, **how),
             [tensor.double() for tensor in states],
             outgoing.double(),
         )

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from stretto.rollout.batch import Batch
 from stretto.rollout.cache import Trunks
 from stretto.rollout.steps import Steps
+from stretto.train.backward import simple
 from stretto.train.model import Policy
 
 ROWS = 64
@@ -117,19 +118,21 @@ class PackedSteps(Steps):
         return results[0]
 
     def _together(self, team: Sequence[Any], states: Tensor) -> Sequence[Tensor]:
-        """What each of a team gives: all weights one below the other, and all adapters, without the questions that
-        PEFT asks each time."""
+        """What each of a team gives: all weights one below the other, and all adapters."""
+        flat = states.reshape(-1, states.shape[-1])
         layers = [base_of(module) for module in team]
         adapters = [adapter for place, module in enumerate(team) for adapter in adapters_of(module, place)]
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        out = times(states, self._order((team[0], "base"), [layer.weight for layer in layers], torch.cat), bias)
+        out = times(flat, self._order((team[0], "base"), [layer.weight for layer in layers], torch.cat), bias)
         heights = [len(layer.weight) for layer in layers]
         if adapters:
             places, downs, ups, scales = zip(*adapters, strict=True)
-            low = times(states, self._order((team[0], "down"), downs, torch.cat), None)
+            low = times(flat, self._order((team[0], "down"), downs, torch.cat), None)
             raised = partial(staircase, places=places, scales=scales, heights=heights)
-            out += times(low, self._order((team[0], "up", scales), ups, raised), None)
-        parts: Sequence[Tensor] = torch.split(out, heights, dim=-1)
+            stair = self._order((team[0], "up", scales), ups, raised)
+            # Added in fp32 and rounded once, as in training.
+            out = torch.ops.mkldnn._linear_pointwise.binary(low, out, stair, None, "add")
+        parts: Sequence[Tensor] = torch.split(out.view(*states.shape[:-1], -1), heights, dim=-1)
         return parts
 
     def _order(self, name: Hashable, weights: Sequence[Tensor], merged: Callable[[list[Tensor]], Tensor]) -> Tensor:
@@ -160,13 +163,13 @@ def teams_of(heard: Sequence[Call]) -> dict[nn.Module, Sequence[nn.Module]]:
 
 def base_of(module: Any) -> nn.Linear:
     """The layer itself, without its adapter."""
-    base: nn.Linear = module.base_layer if type(module) is Adapted else module
+    base: nn.Linear = module.base_layer if isinstance(module, Adapted) else module
     return base
 
 
 def adapters_of(module: Any, place: int) -> list[tuple[int, Tensor, Tensor, float]]:
     """(place, down, up, scale) of each active adapter."""
-    if type(module) is not Adapted or module.disable_adapters:
+    if not isinstance(module, Adapted) or module.disable_adapters:
         return []
     names = [name for name in module.active_adapters if name in module.lora_A]
     return [(place, module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in names]
@@ -183,15 +186,6 @@ def staircase(ups: list[Tensor], *, places: Sequence[int], scales: Sequence[floa
     return stair
 
 
-def simple(module: Any) -> bool:
-    """True for a linear layer with adapters that do nothing but add their products."""
-    if type(module) is not Adapted or type(module.base_layer) is not nn.Linear:
-        return False
-    plain = all(type(dropout) is nn.Identity for dropout in module.lora_dropout.values())
-    dtypes = {weight.dtype for weight in module.parameters()}
-    return plain and len(dtypes) == 1 and not module.merged and not module.lora_variant
-
-
 def packs(policy: Policy) -> bool:
     """True if ordered weights are possible here, and give what plain ones give. One small product is tried."""
     if policy.device.type != "cpu" or policy.dtype != torch.bfloat16:
@@ -200,6 +194,7 @@ def packs(policy: Policy) -> bool:
     try:
         ordered = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         found = torch.ops.mkldnn._linear_pointwise(states, ordered, None, "none", [], "")
+        twice = torch.ops.mkldnn._linear_pointwise.binary(states, found, ordered, None, "add")
     except (AttributeError, RuntimeError, NotImplementedError):  # another build of torch, or a CPU without bf16
         return False
-    return bool(torch.equal(found, states))
+    return bool(torch.equal(found, states) and torch.equal(twice, 2 * states))

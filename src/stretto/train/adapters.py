@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from stretto.config.schema import Adapter
 from stretto.errors import Problem, RecipeError
+from stretto.train.backward import take_over_adapters
 
 
 def linear_names(network: nn.Module, head: nn.Module | None) -> list[str]:
@@ -70,4 +71,5 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
     for name, weight in network.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.to(network.dtype)
+    take_over_adapters(network)
     return adapted

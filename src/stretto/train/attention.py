@@ -23,8 +23,8 @@ from transformers import AttentionInterface
 
 from stretto.errors import RecipeError
 from stretto.train.flex import FlexTree
-from stretto.train.segments import Segment, reach_of, spans_of
-from stretto.train.siblings import Siblings, batches_of, make_siblings
+from stretto.train.segments import Cut, Segment, bounds_of, reach_of, spans_of
+from stretto.train.siblings import MOST_PAIRS, Siblings, batches_of, make_siblings
 
 NAME = "stretto"
 """What models are loaded with as `attn_implementation`."""
@@ -60,20 +60,20 @@ class Block:
     positions: Tensor
     """(keys) position of each key on its branch, for sliding windows."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Cut, key: Cut, value: Cut, *, scale: float | None, window: int | None) -> Tensor:
         """(1, H, queries, D)."""
-        queries, grouped = query[:, :, self.queries], query.shape[1] != key.shape[1]
-        keys, values = self._reach(key), self._reach(value)
+        queries, keys, values = query[self.queries], self._reach(key), self._reach(value)
         mask = self.visible
         if window is not None:
             distance = self.positions[-queries.shape[2] :, None] - self.positions[None, :]
             mask = (distance < window) & ((distance >= 0) if mask is None else mask)
+        grouped = queries.shape[1] != keys.shape[1]
         return scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
 
-    def _reach(self, states: Tensor) -> Tensor:
-        return torch.cat([states[:, :, place] for place in (*self.before, self.queries)], dim=2)
+    def _reach(self, states: Cut) -> Tensor:
+        return torch.cat([states[place] for place in (*self.before, self.queries)], dim=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,9 @@ class TreeLayout:
                 return output
             if not self.blocks:
                 self.blocks.extend(cut(self.segments, query.device))
-        return torch.cat([block.attend(query, key, value, scale=scale, window=window) for block in self.blocks], dim=2)
+        bounds = bounds_of(span for block in self.blocks for span in (*block.before, block.queries))
+        q, k, v = (Cut(states, bounds) for states in (query, key, value))
+        return torch.cat([block.attend(q, k, v, scale=scale, window=window) for block in self.blocks], dim=2)
 
 
 def cut(segments: Sequence[Segment], device: torch.device) -> list[Block | Siblings]:
@@ -115,12 +117,21 @@ def cut(segments: Sequence[Segment], device: torch.device) -> list[Block | Sibli
         siblings = [segments[index] for index in run] if device.type == "cpu" else []
         batches = batches_of(siblings, ancestors=reach_of(segments, run[0]), block=BLOCK)
         if batches:
-            blocks += [make_block(segments, members, device) for members in _blocks(segments, plain)]
+            blocks += [piece(segments, members, device) for members in _blocks(segments, plain)]
             plain = []
             blocks += [make_siblings(segments, run[batch.start : batch.stop], device) for batch in batches]
         else:
             plain += run
-    return blocks + [make_block(segments, members, device) for members in _blocks(segments, plain)]
+    return blocks + [piece(segments, members, device) for members in _blocks(segments, plain)]
+
+
+def piece(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> Block | Siblings:
+    """Consecutive segments that are no siblings; a small one by itself, such as a prompt, is an only child."""
+    length = segments[members[0]].length
+    pairs = length * (reach_of(segments, members[0]) + length)
+    if device.type == "cpu" and len(members) == 1 and pairs <= MOST_PAIRS:
+        return make_siblings(segments, members, device)
+    return make_block(segments, members, device)
 
 
 def runs(segments: Sequence[Segment]) -> list[list[int]]:

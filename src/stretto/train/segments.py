@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +37,27 @@ def spans_of(segments: Sequence[Segment], members: Sequence[int]) -> tuple[slice
         else:
             spans.append(slice(segment.start, stop))
     return tuple(spans)
+
+
+class Cut:
+    """(1, H, T, D) states cut once at the ends of all spans that will be asked for.
+
+    A slice of a row has a gradient as long as the row, nearly all zeros; that of a part is as long as the part.
+    """
+
+    def __init__(self, states: Tensor, bounds: Sequence[int]) -> None:
+        """`bounds` are sorted, from 0 to T."""
+        sizes = [stop - start for start, stop in pairwise(bounds)]
+        parts: Sequence[Tensor] = torch.split(states, sizes, dim=2)
+        self.parts = parts
+        self.places = {bound: place for place, bound in enumerate(bounds)}
+
+    def __getitem__(self, span: slice) -> Tensor:
+        """(1, H, tokens of the span, D)."""
+        parts = self.parts[self.places[span.start] : self.places[span.stop]]
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
+
+
+def bounds_of(spans: Iterable[slice]) -> list[int]:
+    """The ends of all spans, sorted."""
+    return sorted({end for span in spans for end in (span.start, span.stop)})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stretto.train.head import wide
-from stretto.train.segments import Segment, reach_of, spans_of
+from stretto.train.segments import Cut, Segment, reach_of, spans_of
 
 PER_CALL = 4_000
 """What a piece of its own costs beside its arithmetic, in pairs of tokens."""
@@ -103,25 +103,25 @@ class Siblings:
     distance: Tensor
     """(longest, ancestors + longest) how far back a key stands, for sliding windows."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Cut, key: Cut, value: Cut, *, scale: float | None, window: int | None) -> Tensor:
         """(1, H, queries, D)."""
-        keys, values = self._reach(key), self._reach(value)
+        queries, keys, values = self._spread(query), self._reach(key), self._reach(value)
         mask = self.visible if window is None else self.visible & (self.distance < window)
-        output: Tensor = _Attention.apply(self._spread(query), keys, values, ~mask, scale or query.shape[3] ** -0.5)
+        output: Tensor = _Attention.apply(queries, keys, values, ~mask, scale or queries.shape[3] ** -0.5)
         flat = output.transpose(1, 2).flatten(0, 1).flatten(1)  # (n * longest, H * D)
         kept = _Rearranged.apply(flat, self.back, self.there, self.used.to(flat.dtype))
-        return kept.view(1, -1, query.shape[1], value.shape[3]).transpose(1, 2)
+        return kept.view(1, -1, *output.shape[1::2]).transpose(1, 2)
 
-    def _spread(self, states: Tensor) -> Tensor:
-        """(1, H, T, D) -> (n, H, longest, D)."""
-        own = states[0, :, self.queries].transpose(0, 1)
+    def _spread(self, states: Cut) -> Tensor:
+        """(n, H, longest, D) of the segments."""
+        own = states[self.queries].squeeze(0).transpose(0, 1)
         heads, size = own.shape[1:]
         spread: Tensor = _Rearranged.apply(own.flatten(1), self.there, self.back, None)
         return spread.view(self.count, -1, heads, size).transpose(1, 2)
 
-    def _reach(self, states: Tensor) -> Tensor:
+    def _reach(self, states: Cut) -> Tensor:
         own = self._spread(states)
-        shared = [states[:, :, place].expand(self.count, -1, -1, -1) for place in self.before]
+        shared = [states[place].expand(self.count, -1, -1, -1) for place in self.before]
         return torch.cat([*shared, own], dim=2)
 
 
