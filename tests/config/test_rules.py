@@ -27,7 +27,11 @@ WRONG = [
     ([*PPO, "roles.critic={}"], "roles.critic.name", "nothing to load"),
     ([*PPO, "roles.critic.shape=llama-7b"], "roles.critic.shape", "not available yet"),
     ([*PPO, "roles.critic.name=./no"], "roles.critic.name", "there is no"),
-    ([*PPO, "roles.critic.name=scratch", "algorithm.gae={value_clip: 0.1}"], "algorithm.gae.value_clip", "not available"),
+    (
+        [*PPO, "roles.critic.name=scratch", "algorithm.gae={value_clip: 0.1}"],
+        "algorithm.gae.value_clip",
+        "not available",
+    ),
     (["roles.reward_model.name=scratch"], "roles.reward_model", "no reward is of kind model"),
     ([MODEL], "rewards.1.kind", "roles.reward_model is null"),
     ([MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"], "rewards.1.deadline", "deadlines.train"),
