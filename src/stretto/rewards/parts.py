@@ -72,7 +72,7 @@ def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
     if part.kind in ("exact", "numeric", "overlong", MODEL) and part.deadline != RewardPart().deadline:
         reason = f"has no effect on a reward of kind {part.kind}, which does not wait for anything"
         if part.kind == MODEL:
-            reason = "has no effect on the score of a reward model, which deadlines.train limits"
+            reason = "has no effect on the score of a reward model, which has the deadlines of its stage"
         yield Problem(field=f"{field}.deadline", reason=reason, fix="remove it")
     for key in ("longest", "buffer"):
         if getattr(part, key) is not None and part.kind != "overlong":
