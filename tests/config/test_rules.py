@@ -34,7 +34,11 @@ WRONG = [
     ),
     (["roles.reward_model.name=scratch"], "roles.reward_model", "no reward is of kind model"),
     ([MODEL], "rewards.1.kind", "roles.reward_model is null"),
-    ([MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"], "rewards.1.deadline", "deadlines of its stage"),
+    (
+        [MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"],
+        "rewards.1.deadline",
+        "deadlines of its stage",
+    ),
     ([TWICE, "roles.reward_model.name=scratch"], "rewards.1.kind", "rewards.0 is the score"),
     (["rewards.0.kind=model", "roles.reward_model.name=scratch"], "evaluate.every", "of no answer that it is right"),
     ([MODEL, "roles.reward_model.name=two"], "roles.reward_model.name", "has 2 labels, and a reward is one number"),

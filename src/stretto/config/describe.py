@@ -12,7 +12,7 @@ from typing import Any
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.resolve import resolve
 from stretto.config.rules.base import DEFAULTS, is_default, value_of
-from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, Source, Task, Vstar
+from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, RoleModel, Source, Task, Vstar
 
 ESTIMATORS = {
     "k1": "k1 = lp - lp_ref",
@@ -42,7 +42,7 @@ def objective(recipe: Recipe) -> str:
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
-    lines += [facts.advantage, *_critic(section), _reward(recipe), _ratio(recipe)]
+    lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient")
@@ -63,16 +63,31 @@ def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
         f"D = sum over the answer's tokens of lp - lp_ref, lp_ref {_reference(recipe)}",
         f"V* = {mean} over {vstar.samples} answers of the reference, made once by `stretto value`",
         _reward(recipe),
+        *_score(recipe),
     ]
 
 
-def _critic(section: AlgorithmSection) -> Iterator[str]:
+def _critic(recipe: Recipe) -> Iterator[str]:
     """The formulas of `algorithms.gae`, where the recipe has their numbers."""
-    if section.gae:
-        gamma, lam = section.gae.gamma, section.gae.lam
+    if gae := recipe.algorithm.gae:
+        gamma, lam = gae.gamma, gae.lam
         yield f"GAE = delta + {gamma:g}*{lam:g} * GAE of the next token"
-        yield f"delta = r + {gamma:g} * V of the next token - V; V = the critic's value, and the critic is not trained"
+        yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_named(recipe.roles.critic)}"
         yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
+
+
+def _score(recipe: Recipe) -> Iterator[str]:
+    """What a reward model's part of the reward is."""
+    for part in recipe.rewards:
+        if part.kind == "model":
+            yield f"{part.name} = the score of {_named(recipe.roles.reward_model)}"
+
+
+def _named(model: RoleModel | None) -> str:
+    """A model that is not trained."""
+    if model is not None and model.name == "scratch":
+        return "a head of noise on the model as it was before training"
+    return f"{(model and model.name) or 'a model'}, which is not trained"
 
 
 def _reward(recipe: Recipe) -> str:
@@ -146,7 +161,8 @@ def plan_sentence(recipe: Recipe) -> str:
     """Where the models live and in what order stages run."""
     cluster = recipe.placement.cluster
     one = {"auto": "one device (a GPU if there is one)", "1xcpu": "the CPU", "1xgpu": "one GPU"}.get(cluster)
-    asked = " and ".join(f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe))
+    models = [f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe)]
+    asked = " and ".join([*([", ".join(models[:-1])] if models[1:] else []), *models[-1:]])
     asking = f"{' and asks' if one else ', ask'} {asked}" if asked else ""
     if one:
         return (
