@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from stretto.config.describe import roles_of
 from stretto.execution.member import Threads
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
@@ -30,7 +31,7 @@ async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=N
     """Weights, reports and the last step's times after as many on a crew; `hurt` may do things to it before."""
     plan = plan_of(
         recipe.placement.model_copy(update={"strategy": strategy}),
-        roles={"generate", "train"} | ({"reference"} if recipe.algorithm.kl.coef else set()),
+        roles=roles_of(recipe),
         devices=tuple(f"localhost/cpu:{index}" for index in range(devices)),
     )
     workers = launcher or Threads()

@@ -52,7 +52,7 @@ def here(job):
 @pytest.fixture(scope="module")
 def strategies():
     told = []
-    return measure(Wish(bench="strategies", cases=("reference-43",), **FEW), note=told.append, run=here), told
+    return measure(Wish(bench="strategies", cases=("models-43",), **FEW), note=told.append, run=here), told
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ def test_every_strategy_stands_beside_flatten(strategies):
         assert 0 <= row["idle"] < 1
         assert set(row["memory_gb"]) == {"localhost/cpu:0", "localhost/cpu:1"}
         assert row["started"] > 0
+        assert {"seconds/reference", "seconds/reward"} <= row["stages"].keys()
     assert rows[0]["ratio"] == 1.0
     assert rows[3]["gain"] == pytest.approx(1 - 1 / rows[3]["ratio"])
     assert 0 <= rows[3]["bound"] < 1

@@ -69,11 +69,27 @@ def test_rewards_are_weighed_in_the_formula():
     assert "R = right + 0.5*short - 2*rude" in objective(recipe(rewards=parts))
 
 
+def test_the_score_of_a_reward_model_says_whose_it_is():
+    parts = [{"name": "right"}, {"name": "good", "kind": "model"}]
+    for name, told in (("org/judge", "org/judge, which is not trained"), ("scratch", "a head of noise on the model")):
+        text = objective(recipe(rewards=parts, roles={"reward_model": {"name": name}}))
+        assert f"good = the score of {told}" in text
+
+
+def test_the_plan_names_the_models_that_score():
+    roles = {"critic": {"name": "scratch"}, "reward_model": {"name": "scratch"}}
+    told = plan_sentence(recipe(algorithm={"name": "ppo", "kl": {"coef": 0.1}}, roles=roles))
+    assert "scores and asks the reward model, the reference and the critic, then trains" in told
+    told = plan_sentence(recipe(roles=roles, placement={"cluster": "2xcpu", "strategy": "elastic"}))
+    assert "score, ask the reward model and train what is finished" in told
+
+
 def test_the_objective_of_ppo_has_the_numbers_of_its_critic():
-    text = objective(recipe(algorithm={"name": "ppo", "gae": {"gamma": 0.9, "lam": 0.8, "value_clip": 0.5}}))
+    text = objective(recipe(algorithm={"name": "ppo", "gae": {"gamma": 0.9, "lam": 0.8}}))
     assert "GAE = delta + 0.9*0.8 * GAE of the next token" in text
     assert "delta = r + 0.9 * V of the next token - V" in text
-    assert "max((v - ret)^2, (clip(v, V-0.5, V+0.5) - ret)^2) / 2" in text
+    told = objective(recipe(algorithm={"name": "ppo"}, roles={"critic": {"name": "models/critic"}}))
+    assert "V = the value of models/critic, which is not trained" in told
     assert "0.95" in objective(recipe(algorithm={"name": "ppo"}))
     assert "GAE" not in objective(recipe())
 

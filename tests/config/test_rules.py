@@ -16,16 +16,38 @@ from stretto.errors import RecipeError
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
+PPO = ["algorithm.name=ppo"]
+MODEL = "rewards=[{name: accuracy, kind: exact}, {name: quality, kind: model}]"
+TWICE = "rewards=[{name: a, kind: model}, {name: b, kind: model}, {kind: exact}]"
 WRONG = [
     (["model.quantize=nf4"], "model.quantize", "nf4 is not available yet"),
     (["model.dtype=float16"], "model.dtype", "loss scaling"),
     (["model.shape=qwen3-32b"], "model.shape", "not available yet"),
-    (["roles.critic.name=x"], "roles.critic", "not available yet"),
-    (["roles.reward_model.name=x"], "roles.reward_model", "not available yet"),
+    (["roles.critic.name=scratch"], "roles.critic", "which has no critic"),
+    ([*PPO, "roles.critic={}"], "roles.critic.name", "nothing to load"),
+    ([*PPO, "roles.critic.shape=llama-7b"], "roles.critic.shape", "not available yet"),
+    ([*PPO, "roles.critic.name=./no"], "roles.critic.name", "there is no"),
+    (
+        [*PPO, "roles.critic.name=scratch", "algorithm.gae={value_clip: 0.1}"],
+        "algorithm.gae.value_clip",
+        "not available",
+    ),
+    (["roles.reward_model.name=scratch"], "roles.reward_model", "no reward is of kind model"),
+    ([MODEL], "rewards.1.kind", "roles.reward_model is null"),
+    (
+        [MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"],
+        "rewards.1.deadline",
+        "deadlines of its stage",
+    ),
+    ([TWICE, "roles.reward_model.name=scratch"], "rewards.1.kind", "rewards.0 is the score"),
+    (["rewards.0.kind=model", "roles.reward_model.name=scratch"], "evaluate.every", "of no answer that it is right"),
+    ([MODEL, "roles.reward_model.name=two"], "roles.reward_model.name", "has 2 labels, and a reward is one number"),
+    ([MODEL, "roles.reward_model.name=unsaid"], "roles.reward_model.name", "has 2 labels"),
+    ([MODEL, "roles.reward_model.name=causal"], "roles.reward_model.name", "LlamaForCausalLM, which is no sequence"),
+    ([*PPO, "roles.critic.name=two"], "roles.critic.name", "which is no token classifier"),
     (["roles.reference.name=x", "algorithm.kl.coef=0.1"], "roles.reference", "not available yet"),
     (["algorithm.name=rlo"], "algorithm.name", "there is no algorithm 'rlo'"),
-    (["algorithm.name=ppo"], "algorithm.name", "needs a trained critic (roles.critic)"),
-    (["algorithm={name: ppo, gae: {lam: 1.0}}"], "algorithm.name", "not available yet"),
+    (PPO, "roles.critic", "needs a critic"),
     (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no critic"),
     (["algorithm.credit=turn"], "algorithm.credit", "not available yet"),
     (["algorithm.vstar={}"], "algorithm.vstar", "reads no table"),
@@ -145,6 +167,14 @@ WRONG = [
     (["run.folder=~/run"], "run.folder", "~ is not read"),
 ]
 
+CLASSIFIERS = {
+    "two": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}},
+    "unsaid": {"architectures": ["LlamaForSequenceClassification"]},
+    "causal": {"architectures": ["LlamaForCausalLM"]},
+    "one": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
+}
+"""Folder -> what its configuration says."""
+
 
 def problems(data, changes=(), root=None, probes=PROBES):
     for change in changes:
@@ -156,6 +186,9 @@ def problems(data, changes=(), root=None, probes=PROBES):
 def taken(right, tmp_path):
     """The right recipe in a folder where something is in the way."""
     (tmp_path / "taken").mkdir()
+    for name, facts in CLASSIFIERS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
     (tmp_path / "file").touch()
     return right
 
@@ -174,6 +207,10 @@ def test_what_is_wrong_is_one_problem_with_a_fix(taken, changes, field, reason):
 
 RIGHT = [
     [],
+    [*PPO, "roles.critic.name=scratch", "algorithm.gae={lam: 1.0}"],
+    [MODEL, "roles.reward_model.name=scratch"],
+    ["rewards.0.kind=model", "roles.reward_model.name=scratch", "evaluate.every=0"],
+    [MODEL, "roles.reward_model.name=one"],
     ["algorithm.name=reinforce", "batch.samples=1"],
     ["algorithm.name=grpo", "algorithm.clip=[0.1, 0.3]", "batch.updates=4"],
     ["algorithm.kl={coef: 0.1, estimator: k3, where: reward}"],

@@ -28,3 +28,14 @@ def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(
     weights, *_ = asyncio.run(together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what)))
     assert distance(single, weights) < 1e-8
     assert marked(launcher.reaper.mark) == []
+
+
+def test_a_reward_model_whose_process_is_killed_scores_again(tmp_path):
+    rewards = [{"name": "accuracy", "kind": "numeric"}, {"name": "quality", "kind": "model"}]
+    roles = {"reward_model": {"name": "scratch"}}
+    made = recipe_in(tmp_path, model__dtype="float64", roles=roles, rewards=rewards)
+    single, _ = asyncio.run(alone(made, tmp_path))
+    launcher = Processes(DEVICES, seconds=60)
+    weights, *_ = asyncio.run(together(made, tmp_path, "flatten", launcher=launcher, hurt=dies(DEVICES[1], "score")))
+    assert distance(single, weights) < 1e-8
+    assert marked(launcher.reaper.mark) == []

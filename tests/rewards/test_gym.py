@@ -140,8 +140,8 @@ def judged(answer: str, prompt: Prompt, **part: Any) -> float:
 
     async def main() -> float:
         async with Pool() as pool:
-            reward = await Rewards([RewardPart(**{"deadline": 60.0, **part})], pool).judge(trajectory)
-            return reward.value
+            rewards = Rewards([RewardPart(**{"deadline": 60.0, **part})], pool)
+            return rewards.weigh(await rewards.judge(trajectory)).value
 
     return asyncio.run(main())
 

@@ -74,7 +74,8 @@ def trajectory(answer: str | None, *, id: str = "p", visit: int = 0, attempt: in
 def judge(trajectory: Trajectory, *parts: RewardPart, paths: tuple[str, ...] = ()) -> Reward:
     async def main() -> Reward:
         async with Pool(paths=paths) as pool:
-            return await Rewards(parts, pool).judge(trajectory)
+            rewards = Rewards(parts, pool)
+            return rewards.weigh(await rewards.judge(trajectory))
 
     return asyncio.run(main())
 
@@ -233,7 +234,7 @@ def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
     ("part", "field", "says"),
     [
         ({"kind": "numerik"}, "rewards.0.kind", "did you mean numeric?"),
-        ({"kind": "magic"}, "rewards.0.kind", "exact, math, numeric, regex, reasoning_gym, overlong, or module:name"),
+        ({"kind": "magic"}, "rewards.0.kind", "numeric, regex, reasoning_gym, model, overlong, or module:name"),
         ({"kind": "user_rewards:trutth"}, "rewards.0.kind", "did you mean 'truth'?"),
         ({"kind": "no_file:f"}, "rewards.0.kind", "there is no module 'no_file'"),
         ({"kind": "regex"}, "rewards.0.pattern", "needs a pattern"),
@@ -306,6 +307,7 @@ def test_shaping_moves_the_value_and_never_the_outcome() -> None:
 
     async def judged() -> Reward:
         async with Pool() as pool:
-            return await Rewards(parts, pool).judge(made)
+            rewards = Rewards(parts, pool)
+            return rewards.weigh(await rewards.judge(made))
 
     assert asyncio.run(judged()) == Reward(value=0.5, outcome=1.0, parts={"right": 1.0, "long": -0.5})

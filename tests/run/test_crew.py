@@ -7,12 +7,25 @@ import pytest
 from crewed import alone, distance, together
 from running import recipe_in
 
+RATE = 1e-4
+"""Adam makes a gradient that is nothing but rounding as long as any other, times this."""
+
+STAGES = {
+    "model__dtype": "float64",
+    "optimizer__lr": RATE,
+    "roles": {"critic": {"name": "scratch"}, "reward_model": {"name": "scratch"}},
+    "rewards": [{"name": "accuracy", "kind": "numeric"}, {"name": "quality", "kind": "model", "weight": 0.5}],
+    "algorithm": {"name": "ppo", "kl": {"coef": 0.1}},
+}
+"""A reward model, a reference and a critic, all with something to say."""
+
 NUMBERS = ("loss", "grad_norm", "tokens/trained", "kl/reference")
 
 
 @pytest.mark.parametrize("strategy", ["flatten", "interleave", "separate", "elastic"])
 def test_every_strategy_ends_with_the_weights_of_one_device(strategy, tmp_path):
-    recipe = recipe_in(tmp_path, model__dtype="float64", algorithm__kl={"coef": 0.1, "estimator": "k2"})
+    kl = {"coef": 0.1, "estimator": "k2"}
+    recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=RATE, algorithm__kl=kl)
     single, reports = asyncio.run(alone(recipe, tmp_path))
     weights, crewed, metrics = asyncio.run(together(recipe, tmp_path, strategy))
     assert distance(single, weights) < 1e-10
@@ -39,9 +52,32 @@ def test_a_cell_without_work_contributes_nothing(tmp_path):
 
 def test_an_adapter_is_trained_on_several_cells(tmp_path):
     adapter = {"kind": "lora", "rank": 4, "alpha": 8}
-    recipe = recipe_in(
-        tmp_path, model__dtype="float64", model__adapter=adapter, algorithm__kl={"coef": 0.1, "estimator": "k2"}
-    )
+    kl = {"coef": 0.1, "estimator": "k2"}
+    changes = {"model__adapter": adapter, "optimizer__lr": RATE, "algorithm__kl": kl}
+    recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
     single, _ = asyncio.run(alone(recipe, tmp_path))
     weights, *_ = asyncio.run(together(recipe, tmp_path, "elastic"))
+    assert distance(single, weights) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [("flatten", 3), ("interleave", 2), ("interleave", 4), ("separate", 4), ("elastic", 2)]
+)
+def test_reward_models_and_critics_are_stages_that_change_nothing_wherever_they_are(strategy, devices, tmp_path):
+    recipe = recipe_in(tmp_path, **STAGES)
+    single, reports = asyncio.run(alone(recipe, tmp_path))
+    weights, crewed, metrics = asyncio.run(together(recipe, tmp_path, strategy, devices=devices))
+    assert distance(single, weights) < 1e-10
+    for name in NUMBERS:
+        assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
+    assert {"seconds/reward", "seconds/reference", "seconds/value"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo"])
+def test_groups_are_dropped_by_what_a_reward_model_says_alike_everywhere(name, tmp_path):
+    changes = {"optimizer__lr": RATE, "rewards": STAGES["rewards"][1:], "roles": {"reward_model": {"name": "scratch"}}}
+    changes |= {"evaluate__every": 0, "checkpoint__best": None, "batch__oversample": 1.5 if name == "dapo" else 1.0}
+    recipe = recipe_in(tmp_path, model__dtype="float64", algorithm={"name": name}, **changes)
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "elastic", devices=3))
     assert distance(single, weights) < 1e-10

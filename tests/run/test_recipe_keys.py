@@ -17,6 +17,11 @@ COURSES = [
     {"model__adapter": {"rank": 2}, "batch__updates": 2, "evaluate__pass_k": 2},
     {"rewards": [{"kind": "regex", "pattern": "([01]+)"}]},
     {
+        "algorithm": {"name": "ppo"},
+        "roles": {"critic": {"name": "scratch"}, "reward_model": {"name": "scratch"}},
+        "rewards": [{"kind": "numeric"}, {"name": "quality", "kind": "model"}],
+    },
+    {
         "task__source": {"kind": "synthetic", "name": "addition"},
         "task__prompt": "{a}+{b}=",
         "model__scratch": {"layers": 1, "width": 16, "heads": 2, "characters": "0123456789+=", "warmup_steps": 1},
@@ -32,12 +37,8 @@ EXPLAINED = {
     "guards.reward_error_share": "read when a reward fails; tested with the loop",
     "model.adapter.kind": "has one value",
     "batch.max_rounds": "refused, or read by algorithms that drop groups",
-    "algorithm.gae": "refused where there is no critic, and there is none; tested with PPO",
-    "algorithm.gae.gamma": "as above",
-    "algorithm.gae.lam": "as above",
-    "algorithm.gae.value_clip": "as above",
-    "roles": "what it names is refused, but for the reference as it was before training",
-    "roles.reference": "as above",
+    "algorithm.gae.value_clip": "refused, because critics are not trained",
+    "roles.reference": "refused, but for the reference as it was before training",
 }
 """Keys that these runs do not read, and why that is right."""
 

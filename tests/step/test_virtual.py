@@ -132,6 +132,16 @@ def test_dropped_groups_make_room_in_the_order_of_launch():
     assert {group for group, _ in trained(step)} == {0, 2, 3}
 
 
+def test_a_group_that_may_be_dropped_is_scored_no_further_before_its_reward_model_has_spoken():
+    stages = ("reward", "reference", "train")
+    plan = plan_of("elastic", 2, stages=stages)
+    durations = Clockwork(per_token={"reward": 3.0, "reference": 1.0, "train": 1.0})
+    _, out = simulate(plan, [[10]], stages=stages, drops=True, durations=durations, budget=20)
+    stops = {stage: [each.stop for each in out.stretches if each.stage == stage] for stage in stages}
+    starts = [each.start for each in out.stretches if each.stage == "reference"]
+    assert min(starts) >= max(stops["reward"])
+
+
 def test_a_group_is_not_trained_before_it_is_certain():
     """Two of three are wanted; the third has finished at once, and waits until one before it is dropped at 90."""
     plan = plan_of("elastic", 2)

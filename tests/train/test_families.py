@@ -194,7 +194,7 @@ def test_rope_that_depends_on_positions_alone_is_accepted_and_exact(rope):
     [
         (BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4), "attention interface"),
         (StableLmConfig(**SIZES), "cannot be given packed rows"),
-        (GraniteConfig(**SIZES, logits_scaling=4.0), "other logits than its own forward"),
+        (GraniteConfig(**SIZES, logits_scaling=4.0), "other numbers than its own forward"),
         (Gemma2Config(**SIZES, attn_logit_softcapping=50.0), "caps its attention scores"),
     ],
 )

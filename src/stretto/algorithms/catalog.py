@@ -141,7 +141,7 @@ CATALOG: dict[str, Facts] = {
         Facts(
             name="ppo",
             module="stretto.algorithms.ppo",
-            summary="A critic's values as baseline of every token; it cannot be run until critics can be trained.",
+            summary="A critic's values as baseline of every token; the critic comes trained, and stays as it is.",
             scope="batch",
             min_samples=1,
             clip=(0.2, 0.2),

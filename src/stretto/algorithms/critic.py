@@ -2,7 +2,7 @@
 
 A critic is trained like a policy, by sums over trained tokens that may be added in any order; what goes in is its
 value of each token instead of a log-probability. `rows.values` is what it said when the answers were sampled,
-`rows.returns` what it should have said. No run trains a critic: this is the mathematics of it.
+`rows.returns` what it should have said. No run trains a critic yet: this is the mathematics of it.
 """
 
 from __future__ import annotations

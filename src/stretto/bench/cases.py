@@ -58,6 +58,8 @@ class Case:
     """The longest."""
     reference: bool = False
     """A KL term asks a reference, which is the adapter switched off."""
+    judge: bool = False
+    """A reward model of the same shape scores each answer; its head is noise."""
     values: int = 0
     """More answers to each prompt, by the reference, from which V* is estimated in every step."""
 
@@ -100,6 +102,8 @@ STRATEGIES = (
     replace(WIDE, name="plain-512", prompt=512),
     replace(WIDE, name="reference-43", reference=True),
     replace(WIDE, name="reference-512", prompt=512, reference=True),
+    replace(WIDE, name="models-43", reference=True, judge=True),
+    replace(WIDE, name="models-512", prompt=512, reference=True, judge=True),
 )
 """Of `stretto bench strategies`."""
 

@@ -25,7 +25,18 @@ from stretto.bench.ours import RATE, rewards_of
 from stretto.bench.prepare import Asked, model_section
 from stretto.bench.told import Said, ToldWorker
 from stretto.config.describe import roles_of
-from stretto.config.schema import AlgorithmSection, Correction, EngineSection, Kl, Optimizer, Placement, Recipe
+from stretto.config.schema import (
+    AlgorithmSection,
+    Correction,
+    EngineSection,
+    Kl,
+    Optimizer,
+    Placement,
+    Recipe,
+    RewardPart,
+    RoleModel,
+    Roles,
+)
 from stretto.config.schema import Batch as BatchSection
 from stretto.execution.member import Launcher, Member, processes
 from stretto.execution.worker import Assignment
@@ -220,7 +231,8 @@ def recipe_of(job: Job, *, rate: float = RATE) -> Recipe:
     return Recipe(
         seed=SEED,
         model=model_section(job.model, case),
-        rewards=rewards_of(case.cap),
+        roles=Roles(reward_model=RoleModel(name="scratch") if case.judge else None),
+        rewards=(*rewards_of(case.cap), *([RewardPart(name="model", kind="model")] if case.judge else [])),
         algorithm=AlgorithmSection(
             name="grpo", correction=Correction(kind="none"), kl=Kl(coef=COEF if case.reference else 0.0)
         ),

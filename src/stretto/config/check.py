@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stretto.config.load import read_recipe
 from stretto.config.resolve import resolve
-from stretto.config.rules import idle, limits, place, reserved, task
+from stretto.config.rules import idle, limits, place, reserved, roles, task
 from stretto.config.rules.base import Probes, Rule, Scene
 from stretto.config.schema import Recipe
 from stretto.errors import Problem, RecipeError
@@ -32,6 +32,11 @@ RULES: tuple[Rule, ...] = (
     idle.betas_are_used,
     idle.warmup_rate_is_used,
     idle.best_is_measured,
+    roles.values_have_a_critic,
+    roles.value_clip_is_used,
+    roles.reward_model_is_read,
+    roles.classifiers_can_be_found,
+    roles.accuracy_has_a_verdict,
     limits.group_is_large_enough,
     limits.updates_have_trajectories,
     limits.budget_holds_an_answer,

@@ -12,7 +12,7 @@ from typing import Any
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.resolve import resolve
 from stretto.config.rules.base import DEFAULTS, is_default, value_of
-from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, Source, Task, Vstar
+from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, RoleModel, Source, Task, Vstar
 
 ESTIMATORS = {
     "k1": "k1 = lp - lp_ref",
@@ -42,7 +42,7 @@ def objective(recipe: Recipe) -> str:
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
-    lines += [facts.advantage, *_critic(section), _reward(recipe), _ratio(recipe)]
+    lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient")
@@ -63,18 +63,31 @@ def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
         f"D = sum over the answer's tokens of lp - lp_ref, lp_ref {_reference(recipe)}",
         f"V* = {mean} over {vstar.samples} answers of the reference, made once by `stretto value`",
         _reward(recipe),
+        *_score(recipe),
     ]
 
 
-def _critic(section: AlgorithmSection) -> Iterator[str]:
-    """The formulas of `algorithms.gae` and `algorithms.critic`, where the recipe has their numbers."""
-    if section.gae:
-        gamma, lam, clip = section.gae.gamma, section.gae.lam, section.gae.value_clip
+def _critic(recipe: Recipe) -> Iterator[str]:
+    """The formulas of `algorithms.gae`, where the recipe has their numbers."""
+    if gae := recipe.algorithm.gae:
+        gamma, lam = gae.gamma, gae.lam
         yield f"GAE = delta + {gamma:g}*{lam:g} * GAE of the next token"
-        yield f"delta = r + {gamma:g} * V of the next token - V; V = the critic's value when the answer was sampled"
+        yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_named(recipe.roles.critic)}"
         yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
-        yield f"critic loss = 1/tokens * sum of max((v - ret)^2, (clip(v, V-{clip:g}, V+{clip:g}) - ret)^2) / 2"
-        yield "ret = GAE + V; v = the critic's value now"
+
+
+def _score(recipe: Recipe) -> Iterator[str]:
+    """What a reward model's part of the reward is."""
+    for part in recipe.rewards:
+        if part.kind == "model":
+            yield f"{part.name} = the score of {_named(recipe.roles.reward_model)}"
+
+
+def _named(model: RoleModel | None) -> str:
+    """A model that is not trained."""
+    if model is not None and model.name == "scratch":
+        return "a head of noise on the model as it was before training"
+    return f"{(model and model.name) or 'a model'}, which is not trained"
 
 
 def _reward(recipe: Recipe) -> str:
@@ -123,34 +136,43 @@ def _count(number: int, word: str) -> str:
 def roles_of(recipe: Recipe) -> frozenset[str]:
     """Roles that a step of this recipe needs."""
     facts = CATALOG.get(recipe.algorithm.name)
-    asked = recipe.algorithm.kl.coef > 0 or (facts is not None and "reference" in facts.needs)
-    return frozenset({"generate", "train", *(["reference"] if asked else [])})
+    needs = facts.needs if facts else frozenset()
+    asked = {
+        "reference": recipe.algorithm.kl.coef > 0 or "reference" in needs,
+        "value": "values" in needs,
+        "reward": recipe.roles.reward_model is not None,
+    }
+    return frozenset({"generate", "train", *(role for role, there in asked.items() if there)})
 
 
 FLOWS = {
-    "flatten": "every step generates, then scores{reference}, then trains, on all of them",
-    "interleave": "every step generates, then scores{reference}, then trains; what lies side by side runs together",
-    "separate": "some generate, the others score{reference} and train what is finished",
-    "elastic": "all of them generate, and those that are done score{reference} and train what is finished",
+    "flatten": "every step generates, then scores{asking}, then trains, on all of them",
+    "interleave": "every step generates, then scores{asking}, then trains; what lies side by side runs together",
+    "separate": "some generate, the others score{asking} and train what is finished",
+    "elastic": "all of them generate, and those that are done score{asking} and train what is finished",
 }
 """Strategy -> what a step is."""
+
+MODELS = {"reward": "reward model", "reference": "reference", "value": "critic"}
+"""Role -> the model that only scores."""
 
 
 def plan_sentence(recipe: Recipe) -> str:
     """Where the models live and in what order stages run."""
     cluster = recipe.placement.cluster
     one = {"auto": "one device (a GPU if there is one)", "1xcpu": "the CPU", "1xgpu": "one GPU"}.get(cluster)
-    reference = " and asks the reference" if one else ", ask the reference"
-    reference = reference if "reference" in roles_of(recipe) else ""
+    models = [f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe)]
+    asked = " and ".join([*([", ".join(models[:-1])] if models[1:] else []), *models[-1:]])
+    asking = f"{' and asks' if one else ', ask'} {asked}" if asked else ""
     if one:
         return (
-            f"flatten on {one}: every step generates, then scores{reference}, then trains; "
+            f"flatten on {one}: every step generates, then scores{asking}, then trains; "
             f"the engine samples from the very tensors that are trained"
         )
     if recipe.placement.cells:
         return f"cells by hand on {cluster}"
     strategy = "flatten" if recipe.placement.strategy == "auto" else recipe.placement.strategy
-    return f"{strategy} on {cluster}: {FLOWS[strategy].format(reference=reference)}"
+    return f"{strategy} on {cluster}: {FLOWS[strategy].format(asking=asking)}"
 
 
 NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")

@@ -50,6 +50,10 @@ class ModelFacts:
     """`model_type` of a config.json or the architecture of a GGUF file."""
     context: int | None
     """Longest sequence it was made for, if it says so."""
+    architectures: tuple[str, ...] = ()
+    """Transformers' classes for it."""
+    labels: int | None = None
+    """Labels of a classifier, if its files say so."""
 
 
 def locate(name: str, root: Path) -> ModelFiles:
@@ -159,7 +163,13 @@ def _read_config(name: str, path: Path) -> ModelFacts:
     text = config.get("text_config")
     sizes = [part.get(key) for part in (config, text if isinstance(text, dict) else {}) for key in CONTEXT_KEYS]
     context = next((size for size in sizes if isinstance(size, int) and size > 0), None)
-    return ModelFacts(family=config["model_type"], context=context)
+    named, labels = config.get("architectures"), config.get("id2label")
+    return ModelFacts(
+        family=config["model_type"],
+        context=context,
+        architectures=tuple(map(str, named)) if isinstance(named, list) else (),
+        labels=len(labels) if isinstance(labels, dict) else None,
+    )
 
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")

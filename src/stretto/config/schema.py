@@ -117,7 +117,7 @@ class RoleModel(Section):
     """A model for another role than the one that is trained."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
-    """As `model.name`."""
+    """A hub id or a folder; `scratch`: the model as it was before training, with a head of noise, to try a plan out."""
     shape: str | Shape | None = None
     """As `model.shape`."""
 
@@ -128,9 +128,9 @@ class Roles(Section):
     reference: Literal["adapter-off"] | RoleModel | None = "adapter-off"
     """What KL is measured against; `adapter-off` is the model as it was before training."""
     critic: RoleModel | None = None
-    """The value model of PPO."""
+    """The value model of PPO: a token classifier of one label, which is not trained yet."""
     reward_model: RoleModel | None = None
-    """A reward model that runs as a stage of its own."""
+    """A sequence classifier of one label, frozen, which runs as a stage of its own; read by rewards of kind model."""
 
 
 class Source(Section):
@@ -199,7 +199,7 @@ class RewardPart(Section):
     name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_]+$")] = "accuracy"
     """Name in reports."""
     kind: Annotated[str, Field(min_length=1)] = "numeric"
-    """exact, numeric, regex, math, reasoning_gym, overlong, or module:name for a Python function."""
+    """exact, numeric, regex, math, reasoning_gym, overlong, model, or module:name for a Python function."""
     pick: Literal["last", "first", "only"] = "last"
     """Which match in the answer counts; `only` gives nothing when there are several."""
     pattern: str | None = None

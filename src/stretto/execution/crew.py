@@ -57,6 +57,7 @@ class Crew:
     ) -> None:
         self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
+        self.role = {cell.name: cell.role for cell in plan.cells}
         self.members: dict[str, Member] = {}
         self.lanes: dict[str, Lane] = {}
         self.version = 0
@@ -118,11 +119,18 @@ class Crew:
     # What cells do ----------------------------------------------------------------------------------------------------
 
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """The reference's log-probabilities."""
+        """What the model of a cell says: a reference, a reward model or a critic."""
         scores: list[NDArray[np.float64]] = await self.call(
-            self.device[cell], "score", list(conversations), seconds=self.patience.train
+            self.device[cell], "score", self.role[cell], list(conversations), seconds=self.patience.train
         )
         return scores
+
+    async def score_everywhere(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """The same outside of a step, by every cell of a role together."""
+        cells = [cell for cell, its in self.role.items() if its == role]
+        shares = [conversations[index :: len(cells)] for index in range(len(cells))]
+        found = await asyncio.gather(*(self.score(cell, share) for cell, share in zip(cells, shares, strict=True)))
+        return [found[index % len(cells)][index // len(cells)] for index in range(len(conversations))]
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
         """Adds gradients on a training cell."""

@@ -24,8 +24,9 @@ from stretto.config.schema import EngineSection, Recipe
 from stretto.execution.group import Group, Meeting
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
+from stretto.train.gauge import Gauge, base_network, load_gauge
 from stretto.train.memory import keep_memory
-from stretto.train.model import Policy, load
+from stretto.train.model import DTYPES, Policy, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import StepReport, Trainer
 from stretto.types import Conversation, Sample
@@ -79,6 +80,14 @@ class Worker:
         self.reference = self._load(device) if own else None
         if self.reference is not None:
             self.reference.network.requires_grad_(False)
+        self.gauges = load_gauges(
+            recipe,
+            assignment.roles,
+            root=assignment.root,
+            base=assignment.base,
+            device=device,
+            token_budget=assignment.token_budget,
+        )
         self.engine = self.make_engine()
         self.groups: dict[str, Group] = {}
 
@@ -105,8 +114,10 @@ class Worker:
 
     # Score and train --------------------------------------------------------------------------------------------------
 
-    def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """The reference's log-probabilities of every trained token."""
+    def score(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """What the model of a role says: of a reference, the log-probability of every trained token."""
+        if role in self.gauges:
+            return self.gauges[role].score(conversations)
         return self.trainer.score(conversations, reference=self.reference, without_adapter=self.reference is None)
 
     def begin(self) -> None:
@@ -197,6 +208,33 @@ def make_trainer(
         clip=recipe.optimizer.clip,
         checkpointing=recipe.optimizer.checkpointing,
     )
+
+
+def load_gauges(
+    recipe: Recipe,
+    roles: frozenset[str],
+    *,
+    root: Path,
+    base: Path | None,
+    device: torch.device,
+    token_budget: int,
+) -> dict[str, Gauge]:
+    """Role -> its frozen model, of those roles among these that are played by one; the same in every process."""
+    own = base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
+    sections = {"reward": recipe.roles.reward_model, "value": recipe.roles.critic}
+    return {
+        role: load_gauge(
+            role,
+            locate(section.name, root),
+            base=own,
+            dtype=DTYPES[recipe.model.dtype],
+            device=device,
+            seed=recipe.seed,
+            token_budget=token_budget,
+        )
+        for role, section in sections.items()
+        if role in roles and section is not None and section.name is not None
+    }
 
 
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:

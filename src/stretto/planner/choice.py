@@ -117,8 +117,7 @@ class Choice:
         own_reference = "reference" in workload.roles - workload.reading
         for asked, what in (
             (any(self.split(role, workload.reading).width > 1 for role in workload.roles), "cells of several devices"),
-            ("fit" in workload.roles, "a critic"),
-            ("reward" in workload.roles, "a reward model"),
+            ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded, "a shared optimizer"),
             (self.sleeps, "cells that sleep"),

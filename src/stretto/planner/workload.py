@@ -143,13 +143,6 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if told is not None and told.from_run is None and told.response.cap > longest:
         reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
         yield Problem(field="batch.lengths.response.cap", reason=reason, fix="raise engine.max_new_tokens")
-    critic, values = recipe.roles.critic, "values" in CATALOG[recipe.algorithm.name].needs
-    if values and critic is None:
-        reason = f"algorithm.name is {recipe.algorithm.name}, which needs a critic"
-        yield Problem(field="roles.critic", reason=reason, fix="write {} for one like the policy, or give its shape")
-    if critic is not None and not values:
-        reason = f"has no effect, because algorithm.name is {recipe.algorithm.name}"
-        yield Problem(field="roles.critic", reason=reason, fix="leave it out, or use ppo")
     if recipe.placement.cells is not None:
         reason = "cells by hand are not weighed against others; what is planned is placed by strategies"
         yield Problem(field="placement.cells", reason=reason, fix="leave them out of what is planned")
@@ -162,7 +155,7 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     needs, roles = CATALOG[recipe.algorithm.name].needs, recipe.roles
 
     def other(section: RoleModel, field: str) -> ModelShape:
-        return shape_of_model(section, root, field=field) or policy
+        return (None if section.name == "scratch" else shape_of_model(section, root, field=field)) or policy
 
     shapes = {"generate": policy, "train": policy}
     if recipe.algorithm.kl.coef > 0 or "reference" in needs:

@@ -1,4 +1,4 @@
-"""The parts of a reward, weighed: one trajectory in, one `Reward` out, or the reason why there is none.
+"""The parts of a reward, judged and weighed: what becomes a `Reward`, or the reason why there is none.
 
 `value` is the weighted sum that the algorithm learns from. `outcome` is what accuracy and `drop` read: the mean of the
 parts with a positive weight, weighted by it. So full marks are exactly 1 whatever the weights, and penalties (negative
@@ -13,33 +13,43 @@ from collections.abc import Mapping, Sequence
 from stretto.config.schema import RewardPart
 from stretto.errors import RecipeError, SandboxDeadlineError, SandboxDiedError, StrettoError, VerdictError
 from stretto.rewards.base import Verdict
-from stretto.rewards.parts import SHAPING, build, observed, problems
+from stretto.rewards.parts import MODEL, SHAPING, build, observed, problems
 from stretto.sandbox.pool import Pool
 from stretto.types import Reward, Trajectory
 
 
 class Rewards:
-    """Judges trajectories by all parts of a recipe's `rewards`."""
+    """The parts of a recipe's `rewards`."""
 
     def __init__(self, parts: Sequence[RewardPart], pool: Pool) -> None:
         """RecipeError if a part makes no sense. The pool stays the caller's to close."""
         wrong = tuple(problems(parts, pool.paths))
         if wrong:
             raise RecipeError(*wrong)
-        self._parts = tuple((part, build(part, pool)) for part in parts)
+        self._parts = tuple(parts)
+        self._verdicts = {part.name: build(part, pool) for part in parts if part.kind != MODEL}
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parts, in the recipe's order."""
-        return tuple(part.name for part, _ in self._parts)
+        return tuple(part.name for part in self._parts)
 
-    async def judge(self, trajectory: Trajectory) -> Reward:
-        """Every part's verdict, weighed. VerdictError naming the part where one could not be had."""
+    @property
+    def modelled(self) -> str | None:
+        """The name of the part that is a reward model's score, if there is one."""
+        return next((part.name for part in self._parts if part.kind == MODEL), None)
+
+    async def judge(self, trajectory: Trajectory) -> dict[str, float]:
+        """Every part's verdict but a model's. VerdictError naming the part where one could not be had."""
         observed(trajectory)
-        scores = {part.name: await _verdict(verdict, trajectory, part.name) for part, verdict in self._parts}
-        weights = {part.name: part.weight for part, _ in self._parts}
+        return {name: await _verdict(verdict, trajectory, name) for name, verdict in self._verdicts.items()}
+
+    def weigh(self, verdicts: Mapping[str, float]) -> Reward:
+        """The reward of every part's verdict. VerdictError where they come to no finite number."""
+        scores = {name: _finite(verdicts[name], name) for name in self.names}
+        weights = {part.name: part.weight for part in self._parts}
         value = sum(weights[name] * score for name, score in scores.items())
-        judging = {part.name: scores[part.name] for part, _ in self._parts if part.kind not in SHAPING}
+        judging = {part.name: scores[part.name] for part in self._parts if part.kind not in SHAPING}
         outcome = full_marks(judging or scores, weights)
         if not math.isfinite(value) or not math.isfinite(outcome):
             raise VerdictError(f"the weighted sum of the parts {scores} is not a finite number")
@@ -53,22 +63,21 @@ def full_marks(scores: Mapping[str, float], weights: Mapping[str, float]) -> flo
 
 
 async def _verdict(verdict: Verdict, trajectory: Trajectory, name: str) -> float:
-    """One part's finite number. A worker that died or was too slow gets a second chance, an exception does not."""
+    """One part's number. A worker that died or was too slow gets a second chance, an exception does not."""
     try:
         try:
-            score = await verdict(trajectory)
+            return await verdict(trajectory)
         except (SandboxDeadlineError, SandboxDiedError):
-            score = await verdict(trajectory)
-        return _finite(score)
+            return await verdict(trajectory)
     except (StrettoError, ValueError) as error:
         raise VerdictError(f"reward {name}: {error}") from error
 
 
-def _finite(score: float) -> float:
+def _finite(score: float, name: str) -> float:
     try:
         number = float(score)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"the verdict is {number}, which is not a finite number")
+        raise VerdictError(f"reward {name}: the verdict is {number}, which is not a finite number")
     return number

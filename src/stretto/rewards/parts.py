@@ -23,7 +23,9 @@ COMPARING = frozenset({"exact", "math", "numeric", "regex"})
 """The kinds that need a reference answer."""
 SCORING = frozenset({"reasoning_gym"})
 """The kinds that judge by what only prompts of one source carry."""
-SHAPING = frozenset({"overlong"})
+MODEL = "model"
+"""The kind that is the score of the recipe's reward model."""
+SHAPING = frozenset({"overlong", MODEL})
 """The kinds that shape what is learned and say nothing about whether an answer is right."""
 EXTRACTING = frozenset({"reasoning_gym", "regex"})
 """The kinds that judge what a pattern extracts from the answer."""
@@ -31,7 +33,7 @@ PICKING = frozenset({"numeric", "regex"})
 """The kinds that pick one of several matches, whether they have a pattern or not."""
 PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """The kinds that another package judges."""
-PLANNED = ("code", "model")
+PLANNED = ("code",)
 """Kinds that the recipe format has names for, and this version does not do."""
 KINDS = (*sorted(COMPARING), *sorted(SCORING), *sorted(SHAPING))
 """What a part's `kind` may be, apart from module:name."""
@@ -67,8 +69,10 @@ def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Proble
 
 def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
     """Keys that are missing, wrong, or without effect for the part's kind."""
-    if part.kind in ("exact", "numeric", "overlong") and part.deadline != RewardPart().deadline:
+    if part.kind in ("exact", "numeric", "overlong", MODEL) and part.deadline != RewardPart().deadline:
         reason = f"has no effect on a reward of kind {part.kind}, which does not wait for anything"
+        if part.kind == MODEL:
+            reason = "has no effect on the score of a reward model, which has the deadlines of its stage"
         yield Problem(field=f"{field}.deadline", reason=reason, fix="remove it")
     for key in ("longest", "buffer"):
         if getattr(part, key) is not None and part.kind != "overlong":

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stretto.errors import DeadlineError, VerdictError
+from stretto.rewards.base import Ask, Scores
 from stretto.rewards.combine import Rewards
-from stretto.types import Group, Reward, Trajectory
+from stretto.types import Group, Reward, Trajectory, trajectory_key
 
 TOO_SMALL = "group too small after failures"
 """What a judged trajectory is marked with when too few of its group are left to learn from."""
@@ -31,14 +32,23 @@ class Scored:
 
 
 async def score(
-    trajectories: Sequence[Trajectory], rewards: Rewards, *, min_samples: int, deadline: float | None = None
+    trajectories: Sequence[Trajectory],
+    rewards: Rewards,
+    *,
+    min_samples: int,
+    deadline: float | None = None,
+    ask: Ask | None = None,
 ) -> Scored:
     """Judges all trajectories at once and groups them by prompt and visit.
 
     `trajectories` stand in launch order: a group's place is that of its first trajectory. Groups with fewer than
-    `min_samples` verdicts are dropped whole. DeadlineError if some have no verdict after `deadline` seconds.
+    `min_samples` verdicts are dropped whole. DeadlineError if some have no verdict after `deadline` seconds; a reward
+    model, which `ask` reaches, has deadlines of its own.
     """
-    verdicts = await _verdicts(trajectories, rewards, deadline)
+    judged = await _verdicts(trajectories, rewards, deadline)
+    sound = [each for each in trajectories if each.failure is None]
+    scores = await ask(sound) if ask and rewards.modelled else {}
+    verdicts = [_weighed(rewards, each, found, scores) for each, found in zip(trajectories, judged, strict=True)]
     together: dict[tuple[str, int], list[tuple[int, Trajectory, Reward | str]]] = {}
     for place, (trajectory, verdict) in enumerate(zip(trajectories, verdicts, strict=True)):
         together.setdefault((trajectory.prompt.id, trajectory.visit), []).append((place, trajectory, verdict))
@@ -46,19 +56,38 @@ async def score(
     failed: dict[int, Trajectory] = {}
     for members in together.values():
         failed |= {place: replace(each, failure=reason) for place, each, reason in members if isinstance(reason, str)}
-        judged = [(place, each, reward) for place, each, reward in members if isinstance(reward, Reward)]
-        if len(judged) < max(min_samples, 1):
-            failed |= {place: replace(trajectory, failure=TOO_SMALL) for place, trajectory, _ in judged}
+        kept = [(place, each, reward) for place, each, reward in members if isinstance(reward, Reward)]
+        if len(kept) < max(min_samples, 1):
+            failed |= {place: replace(trajectory, failure=TOO_SMALL) for place, trajectory, _ in kept}
         else:
-            groups.append(_group([(trajectory, reward) for _, trajectory, reward in judged]))
+            groups.append(_group([(trajectory, reward) for _, trajectory, reward in kept]))
     return Scored(groups=tuple(groups), failed=tuple(failed[place] for place in sorted(failed)))
 
 
-async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadline: float | None) -> list[Reward | str]:
-    """Every verdict, in the order of the trajectories."""
+Verdicts = Mapping[str, float] | str
+"""Of one trajectory by the names of the parts, or why there are none."""
+
+
+def _weighed(rewards: Rewards, trajectory: Trajectory, verdicts: Verdicts, scores: Scores) -> Reward | str:
+    """The reward, the reward model's score included, or why there is none."""
+    if isinstance(verdicts, str):
+        return verdicts
+    if name := rewards.modelled:
+        score = scores.get(trajectory_key(trajectory))
+        if score is None:
+            return f"reward {name}: there is no conversation that the reward model could read"
+        verdicts = {**verdicts, name: score}
+    try:
+        return rewards.weigh(verdicts)
+    except VerdictError as error:
+        return str(error)
+
+
+async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadline: float | None) -> list[Verdicts]:
+    """What every part but a model says, in the order of the trajectories."""
     began = last = time.monotonic()
 
-    def noted(task: asyncio.Task[Reward | str]) -> None:
+    def noted(task: asyncio.Task[Verdicts]) -> None:
         nonlocal last
         last = last if task.cancelled() else time.monotonic()
 
@@ -81,8 +110,8 @@ async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadli
         ) from error
 
 
-async def _judge(trajectory: Trajectory, rewards: Rewards) -> Reward | str:
-    """The verdict, or why there is none."""
+async def _judge(trajectory: Trajectory, rewards: Rewards) -> Verdicts:
+    """The verdicts, or why there are none."""
     if trajectory.failure is not None:
         return trajectory.failure
     try:

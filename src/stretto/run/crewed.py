@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
@@ -27,16 +29,17 @@ from stretto.execution.member import Launcher, processes
 from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.run.base import Note, prepare_base
 from stretto.run.clock import Clock
 from stretto.run.gather import Batch
 from stretto.run.hands import Hands
-from stretto.run.parts import Note, Parts, connect, load_task, prepare_base, token_budget
+from stretto.run.parts import Parts, connect, load_task, token_budget
 from stretto.step.drive import Driver
 from stretto.step.pace import Pace
 from stretto.step.state import Step
 from stretto.step.work import Speeds, Terms
 from stretto.train.model import describe
-from stretto.types import Stateful, Trajectory
+from stretto.types import Conversation, Stateful, Trajectory
 
 SLOTS = 4096
 """Trajectories that a generate cell takes at once; its engine admits as many of them as its cache holds."""
@@ -116,6 +119,10 @@ class CrewParts(Parts):
                 f"generate: {len(launches)} trajectories were not finished within {deadline:g} s; "
                 "raise deadlines.generate or lower the batch"
             ) from error
+
+    async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """On every cell of the role."""
+        return await self.crew.score_everywhere(role, conversations)
 
     async def settle(self) -> None:
         """Every engine."""
@@ -213,7 +220,7 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
         barrier=algorithm.scope == "batch",
-        stages=(*(stage for stage in ("reference",) if stage in algorithm.needs), "train"),
+        stages=tuple({cell.role: None for cell in cells if cell.role != "generate"}),
         slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
         budgets={cell.name: parts.budgets[cell.devices[0]] for cell in cells if cell.role != "generate"},
         longest=recipe.engine.max_new_tokens,

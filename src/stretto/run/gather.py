@@ -14,7 +14,7 @@ from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.clock import Clock
-from stretto.run.learn import credit, reference_streams, value_streams
+from stretto.run.learn import credit, critic_streams, reference_streams, value_streams
 from stretto.run.parts import LocalParts
 from stretto.types import Group, Sample
 
@@ -52,6 +52,9 @@ async def gather(parts: LocalParts, clock: Clock, *, step: int) -> Batch:
     accepted = accepted[: batch.prompts]
     with clock.stage("reference", "reference", step=step, version=parts.trainer.version):
         streams = {**reference_streams(parts, accepted), **value_streams(parts, accepted)}
+    if "values" in algorithm.needs:
+        with clock.stage("value", "value", step=step, version=parts.trainer.version):
+            streams |= critic_streams(parts, accepted)
     return Batch(
         scored=every,
         accepted=tuple(accepted),

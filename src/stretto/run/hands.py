@@ -7,15 +7,18 @@ follows from the plan.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.execution.crew import Crew
+from stretto.rewards.base import Scores
 from stretto.rewards.score import Scored
 from stretto.rollout.base import Completion, Request
 from stretto.rollout.collect import Launch, Outside, run_trajectory
@@ -23,12 +26,16 @@ from stretto.run import guards
 from stretto.run.clock import Clock
 from stretto.run.learn import ConversationKey, credit, keyed_conversations, value_streams
 from stretto.run.parts import Parts
+from stretto.run.rated import rated
 from stretto.step.expect import Lengths
 from stretto.step.pace import Pace
 from stretto.step.work import Item, Move, Piece
 from stretto.step.work import Launch as Asked
 from stretto.train.trainer import StepReport
 from stretto.types import Group, Sample, Trajectory, trajectory_key
+
+STREAMS = {"reference": "reference", "value": "values"}
+"""Stage -> the stream that it makes, as algorithms call it."""
 
 
 class Hands:
@@ -47,6 +54,7 @@ class Hands:
         self.counts: dict[str, dict[str, int]] = {}
         self.scored: dict[int, Scored] = {}
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
+        self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.accepted: tuple[int, ...] = ()
         self.report: StepReport | None = None
@@ -126,10 +134,21 @@ class Hands:
         """Judges a group; returns the attempts to train on."""
         algorithm = self.parts.algorithm
         attempts = [self.trajectories[index, attempt] for attempt in range(len(self.asked[index]))]
-        scored = self.scored[index] = await self.parts.score(attempts, min_samples=algorithm.min_samples)
+        scored = self.scored[index] = await self.parts.score(
+            attempts, min_samples=algorithm.min_samples, ask=partial(self._rated, index)
+        )
         if not scored.groups or algorithm.drop(scored.groups[0]):
             return ()
         return [trajectory.attempt for trajectory in scored.groups[0].trajectories]
+
+    async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
+        """What the reward model says of a group, once the pieces with it are done."""
+        waits = {
+            trajectory_key(each): self.rated[index, each.attempt]
+            for each in trajectories
+            if guards.sampled_tokens(each)
+        }
+        return {key: score for key, wait in waits.items() if (score := await wait) is not None}
 
     # Pieces -----------------------------------------------------------------------------------------------------------
 
@@ -141,11 +160,18 @@ class Hands:
         self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens)
 
     async def _piece(self, piece: Piece) -> None:
-        if piece.stage == "reference":
-            keyed = keyed_conversations(map(self.trajectories.__getitem__, piece.items))
-            scores = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
-            found = self.streams.setdefault("reference", {})
-            found.update({key: score for (key, _), score in zip(keyed, scores, strict=True)})
+        trajectories = [self.trajectories[item] for item in piece.items]
+        if piece.stage == "reward":
+            scores = await rated(trajectories, measure=partial(self.crew.score, piece.cell))
+            for item, trajectory in zip(piece.items, trajectories, strict=True):
+                if not self.rated[item].done():  # the cell may have died between this and the scheduler's hearing of it
+                    self.rated[item].set_result(scores.get(trajectory_key(trajectory)))
+            return
+        if piece.stage in STREAMS:
+            keyed = keyed_conversations(trajectories)
+            found = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
+            stream = self.streams.setdefault(STREAMS[piece.stage], {})
+            stream.update({key: numbers for (key, _), numbers in zip(keyed, found, strict=True)})
             return
         await self.crew.accumulate(piece.cell, [sample for item in piece.items for sample in self._credited(item)])
 

@@ -6,6 +6,7 @@ The first tier (`config.check`) reads the recipe and the first rows of the data 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stretto.config.locate import ModelFiles, locate
+from stretto.config.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.config.rules.task import comparisons
 from stretto.config.schema import Recipe, Scratch
 from stretto.errors import Problem, RecipeError
@@ -25,6 +27,9 @@ from stretto.types import Prompt
 
 MOST_PROMPTS = 20_000
 """Prompts whose length is measured; a longer one that slips through costs its own trajectory, not the run."""
+
+UNLIMITED = 1 << 30
+"""Context of a model that does not say one."""
 
 SHOWN = 3
 """Offending prompts named in a message."""
@@ -41,7 +46,9 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         refuse_unknown_attention(config)
     except RecipeError as error:
         return [*problems, *error.problems]
-    problems += [*comparisons(recipe, prompts), *prompt_problems(recipe, prompts, config, tokenizer)]
+    others, context = other_models(recipe, root, tokenizer)
+    context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
+    problems += [*comparisons(recipe, prompts), *prompt_problems(recipe, prompts, context, tokenizer), *others]
     if recipe.model.adapter is not None:
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)
@@ -72,14 +79,43 @@ def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, ImportError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecipeError.of(
-            "model.name", f"{files.name} cannot be read: {first_line}", "name a causal language model with a tokenizer"
+            "model.name", f"{files.name} cannot be read: {first_line}", "name a language model with its tokenizer"
         ) from error
 
 
-def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], config: Any, tokenizer: Any) -> list[Problem]:
+def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Problem], int]:
+    """What is wrong with reward model and critic beside the model that is trained, and the shortest of their contexts.
+
+    They read token ids, which nobody decodes, so each id has to mean the same to them.
+    """
+    problems, contexts = list[Problem](), [UNLIMITED]
+    for key in CLASSIFIERS:
+        section = getattr(recipe.roles, key)
+        if section is None or section.name in (None, "scratch"):
+            continue
+        try:
+            config, its = describe_model(recipe, locate(section.name, root))
+            refuse_unknown_attention(config)
+        except RecipeError as error:
+            problems += [replace(problem, field=f"roles.{key}.name") for problem in error.problems]
+            continue
+        problems += classifier_problems(section.name, key, root)  # a model of the hub is on this machine only now
+        text = config.get_text_config()
+        contexts.append(int(getattr(text, "max_position_embeddings", None) or UNLIMITED))
+        ids, its_ids = tokenizer.get_vocab(), its.get_vocab()
+        if others := [token for token, number in ids.items() if its_ids.get(token) != number]:
+            reason = f"{len(others)} of the {len(ids)} tokens of model.name have other ids in it, such as {others[0]!r}"
+            fix = "name one that was made from a model with the same tokenizer"
+            problems.append(Problem(field=f"roles.{key}.name", reason=reason, fix=fix))
+        elif text.vocab_size <= max(ids.values()):
+            reason = f"it has embeddings for {text.vocab_size} tokens, and model.name has ids up to {max(ids.values())}"
+            problems.append(Problem(field=f"roles.{key}.name", reason=reason, fix="name one with all of them"))
+    return problems, min(contexts)
+
+
+def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any) -> list[Problem]:
     """Prompts that leave no room for an answer, and those that a character tokenizer cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset())
-    context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
     room = context - recipe.engine.max_new_tokens
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if recipe.model.name == "scratch" else None
     too_long: list[str] = []

@@ -29,6 +29,13 @@ def reference_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     return {"reference": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
 
 
+def critic_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
+    """The critic's values of every trained token."""
+    keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
+    scores = parts.gauges["value"].score([conversation for _, conversation in keyed])
+    return {"values": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
+
+
 def keyed_conversations(trajectories: Iterable[Trajectory]) -> list[tuple[ConversationKey, Conversation]]:
     """Every conversation of some trajectories, under the key by which streams know it."""
     return [

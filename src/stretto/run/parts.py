@@ -9,42 +9,47 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import Algorithm, build
 from stretto.config.describe import roles_of
-from stretto.config.locate import ModelFiles, locate
-from stretto.config.schema import Recipe, Scratch
+from stretto.config.locate import locate
+from stretto.config.schema import Recipe
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
-from stretto.execution.worker import make_trainer, native_engine
+from stretto.execution.worker import load_gauges, make_trainer, native_engine
 from stretto.placement.choose import devices_for, plan_of
 from stretto.placement.plan import Plan
+from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
 from stretto.rollout.base import Engine
 from stretto.rollout.collect import Collector, Launch
 from stretto.rollout.model_handle import Sampling
 from stretto.rollout.render import Renderer
-from stretto.run.warmup import warm_up
+from stretto.run.base import Note, prepare_base
+from stretto.run.rated import rated
 from stretto.sandbox.pool import Pool
 from stretto.step.expect import Lengths
 from stretto.tasks.source import PromptSource, load_prompts, split
+from stretto.train.gauge import Gauge
 from stretto.train.memory import keep_memory
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
-from stretto.types import Prompt, Stateful, Trajectory
+from stretto.types import Conversation, Prompt, Stateful, Trajectory
 from stretto.weights.publish import publish
 
 AUTO_BUDGET = {"cpu": 4096, "cuda": 16384}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
 
-Note = Callable[[str], None]
 EngineFactory = Callable[[Policy], Engine]
 
 
@@ -125,10 +130,19 @@ class Parts(ABC):
             context=self.context,
         )
 
-    async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int) -> Scored:
-        """Judges trajectories and gathers them in groups."""
-        deadline = self.recipe.deadlines.reward
-        return await score(trajectories, self.rewards, min_samples=min_samples, deadline=deadline)
+    async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int, ask: Ask | None = None) -> Scored:
+        """Judges trajectories and gathers them in groups; `ask` is how the reward model is asked within a step."""
+        return await score(
+            trajectories,
+            self.rewards,
+            min_samples=min_samples,
+            deadline=self.recipe.deadlines.reward,
+            ask=ask or partial(rated, measure=partial(self.measure, "reward")),
+        )
+
+    @abstractmethod
+    async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """What a frozen model says of conversations."""
 
     async def close(self) -> None:
         """Leaves no process and no cache behind."""
@@ -143,6 +157,8 @@ class LocalParts(Parts):
     """The model that is trained."""
     reference: Policy | None
     """A frozen copy, if the algorithm needs one and there is no adapter to switch off."""
+    gauges: Mapping[str, Gauge]
+    """Role -> its frozen model: reward, value."""
     engine: Engine
     """Generates."""
     trainer: Trainer
@@ -173,6 +189,10 @@ class LocalParts(Parts):
             deadline=self.recipe.deadlines.generate,
         )
         return await collector.collect(launches)
+
+    async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """In this process."""
+        return self.gauges[role].score(conversations)
 
     async def settle(self) -> None:
         """Tells the engine."""
@@ -244,11 +264,13 @@ def assemble(
     if "reference" in common["algorithm"].needs and policy.adapted is None:
         reference = load(recipe.model, files, seed=recipe.seed, device=device, base=base)
         reference.network.requires_grad_(False)
+    gauges = load_gauges(recipe, roles_of(recipe), root=root, base=base, device=device, token_budget=budget)
     engine = make_engine(policy) if make_engine else native_engine(policy, recipe.engine)
     return LocalParts(
         **common,
         policy=policy,
         reference=reference,
+        gauges=gauges,
         engine=engine,
         trainer=trainer,
         optimizer=optimizer,
@@ -300,33 +322,3 @@ def token_budget(recipe: Recipe, kind: str) -> int:
     """Tokens in a micro-batch on a device of this kind."""
     budget = recipe.batch.token_budget
     return AUTO_BUDGET[kind] if budget == "auto" else budget
-
-
-def prepare_base(
-    recipe: Recipe,
-    *,
-    files: ModelFiles,
-    folder: Path | None,
-    device: torch.device,
-    prompts: Sequence[Prompt],
-    note: Note,
-) -> Path | None:
-    """The run's own copy of its base model, made once and found again on resume.
-
-    A scratch model needs one because its warm-up is part of it; a GGUF file, because an adapter must name a base that
-    transformers can load. Other models are found by name, and there is none.
-    """
-    keeps = files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
-    if not keeps or folder is None:
-        return None
-    base = folder / "base"
-    if base.exists():
-        return base
-    plain = recipe.model.model_copy(update={"adapter": None})
-    policy = load(plain, files, seed=recipe.seed, device=device)
-    if files.kind == "scratch":
-        warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
-    draft = folder / ".base.draft"
-    policy.save(draft)
-    draft.rename(base)
-    return base

@@ -22,6 +22,7 @@ from stretto.errors import CheckpointError, Problem, RecipeError, StrettoError
 from stretto.placement.plan import Plan
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
+from stretto.run.base import Note
 from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import Evaluation, evaluate
@@ -30,7 +31,7 @@ from stretto.run.guards import free_disk
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import EngineFactory, Note, Parts, assemble, make_plan
+from stretto.run.parts import EngineFactory, Parts, assemble, make_plan
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful

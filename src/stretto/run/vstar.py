@@ -106,7 +106,17 @@ def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[s
         | {"files": weights_digest(files)}
         | ({"seed": recipe.seed} if files.kind == "scratch" else {}),
         "sampler": recipe.engine.model_dump(mode="json", include={"max_new_tokens", "temperature", "top_p"}),
+        **_judging(recipe, root),
     }
+
+
+def _judging(recipe: Recipe, root: Path) -> dict[str, Any]:
+    """The reward model, where there is one; a head of noise follows from the seed."""
+    judge = recipe.roles.reward_model
+    if judge is None or judge.name is None:
+        return {}
+    files = locate(judge.name, root)
+    return {"judge": weights_digest(files) if files.kind != "scratch" else ["scratch", recipe.seed]}
 
 
 def digest(*texts: str) -> str:

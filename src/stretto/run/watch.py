@@ -57,6 +57,7 @@ def limits(recipe: Recipe) -> dict[str, Limit]:
         "evaluate": Limit(seconds=evaluate + PATIENCE, key="deadlines.generate"),
         "reward": Limit(seconds=given.reward + PATIENCE, key="deadlines.reward"),
         "reference": Limit(seconds=given.train, key="deadlines.train"),
+        "value": Limit(seconds=given.train, key="deadlines.train"),
         "train": Limit(seconds=given.train, key="deadlines.train"),
         "publish": Limit(seconds=given.publish, key="deadlines.publish"),
     }

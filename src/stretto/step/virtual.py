@@ -175,9 +175,12 @@ class Simulation:
 
     def _finisher(self, piece: Piece, start: float) -> Callable[[], None]:
         def finish() -> None:
-            groups = len({index for index, _ in piece.items})
-            self._note(piece.cell, piece.stage, start, piece.tokens, groups)
+            groups = dict.fromkeys(index for index, _ in piece.items)
+            self._note(piece.cell, piece.stage, start, piece.tokens, len(groups))
             self.step.done(piece)
+            if piece.stage == "reward":
+                for index in groups:
+                    self._decide(index)
 
         return finish
 
@@ -266,7 +269,7 @@ class Simulation:
     # Verdicts ---------------------------------------------------------------------------------------------------------
 
     def _judge(self, item: Item) -> None:
-        """A verdict on a trajectory comes in; a group is decided with its last one."""
+        """A verdict on a trajectory comes in; a group is decided with its last one, a reward model's included."""
         seconds = self.durations.judge(item)
         if seconds:
             self._at(self.now + seconds, lambda: self._judged(item[0]))
@@ -276,7 +279,10 @@ class Simulation:
     def _judged(self, index: int) -> None:
         left = self.unjudged.get(index, self.step.groups[index].launch.samples) - 1
         self.unjudged[index] = left
-        if left:
+        self._decide(index)
+
+    def _decide(self, index: int) -> None:
+        if self.unjudged.get(index, 1) or self.step.groups[index].scores.get("reward"):
             return
         self.step.judged(index, self.verdict(index))
         missing = self.step.missing

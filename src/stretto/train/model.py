@@ -75,12 +75,7 @@ class Policy:
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
         """(T) token ids of one row -> (T, W) states before the head."""
-        decoder = self.network.get_decoder()
-        output = decoder(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{attention.KEYWORD: layout}
-        )
-        states: Tensor = output.last_hidden_state[0]
-        return states
+        return hidden_states(self.network, tokens, positions, layout)
 
     def head(self) -> Head:
         """What turns hidden states into logits."""
@@ -109,6 +104,16 @@ class Policy:
         if base is not None:
             self.adapted.peft_config["default"].base_model_name_or_path = str(base.resolve())
         self.adapted.save_pretrained(folder)
+
+
+def hidden_states(network: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
+    """(T) token ids of one row -> (T, W) what a network's decoder makes of them."""
+    decoder = network.get_decoder()
+    output = decoder(
+        input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{attention.KEYWORD: layout}
+    )
+    states: Tensor = output.last_hidden_state[0]
+    return states
 
 
 def choose_device(cluster: str) -> torch.device:

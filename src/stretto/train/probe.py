@@ -7,6 +7,7 @@ ways, and it is counted which layers asked the layout.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,35 +61,56 @@ def own_logits(network: Any) -> Tensor:
 
 
 @torch.no_grad()
-def packed_logits(policy: Policy, witness: Witness) -> Tensor:
-    """The same through one packed row."""
-    ids = conversations(policy.network.config.get_text_config().vocab_size, policy.device)
-    places = torch.arange(STEM + TAIL, device=policy.device)
-    hidden = policy.hidden(torch.cat([ids[0], ids[1, STEM:]]), torch.cat([places, places[STEM:]]), witness)
+def own_states(network: Any) -> Tensor:
+    """(2, STEM + TAIL, W) the same before any head."""
+    ids = conversations(network.config.get_text_config().vocab_size, network.device)
+    output = network.get_decoder()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    states: Tensor = output.last_hidden_state
+    return states
+
+
+@torch.no_grad()
+def packed_states(network: Any, hidden: Callable[[Tensor, Tensor, Layout], Tensor], witness: Witness) -> Tensor:
+    """What `hidden` makes of both conversations in one packed row, which begins with what they share."""
+    ids = conversations(network.config.get_text_config().vocab_size, network.device)
+    places = torch.arange(STEM + TAIL, device=network.device)
+    states = hidden(torch.cat([ids[0], ids[1, STEM:]]), torch.cat([places, places[STEM:]]), witness)
     other = torch.cat([places[:STEM], places[STEM:] + TAIL])
-    return torch.stack([chunk_logits(hidden[row], policy.head(), 1.0) for row in (places, other)])
+    return torch.stack([states[places], states[other]])
+
+
+@torch.no_grad()
+def packed_logits(policy: Policy, witness: Witness) -> Tensor:
+    """The logits of such a row."""
+    states = packed_states(policy.network, policy.hidden, witness)
+    return torch.stack([chunk_logits(row, policy.head(), 1.0) for row in states])
 
 
 def refuse_wrong_rows(policy: Policy, own: Tensor) -> None:
     """Raises a RecipeError unless a packed row gives `own`, the model's own logits."""
+    refuse_others(policy.network, own, lambda witness: packed_logits(policy, witness))
+
+
+def refuse_others(network: Any, own: Tensor, packed_by: Callable[[Witness], Tensor]) -> None:
+    """Raises a RecipeError unless `packed_by` gives what the model itself gives, and every layer is asked for it."""
     segments = (
         Segment(start=0, length=STEM, ancestors=()),
         Segment(start=STEM, length=TAIL, ancestors=(0,)),
         Segment(start=STEM + TAIL, length=TAIL, ancestors=(0,)),
     )
-    witness = Witness(layout=TreeLayout.of(segments, policy.device))
+    witness = Witness(layout=TreeLayout.of(segments, network.device))
     try:
-        packed = packed_logits(policy, witness)
+        packed = packed_by(witness)
     except (AttributeError, TypeError, ValueError) as error:
         raise refusal(f"its layers cannot be given packed rows ({error})") from error
-    silent = set(range(policy.network.config.get_text_config().num_hidden_layers)) - witness.layers
+    silent = set(range(network.config.get_text_config().num_hidden_layers)) - witness.layers
     if silent:
         raise refusal(f"{len(silent)} of its layers do not use transformers' attention interface")
-    own, packed = (logits.to(wide(policy.dtype)) for logits in (own, packed))
-    own, packed = (logits - logits.mean(-1, keepdim=True) for logits in (own, packed))
+    own, packed = (numbers.to(wide(network.dtype)) for numbers in (own, packed))
+    own, packed = (numbers - numbers.mean(-1, keepdim=True) for numbers in (own, packed))
     difference = float((packed - own).norm() / own.norm())
-    if not difference <= ALLOWED[policy.dtype]:
-        raise refusal(f"packed rows give other logits than its own forward (relative difference {difference:.2g})")
+    if not difference <= ALLOWED[network.dtype]:
+        raise refusal(f"packed rows give other numbers than its own forward (relative difference {difference:.2g})")
 
 
 def refusal(reason: str) -> RecipeError:

@@ -31,6 +31,7 @@ from stretto.train.meter import Meter
 from stretto.train.model import Policy
 from stretto.train.optim import MasterAdamW
 from stretto.train.packing import MicroBatch, divide, pack
+from stretto.train.rows import by_rows
 from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
@@ -153,26 +154,14 @@ class Trainer:
     ) -> list[NDArray[np.float64]]:
         """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy."""
         scorer = reference or self.policy
-        empty = np.zeros(0)
-        samples = [
-            Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(int(c.trained.sum())), leads=True)
-            for index, c in enumerate(conversations)
-            if c.trained.any()
-        ]
-        scores: dict[int, NDArray[np.float64]] = {}
-        queue = deque(divide(samples, self.token_budget))
+
+        def numbers(piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
+            batch = self._pack(piece)
+            logprobs, _ = self._forward(batch, scorer)
+            return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
+
         with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
-            while queue:
-                piece = queue.popleft()
-                try:
-                    batch = self._pack(piece)
-                    logprobs, _ = self._forward(batch, scorer)
-                except OutOfMemory:
-                    queue.extendleft(reversed(self._halves(piece)))
-                    continue
-                parts = np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
-                scores.update({sample.key[3]: part for sample, part in zip(piece, parts, strict=True)})
-        return [scores.get(index, empty) for index in range(len(conversations))]
+            return by_rows(conversations, budget=self.token_budget, numbers=numbers, smaller=self._halves)
 
     def close(self) -> None:
         """Takes its hooks off the policy, which may get another trainer."""

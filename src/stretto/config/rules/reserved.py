@@ -46,8 +46,8 @@ ONLY = (
         planned=True,
     ),
     Only(field="model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    Only(field="roles.critic", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    Only(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    Only(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
     Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
@@ -79,18 +79,12 @@ def keys_wait_for_their_part(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 
 
 def algorithm_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """Names of the catalog, less what nobody can serve."""
+    """Names of the catalog."""
     name = recipe.algorithm.name
-    unserved = [] if scene.planning else [facts.name for facts in CATALOG.values() if "values" in facts.needs]
-    if name in CATALOG and name not in unserved:
-        return
-    known = ", ".join(name for name in CATALOG if name not in unserved)
-    if name in unserved:
-        reason = f"{name} needs a trained critic (roles.critic), which is not available yet"
-        yield Problem(field="algorithm.name", reason=reason, fix=f"use one of {known}")
+    if name in CATALOG:
         return
     close = nearest(name, CATALOG)
-    fix = f"did you mean {close}?" if close else f"use one of {known}"
+    fix = f"did you mean {close}?" if close else f"use one of {', '.join(CATALOG)}"
     yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
 
 

@@ -1,0 +1,47 @@
+"""A run's own copy of the model that it starts from, where transformers could not find that by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from stretto.config.locate import ModelFiles
+from stretto.config.schema import Recipe, Scratch
+from stretto.run.warmup import warm_up
+from stretto.train.model import load
+from stretto.types import Prompt
+
+Note = Callable[[str], None]
+"""Tells the user something."""
+
+
+def prepare_base(
+    recipe: Recipe,
+    *,
+    files: ModelFiles,
+    folder: Path | None,
+    device: torch.device,
+    prompts: Sequence[Prompt],
+    note: Note,
+) -> Path | None:
+    """The run's own copy of its base model, made once and found again on resume.
+
+    A scratch model needs one because its warm-up is part of it; a GGUF file, because an adapter must name a base that
+    transformers can load. Other models are found by name, and there is none.
+    """
+    keeps = files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
+    if not keeps or folder is None:
+        return None
+    base = folder / "base"
+    if base.exists():
+        return base
+    plain = recipe.model.model_copy(update={"adapter": None})
+    policy = load(plain, files, seed=recipe.seed, device=device)
+    if files.kind == "scratch":
+        warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
+    draft = folder / ".base.draft"
+    policy.save(draft)
+    draft.rename(base)
+    return base

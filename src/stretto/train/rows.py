@@ -1,0 +1,47 @@
+"""Asks a model about conversations a packed row at a time, whatever it is asked: log-probabilities, values, scores.
+
+A row that finds no memory is cut and tried again. Nothing is accumulated here, so that changes no number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.train.memory import OutOfMemory
+from stretto.train.packing import divide
+from stretto.types import Conversation, Sample
+
+Numbers = NDArray[np.float64]
+
+
+def by_rows(
+    conversations: Sequence[Conversation],
+    *,
+    budget: int,
+    numbers: Callable[[Sequence[Sample]], Sequence[Numbers]],
+    smaller: Callable[[Sequence[Sample]], list[tuple[Sample, ...]]],
+) -> list[Numbers]:
+    """The numbers of each conversation, in the order given; none for one in which nothing was sampled.
+
+    `numbers` computes one row; where it raises OutOfMemory, `smaller` says what to try instead.
+    """
+    samples = [
+        Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(int(c.trained.sum())), leads=True)
+        for index, c in enumerate(conversations)
+        if c.trained.any()
+    ]
+    found: dict[int, Numbers] = {}
+    queue = deque(divide(samples, budget))
+    while queue:
+        piece = queue.popleft()
+        try:
+            row = numbers(piece)
+        except OutOfMemory:
+            queue.extendleft(reversed(smaller(piece)))
+            continue
+        found.update({sample.key[3]: mine for sample, mine in zip(piece, row, strict=True)})
+    return [found.get(index, np.zeros(0)) for index in range(len(conversations))]
