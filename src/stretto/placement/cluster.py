@@ -36,6 +36,11 @@ class Host:
     memory: float
     """Host memory in bytes."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its devices, such as "host0/gpu:3"."""
+        return tuple(f"{self.name}/{self.device.kind}:{index}" for index in range(self.count))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -49,7 +54,7 @@ class Cluster:
     @property
     def devices(self) -> dict[str, Device]:
         """Name such as "host0/gpu:3" -> device, in the order of the hosts."""
-        return {f"{host.name}/{host.device.kind}:{i}": host.device for host in self.hosts for i in range(host.count)}
+        return {name: host.device for host in self.hosts for name in host.names}
 
     def __len__(self) -> int:
         return sum(host.count for host in self.hosts)

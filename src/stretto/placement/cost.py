@@ -339,6 +339,14 @@ class Costs:
         common = (shape.params - shape.routed_params) * (part - own)
         return 2.0 * (common + routed) / self.rates.reshard
 
+    def turn(self, devices: int) -> float:
+        """What a stage costs the devices that serve it besides its work, however little that is.
+
+        The slowest of a group is waited for, and data is collected and dealt out along a tree: both grow with the
+        logarithm of the group (Thakur et al. 2005). Published runs take that long beside the sum of their stages.
+        """
+        return self.rates.phase * (1 + math.log2(devices))
+
     def move(self, size: float, site: Site) -> float:
         """Bytes of one rank to host memory or back (engines that sleep, states that are offloaded)."""
         return size / (site.device.host_link * self.rates.host_share)
