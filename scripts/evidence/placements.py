@@ -68,6 +68,13 @@ def mode(case: Case) -> str:
 
 def signs(rows: list[Row], costs: Costs) -> Iterator[Sign]:
     """Every sign that can be drawn."""
+    yield from compared(rows, costs)
+    yield from best_placements(rows, costs)
+    yield from narrower_lanes(rows, costs)
+
+
+def compared(rows: list[Row], costs: Costs) -> Iterator[Sign]:
+    """Pairs of rows of one group that were run in different modes."""
     groups: dict[tuple[str, str, str, str], list[Case]] = {}
     for row in rows:
         if row["metric"] in LOWER_IS_BETTER | HIGHER_IS_BETTER and row["strategy_id"] in ("flatten", "separate"):
@@ -82,8 +89,6 @@ def signs(rows: list[Row], costs: Costs) -> Iterator[Sign]:
             predicted = [answer(case, costs) for case in (first, second)]
             text = f"{metric}: {_side(first)} against {_side(second)}"
             yield Sign(group=group, text=text, measured=measured, predicted=predicted[0] / predicted[1])
-    yield from best_placements(rows, costs)
-    yield from narrower_lanes(rows, costs)
 
 
 def _side(case: Case) -> str:

@@ -81,7 +81,9 @@ def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
     match = re.fullmatch(r"(?:(\d{1,6})\s*x\s*)?(\d{1,6})\s*x\s*([A-Za-z][\w .-]*)", part, re.IGNORECASE)
     if match is None:
         raise RecipeError.of(
-            field, f"{text!r} is no cluster", "write 8xH100, 6x8xH100 (hosts first), 8xH800+8xH20, 2xcpu or a file"
+            field,
+            f"{text!r} is no cluster, and no file that is there",
+            "write 8xH100, 6x8xH100 (hosts first), 8xH800+8xH20, 2xcpu or a file",
         )
     hosts, count, device = match[1], int(match[2]), find_device(match[3], field=field)
     if not count or hosts == "0" or count * int(hosts or 1) > MOST_DEVICES:

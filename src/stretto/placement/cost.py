@@ -99,7 +99,8 @@ class Costs:
         routed_params = shape.moe_layers * shape.top_k * shape.expert_params
         products = (shape.active_params - routed_params) / narrow(shape.ffn / site.mesh.tp)
         if routed_params:
-            products += routed_params * self.skew(site) / narrow(shape.expert_ffn)
+            cut = site.mesh.tp if site.mesh.ep == 1 else 1
+            products += routed_params * self.skew(site) / narrow(shape.expert_ffn / cut)
         products *= 2 * load.tokens / (self.rates.matmul_share * gain)
         seen = min(load.pairs, load.tokens * shape.window) if shape.windowed_layers else 0.0
         pairs = (shape.layers - shape.windowed_layers) * load.pairs + shape.windowed_layers * seen
@@ -330,12 +331,15 @@ class Costs:
         """From the layout that trains to the one that generates, on the same devices.
 
         A rank needs 1/g of every layer and lacks what it does not train itself: of parts 1/(t p), and its share of
-        sharded weights, it holds that much; experts that are spread lie elsewhere (Sheng et al. 2024, HybridFlow).
+        sharded weights, it holds that much; experts that are spread lie elsewhere (Sheng et al. 2024, HybridFlow),
+        unless they are spread alike.
         """
         part = 1 / max(engine.mesh.tp, engine.mesh.ep)
         mesh = trainer.mesh
         own = min(1 / mesh.tp, part) / mesh.pp / (mesh.sharding if mesh.zero == 3 else 1)
         routed = shape.routed_params * (part if mesh.ep > 1 else part - own)
+        if mesh.same_experts(engine.mesh):
+            routed = 0.0
         common = (shape.params - shape.routed_params) * (part - own)
         return 2.0 * (common + routed) / self.rates.reshard
 

@@ -21,7 +21,7 @@ from stretto.planner.room import Room, Rooms
 from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast, simulate
 
-SIMULATED = 20
+SIMULATED = 10
 """Choices that are simulated of each number of devices that may be worth it."""
 ANSWERS = 40_000
 """Answers that all simulations together may generate where that leaves each strategy two."""
