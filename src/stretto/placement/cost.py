@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stretto.placement.collectives import Wires
+from stretto.placement.lane import Decoding
 from stretto.placement.load import Load
 from stretto.placement.mesh import Site
 from stretto.placement.rates import Rates
@@ -53,29 +54,6 @@ def width(precision: Precision) -> float:
 def narrow(size: float) -> float:
     """The share of a wide product's rate that one of this width reaches, as in calculon's table of sizes."""
     return size / (size + NARROW)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """A tick of decoding for a number of sequences: everything that does not depend on how long they are."""
-
-    weights: float
-    """Bytes of weights that one rank reads."""
-    bandwidth: float
-    """Of its memory, bytes/s."""
-    share: float
-    """Of that, what decoding reaches."""
-    products: float
-    """Seconds of products, which hide behind reading or hide it."""
-    fixed: float
-    """Seconds that it takes however small it is."""
-    messages: float
-    """Seconds of messages between ranks."""
-
-    def seconds(self, cache: float) -> float:
-        """The tick, with so many bytes of caches to read on each rank."""
-        read = (self.weights + cache) / self.bandwidth
-        return self.fixed + max(read / self.share, self.products) + self.messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

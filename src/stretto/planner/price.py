@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stretto.placement import memory
-from stretto.placement.cost import Decoding
+from stretto.placement.lane import Decoding
 from stretto.placement.load import Load
 from stretto.placement.mesh import Site
 from stretto.placement.plan import Plan
