@@ -69,12 +69,14 @@ def stages(case: Case, costs: Costs) -> Stages:
     )  # fmt: skip
     publish = costs.publish(case.shape, case.engine, adapter=case.adapter)
     offloaded = memory.states(case.shape, case.trainer, adapter=case.adapter).optimizer
-    switch = costs.rates.phase + (0.0 if case.separate else costs.move(offloaded, case.trainer))
+    old = 0.0 if case.streams and case.facts.interrupts else forward
+    reference = forward if case.facts.reference else 0.0
+    turn = costs.turn(case.trainer.mesh.devices)
+    turns = turn * (1 + bool(old) + bool(reference))
+    switch = turns if case.separate else (turns + turn) / 2 + costs.move(offloaded, case.trainer)
     return Stages(
         generate=streaming_seconds(case, costs) if case.streams else generate_seconds(case, costs),
-        old=0.0 if case.streams and case.facts.interrupts else forward,
-        reference=forward if case.facts.reference else 0.0,
-        train=train, publish=publish, switch=switch,
+        old=old, reference=reference, train=train, publish=publish, switch=switch,
     )  # fmt: skip
 
 

@@ -1,32 +1,43 @@
 """The signs of published comparisons: colocated or split, synchronous or asynchronous, and HybridFlow's best placement.
 
-A sign is drawn inside one group of rows of one system, on one metric, from values at least 5 % apart. Rows may leave
-lengths and batches open there; both sides of a comparison are then posed with the same assumption.
+HybridFlow's placements are what the planner finds for its workload, by the search that `stretto plan` does. A sign is
+drawn inside one group of rows of one system, on one metric, from values at least 5 % apart. Rows may leave lengths and
+batches open there; both sides of a comparison are then posed with the same assumption.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import combinations, product
+from dataclasses import dataclass
+from itertools import combinations
 
 from answers import answer
 from cases import Case, Row, family, pose
 
-from stretto.placement import closed, memory
-from stretto.placement.closed import Stages
+from stretto.placement import memory
+from stretto.placement.cluster import parse_cluster
 from stretto.placement.cost import Costs
-from stretto.placement.devices import Device, find_device
+from stretto.placement.devices import find_device
 from stretto.placement.lane import decode
+from stretto.placement.lengths import Lengths
 from stretto.placement.load import Load
 from stretto.placement.mesh import Mesh, Site
 from stretto.placement.shapes import ModelShape, named_shape
+from stretto.placement.strategies import PRESETS
+from stretto.planner.grid import Variant
+from stretto.planner.search import search
+from stretto.planner.setting import Setting
+from stretto.planner.simulate import Forecast
+from stretto.planner.workload import Workload
 
 SMALLEST = 1.05
 """Values closer than this have no sign."""
 LOWER_IS_BETTER = {"step_time", "total_time_100_steps", "total_train_time"}
 HIGHER_IS_BETTER = {"throughput_per_gpu", "throughput_total"}
+PPO = ("generate", "reference", "reward", "value", "train", "fit")
+"""Roles of PPO with four models."""
+BATCH, PROMPT, RESPONSE, UPDATES = 1024, 1024, 1024, 8
+"""HybridFlow's workload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,13 @@ def mode(case: Case) -> str:
 
 def signs(rows: list[Row], costs: Costs) -> Iterator[Sign]:
     """Every sign that can be drawn."""
+    yield from compared(rows, costs)
+    yield from best_placements(rows, costs)
+    yield from narrower_lanes(rows, costs)
+
+
+def compared(rows: list[Row], costs: Costs) -> Iterator[Sign]:
+    """Pairs of rows of one group that were run in different modes."""
     groups: dict[tuple[str, str, str, str], list[Case]] = {}
     for row in rows:
         if row["metric"] in LOWER_IS_BETTER | HIGHER_IS_BETTER and row["strategy_id"] in ("flatten", "separate"):
@@ -71,8 +89,6 @@ def signs(rows: list[Row], costs: Costs) -> Iterator[Sign]:
             predicted = [answer(case, costs) for case in (first, second)]
             text = f"{metric}: {_side(first)} against {_side(second)}"
             yield Sign(group=group, text=text, measured=measured, predicted=predicted[0] / predicted[1])
-    yield from best_placements(rows, costs)
-    yield from narrower_lanes(rows, costs)
 
 
 def _side(case: Case) -> str:
@@ -84,14 +100,28 @@ def best_placements(rows: list[Row], costs: Costs) -> Iterator[Sign]:
     for row in rows:
         if row["metric"] == "best_placement":
             shape = named_shape({"13B": "llama-13b", "34B": "llama2-34b"}[row["actor_params"]])
-            device, gpus = find_device(row["gpu_type"]), int(row["gpus"])
-            times = four_models(shape, device, gpus, costs)
+            times = {name: found.step for name, found in four_models(shape, int(row["gpus"]), costs).items()}
             best = min(times, key=times.__getitem__)
-            text = f"best on {gpus}: {row['value']}, predicted {best} " + " ".join(
-                f"{k} {v:.0f} s" for k, v in times.items()
-            )
+            told = " ".join(f"{name} {seconds:.0f} s" for name, seconds in times.items())
+            text = f"best on {row['gpus']}: {row['value']}, predicted {best} {told}"
             predicted = 2.0 if best == row["value"] else 0.5
             yield Sign(group=row["group"], text=text, measured=2.0, predicted=predicted)
+
+
+def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecast]:
+    """The best plans of HybridFlow's workload that place the four models as it does, on A100."""
+    work = Workload(
+        shapes=dict.fromkeys(PPO, shape), prompts=BATCH, launched=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
+        lengths=Lengths(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0, reading=frozenset({"generate", "value"}),
+        precision="bfloat16", base="bfloat16", recompute=True,
+    )  # fmt: skip
+    variants = {
+        "colocate": Variant(strategy="flatten"),
+        "split": Variant(strategy="interleave", fractions=PRESETS["I2"]),
+    }
+    found = search(Setting(workload=work, cluster=parse_cluster(f"{gpus}xA100"), costs=costs), tuple(variants.values()))
+    best = {forecast.choice.label: forecast for forecast in found.best}
+    return {name: best[variant.label] for name, variant in variants.items() if variant.label in best}
 
 
 def narrower_lanes(rows: list[Row], costs: Costs) -> Iterator[Sign]:
@@ -99,61 +129,23 @@ def narrower_lanes(rows: list[Row], costs: Costs) -> Iterator[Sign]:
     for row in rows:
         if row["metric"] == "generation_latency_reduction":
             shape = named_shape({"7B": "llama-7b", "13B": "llama-13b"}[row["actor_params"]])
-            trainer = Site(device=find_device(row["gpu_type"]), mesh=Mesh(devices=int(row["gpus"]), tp=8, zero=1))
-            took = {engine.mesh.tp: seconds for engine, seconds in lanes(shape, trainer, 0.0, costs)}
+            took = lanes(shape, int(row["gpus"]), costs)
             few, many = int(row["gen_tp"]), int(row["train_tp"])
             measured, predicted = 1 - float(row["value"]) / 100, took[few] / took[many]
-            text = f"generating with {few} ranks a lane against {many}"
+            best = min(took, key=took.__getitem__)
+            text = f"generating with {few} ranks a lane against {many}, best {few}, predicted best {best}"
             yield Sign(group=row["group"], text=text, measured=measured, predicted=predicted)
 
 
-BATCH, PROMPT, RESPONSE, UPDATES = 1024, 1024.0, 1024, 8
-"""HybridFlow's workload."""
-
-
-def four_models(shape: ModelShape, device: Device, gpus: int, costs: Costs) -> dict[str, float]:
-    """Seconds of a step by placement, each with its best layouts that fit."""
-    half = gpus // 2
-    times = {}
-    if (whole := roles(shape, device, gpus, costs, trained=2, frozen=2)) is not None:
-        times["colocate"] = closed.flatten(replace(whole, value=whole.old, reward=whole.old, fit=whole.train))
-    if (pair := roles(shape, device, half, costs, trained=1, frozen=1)) is not None:
-        times["split"] = closed.interleave_pairs(replace(pair, value=pair.old, reward=pair.old, fit=pair.train))
-    return times
-
-
-@lru_cache(maxsize=256)
-def roles(shape: ModelShape, device: Device, gpus: int, costs: Costs, *, trained: int, frozen: int) -> Stages | None:
-    """Seconds of the actor's stages on so many devices that also hold the states of the others."""
-    found = []
-    for tp, pp in product((1, 2, 4, 8), (1, 2, 4)):
-        site = Site(device=device, mesh=Mesh(devices=gpus, tp=tp, pp=pp, zero=1))
-        held = memory.training(shape, site, PROMPT + RESPONSE)
-        resident = trained * memory.states(shape, site).total + frozen * memory.weights(shape, site)
-        if gpus % (tp * pp) or not memory.fits(resident + held.total - held.states, site):
-            continue
-        load = Load.sequence(PROMPT + RESPONSE, count=BATCH)
-        forward = costs.forward(shape, site, load)
-        at = Stages(
-            generate=0.0, old=forward, reference=forward, switch=costs.rates.phase,
-            train=costs.train(shape, site, load, updates=UPDATES, recompute=True),
-        )  # fmt: skip
-        found += [
-            replace(at, generate=seconds, publish=costs.reshard(shape, site, engine))
-            for engine, seconds in lanes(shape, site, resident, costs)
-        ]
-    return min(found, key=closed.flatten, default=None)
-
-
-def lanes(shape: ModelShape, trainer: Site, resident: float, costs: Costs) -> Iterator[tuple[Site, float]]:
-    """Every width of lane that leaves room for caches beside what is resident, and the seconds of generating."""
+def lanes(shape: ModelShape, gpus: int, costs: Costs) -> dict[int, float]:
+    """Ranks of a lane -> seconds of generating, for every width that leaves room for caches."""
+    device, found = find_device("A100"), {}
     for tp in (1, 2, 4, 8):
-        engine = Site(device=trainer.device, mesh=Mesh(devices=tp, tp=tp))
-        share = max(0.0, memory.USABLE - resident / trainer.device.memory)
-        pool = memory.pool_tokens(shape, engine, share=share)
-        if trainer.mesh.devices % tp == 0 and pool > PROMPT + RESPONSE:
-            answers = [RESPONSE] * -(-BATCH // (trainer.mesh.devices // tp))
-            yield engine, _lane(shape, engine, answers, pool, costs)
+        engine = Site(device=device, mesh=Mesh(devices=tp, tp=tp))
+        pool = memory.pool_tokens(shape, engine, share=memory.USABLE)
+        if pool > PROMPT + RESPONSE:
+            found[tp] = _lane(shape, engine, [RESPONSE] * -(-BATCH // (gpus // tp)), pool, costs)
+    return found
 
 
 def _lane(shape: ModelShape, engine: Site, answers: list[int], pool: float, costs: Costs) -> float:

@@ -195,3 +195,22 @@ def test_a_rack_is_one_domain_but_many_hosts():
     inside, across = (Wires.between(rack, ranks, rates=Rates()) for ranks in (4, 8))
     assert (across.near, across.far) == (8, 1)
     assert across.near_delay > inside.near_delay
+
+
+def test_what_a_stage_costs_besides_its_work_grows_with_the_logarithm_of_its_devices():
+    costs = Costs(rates=replace(BARE, phase=0.5))
+    assert [costs.turn(devices) for devices in (1, 2, 8, 64)] == [0.5, 1.0, 2.0, 3.5]
+
+
+def test_experts_that_trainer_and_engine_spread_alike_are_not_moved():
+    costs = Costs(rates=BARE)
+    apart, alike = site(devices=16, tp=8, ep=8), site(devices=16, tp=8, ep=16)
+    engine = site(devices=16, tp=4, ep=16)
+    common = MIXTURE.params - MIXTURE.routed_params
+    assert costs.reshard(MIXTURE, alike, engine) <= 2 * common / BARE.reshard < costs.reshard(MIXTURE, apart, engine)
+
+
+def test_experts_that_are_cut_like_other_matrices_are_slower_than_whole_ones():
+    costs, load = Costs(rates=BARE), Load(tokens=1e6, pairs=0.0, sequences=100.0)
+    cut, whole = site(devices=8, tp=8), site(devices=8, tp=8, ep=8)
+    assert costs.compute(MIXTURE, cut, load) > 1.2 * costs.compute(MIXTURE, whole, load)

@@ -140,3 +140,16 @@ def test_a_recipe_names_its_strategy_as_it_is_listed():
     own = Placement(strategy="interleave", fractions=(1.0, 0.5, 0.5, 1.0))
     assert named_by(own) == "interleave (1, 1/2, 1/2, 1)"
     assert named_by(own) in [variant.label for variant in variants_of(own)]
+
+
+def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
+    work = workload(
+        "deepseek-v3", prompts=64, launched=64, samples=16, adapter=32, base="fp8",
+        lengths=Lengths(mean=3000.0, sigma=1.1, cap=20480),
+    )  # fmt: skip
+    setting = Setting.of(work, parse_cluster("6x8xH100"))
+    (best,) = search(setting, tuple(v for v in ALL if v.strategy == "elastic")).best
+    assert best.choice.lane.ep == best.choice.train.ep > 1
+    assert best.choice.source("generate", work) == "gather"
+    twice = 2 * 1.03 * work.shapes["train"].routed_params / best.choice.lane.ep
+    assert best.held(best.room.sides[0])[1].weights < twice

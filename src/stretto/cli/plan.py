@@ -66,10 +66,14 @@ def plan(
 
 def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
     """No plan at all: why, and the smallest cluster that has one."""
+    from stretto.planner.search import LARGEST
+
     told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
     kind = setting.ordered[0][1].name
-    fix = "use a smaller model, an adapter, or other devices"
-    if count is not None:
+    fix = "use a smaller model, an adapter, shorter answers or other devices"
+    if count is None:
+        fix = f"no cluster of up to {LARGEST} x {kind} would hold it either; {fix}"
+    else:
         fix = f"--cluster {count}x{kind} would hold it; or {fix}"
     return RecipeError.of("placement.cluster", f"nothing fits on {setting.cluster}. {'; '.join(told)}", fix)
 

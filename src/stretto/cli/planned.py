@@ -82,11 +82,11 @@ def _table(found: Found, setting: Setting, named: str) -> list[str]:
     rows = [head + ["cost"] * priced]
     for forecast in found.best:
         mark = " *" if forecast.choice.strategy == named else ""
-        peak = max(forecast.held(room)[1].total for room in forecast.room.sides) / GB
+        peaks = dict.fromkeys(f"{forecast.held(room)[1].total / GB:.1f}" for room in forecast.room.sides)
         row = [f"{forecast.choice.label}{mark}", _seconds(forecast.step)]
         row += [_seconds(forecast.stages.get(stage, 0.0)) for stage in stages]
         row += [_seconds(forecast.ending.seconds), f"{forecast.idle:.0%}", f"{forecast.tokens_per_second:,.0f}"]
-        row.append(f"{peak:.1f}")
+        row.append("/".join(peaks))
         cost = explain.cost(forecast, setting)
         row += [] if cost is None else [f"{cost:.2f}"]
         rows.append(row)

@@ -36,6 +36,11 @@ class Host:
     memory: float
     """Host memory in bytes."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its devices, such as "host0/gpu:3"."""
+        return tuple(f"{self.name}/{self.device.kind}:{index}" for index in range(self.count))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -49,7 +54,7 @@ class Cluster:
     @property
     def devices(self) -> dict[str, Device]:
         """Name such as "host0/gpu:3" -> device, in the order of the hosts."""
-        return {f"{host.name}/{host.device.kind}:{i}": host.device for host in self.hosts for i in range(host.count)}
+        return {name: host.device for host in self.hosts for name in host.names}
 
     def __len__(self) -> int:
         return sum(host.count for host in self.hosts)
@@ -76,7 +81,9 @@ def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
     match = re.fullmatch(r"(?:(\d{1,6})\s*x\s*)?(\d{1,6})\s*x\s*([A-Za-z][\w .-]*)", part, re.IGNORECASE)
     if match is None:
         raise RecipeError.of(
-            field, f"{text!r} is no cluster", "write 8xH100, 6x8xH100 (hosts first), 8xH800+8xH20, 2xcpu or a file"
+            field,
+            f"{text!r} is no cluster, and no file that is there",
+            "write 8xH100, 6x8xH100 (hosts first), 8xH800+8xH20, 2xcpu or a file",
         )
     hosts, count, device = match[1], int(match[2]), find_device(match[3], field=field)
     if not count or hosts == "0" or count * int(hosts or 1) > MOST_DEVICES:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stretto.placement.collectives import Wires
+from stretto.placement.lane import Decoding
 from stretto.placement.load import Load
 from stretto.placement.mesh import Site
 from stretto.placement.rates import Rates
@@ -56,29 +57,6 @@ def narrow(size: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """A tick of decoding for a number of sequences: everything that does not depend on how long they are."""
-
-    weights: float
-    """Bytes of weights that one rank reads."""
-    bandwidth: float
-    """Of its memory, bytes/s."""
-    share: float
-    """Of that, what decoding reaches."""
-    products: float
-    """Seconds of products, which hide behind reading or hide it."""
-    fixed: float
-    """Seconds that it takes however small it is."""
-    messages: float
-    """Seconds of messages between ranks."""
-
-    def seconds(self, cache: float) -> float:
-        """The tick, with so many bytes of caches to read on each rank."""
-        read = (self.weights + cache) / self.bandwidth
-        return self.fixed + max(read / self.share, self.products) + self.messages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The time model with its constants."""
 
@@ -99,7 +77,8 @@ class Costs:
         routed_params = shape.moe_layers * shape.top_k * shape.expert_params
         products = (shape.active_params - routed_params) / narrow(shape.ffn / site.mesh.tp)
         if routed_params:
-            products += routed_params * self.skew(site) / narrow(shape.expert_ffn)
+            cut = site.mesh.tp if site.mesh.ep == 1 else 1
+            products += routed_params * self.skew(site) / narrow(shape.expert_ffn / cut)
         products *= 2 * load.tokens / (self.rates.matmul_share * gain)
         seen = min(load.pairs, load.tokens * shape.window) if shape.windowed_layers else 0.0
         pairs = (shape.layers - shape.windowed_layers) * load.pairs + shape.windowed_layers * seen
@@ -330,14 +309,25 @@ class Costs:
         """From the layout that trains to the one that generates, on the same devices.
 
         A rank needs 1/g of every layer and lacks what it does not train itself: of parts 1/(t p), and its share of
-        sharded weights, it holds that much; experts that are spread lie elsewhere (Sheng et al. 2024, HybridFlow).
+        sharded weights, it holds that much; experts that are spread lie elsewhere (Sheng et al. 2024, HybridFlow),
+        unless they are spread alike.
         """
         part = 1 / max(engine.mesh.tp, engine.mesh.ep)
         mesh = trainer.mesh
         own = min(1 / mesh.tp, part) / mesh.pp / (mesh.sharding if mesh.zero == 3 else 1)
         routed = shape.routed_params * (part if mesh.ep > 1 else part - own)
+        if mesh.same_experts(engine.mesh):
+            routed = 0.0
         common = (shape.params - shape.routed_params) * (part - own)
         return 2.0 * (common + routed) / self.rates.reshard
+
+    def turn(self, devices: int) -> float:
+        """What a stage costs the devices that serve it besides its work, however little that is.
+
+        The slowest of a group is waited for, and data is collected and dealt out along a tree: both grow with the
+        logarithm of the group (Thakur et al. 2005). Published runs take that long beside the sum of their stages.
+        """
+        return self.rates.phase * (1 + math.log2(devices))
 
     def move(self, size: float, site: Site) -> float:
         """Bytes of one rank to host memory or back (engines that sleep, states that are offloaded)."""

@@ -128,7 +128,7 @@ def find_device(name: str, *, field: str = "placement.cluster") -> Device:
     if device is not None:
         return device
     near = difflib.get_close_matches(plain(name), _BY_PLAIN_NAME, n=3, cutoff=0.4)
-    known = [_BY_PLAIN_NAME[key].name for key in near] or list(DEVICES)
+    known = list(dict.fromkeys(_BY_PLAIN_NAME[key].name for key in near)) or list(DEVICES)
     raise RecipeError.of(
         field, f"no device is known as {name!r}; the nearest are {', '.join(known)}", f"name one of them, {NUMBERS}"
     )

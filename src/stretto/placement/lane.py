@@ -15,6 +15,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A tick of decoding for a number of sequences: everything that does not depend on how long they are."""
+
+    weights: float
+    """Bytes of weights that one rank reads."""
+    bandwidth: float
+    """Of its memory, bytes/s."""
+    share: float
+    """Of that, what decoding reaches."""
+    products: float
+    """Seconds of products, which hide behind reading or hide it."""
+    fixed: float
+    """Seconds that it takes however small it is."""
+    messages: float
+    """Seconds of messages between ranks."""
+
+    def seconds(self, cache: float) -> float:
+        """The tick, with so many bytes of caches to read on each rank."""
+        read = (self.weights + cache) / self.bandwidth
+        return self.fixed + max(read / self.share, self.products) + self.messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """What generating a set of answers took."""
 

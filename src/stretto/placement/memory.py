@@ -98,6 +98,11 @@ def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") ->
     return BYTES[precision] * (common + routed)
 
 
+def experts(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
+    """Bytes of the routed experts of an engine, which a trainer that spreads them alike has already."""
+    return BYTES[precision] * shape.routed_params / (site.mesh.pp * max(site.mesh.tp, site.mesh.ep))
+
+
 def states(
     shape: ModelShape, site: Site, *, adapter: int = 0, base: Precision = "bfloat16", optimizer: str = "adamw"
 ) -> Held:

@@ -52,6 +52,12 @@ class Mesh:
         """Ranks that hold the same experts. Experts are not split by tensor parallelism."""
         return max(1, self.devices // (self.pp * self.ep))
 
+    def same_experts(self, other: Mesh) -> bool:
+        """True if each rank holds the very experts that it would hold under the other: all spread over all ranks."""
+        return self.ep > 1 and (self.devices, self.pp, self.ep) == (other.devices, other.pp, other.ep) == (
+            self.pp * self.ep, self.pp, self.ep,
+        )  # fmt: skip
+
     @classmethod
     def of_mesh(cls, mesh: Mapping[str, int], devices: int) -> Mesh:
         """From a cell's mesh: `dp_shard` above 1 is FSDP."""

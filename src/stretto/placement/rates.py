@@ -50,8 +50,9 @@ class Rates:
     """The same where the trainer lives on the very devices, and each part is fetched from where it is."""
     skew: float = 1.5
     """How much more than their share the busiest ranks' experts are visited, where experts are spread over ranks."""
-    phase: float = 3.0
-    """Seconds that each change of phase costs a whole cluster: engines wake or sleep, data moves, all wait for all."""
+    phase: float = 0.5
+    """Seconds that each stage of a step costs besides its work, on one device and again per doubling of devices:
+    engines wake or sleep, data is collected and dealt out, all wait for all."""
     update: float = 0.03
     """Seconds that an optimizer update takes besides, per doubling of ranks: launches, norms, the slowest."""
     fp8_gain: float = 1.6

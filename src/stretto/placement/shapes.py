@@ -183,10 +183,11 @@ def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
     for ending in ("", "-instruct", "-base", "-chat", "-it", "-hf", "-instruct-2507", "-thinking-2507"):
         if (found := FAMILIES.get(key.removesuffix(ending))) is not None:
             return found
-    near = difflib.get_close_matches(key, FAMILIES, n=4, cutoff=0.3) or list(FAMILIES)
+    near = difflib.get_close_matches(key, FAMILIES, n=4, cutoff=0.4)
+    told = f"the nearest are {', '.join(near)}" if near else f"some that are: {', '.join(list(FAMILIES)[::8])}"
     raise RecipeError.of(
         field,
-        f"no model is known as {name!r}; the nearest are {', '.join(near)}",
+        f"no model is known as {name!r}; {told}",
         "name one of them, a folder with its config.json, or give numbers: "
         "{layers: 32, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14336, vocab: 128256}",
     )

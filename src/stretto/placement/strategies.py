@@ -173,6 +173,7 @@ def with_weights(cell: Cell, cells: Sequence[Cell]) -> Cell:
     update = "fit" if cell.role == "value" else "train"
     for trainer in cells:
         if trainer.role == update and set(cell.devices) <= set(trainer.devices):
-            same = len(trainer.devices) == 1
+            alike = cell.devices == trainer.devices and cell.mesh == trainer.mesh
+            same = alike and trainer.mesh.get("dp_shard", 1) == 1
             return replace(cell, weights=f"{'shared' if same else 'gather'}:{trainer.name}")
     return cell

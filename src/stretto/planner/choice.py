@@ -110,7 +110,8 @@ class Choice:
         within = start <= first and first + count <= start + many
         if not within or wide % width or (first - start) % width:
             return "own"
-        return "shared" if wide == 1 else "gather"
+        alike = self.split(role, workload.reading) == self.train and (first - start) % wide == 0
+        return "shared" if alike and self.train.dp == 1 else "gather"
 
     def waits_for(self, workload: Workload) -> Iterator[str]:
         """What of it nothing can execute yet."""

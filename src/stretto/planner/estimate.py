@@ -41,10 +41,12 @@ def estimate(prices: Prices, choice: Choice, pool: float) -> float:
 
 
 def floor(prices: Prices, choice: Choice) -> float:
-    """Seconds that no memory could bring it below: its stages, one after the other or side by side."""
-    at = stages(prices, choice, float("inf"))
+    """Seconds that no memory could bring it below: its stages, one after the other or side by side, and its ending."""
+    at, ending = stages(prices, choice, float("inf")), prices.ending(choice)
     alone = (at.generate, at.forwards + at.train)
-    return max(alone) if choice.streamed else sum(alone)
+    if prices.setting.workload.staleness:
+        return max(alone) + ending.switch
+    return (max(alone) if choice.streamed else sum(alone)) + ending.publish + ending.switch
 
 
 def stages(prices: Prices, choice: Choice, pool: float) -> Stages:

@@ -90,25 +90,21 @@ class Grid:
         self.weighed = 0
         work = setting.workload
         self.least = _power(max(work.longest, 256))
-        # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
-        fair = _power(math.ceil(work.load.tokens / len(setting.names)))
-        self.most = max(self.least, min(int(MICRO_BATCH), fair))
         own = setting.workload.roles - setting.workload.reading - {"generate", "train", "fit"}
         self.frozen = sorted(own)
 
     def sizes(self) -> list[int]:
-        """How many devices may be used: all, or a round number of them."""
+        """How many devices may be used: all, or a round number of them; the most first."""
         count = len(self.setting.names)
-        if count <= FEW:
-            return list(range(count, 0, -1))
-        round_numbers = {2**i for i in range(20)} | {3 * 2**i for i in range(20)}
-        return sorted({count, *(size for size in round_numbers if size < count)}, reverse=True)
+        numbers = {2**i for i in range(20)} | {3 * 2**i for i in range(20)} | set(range(1, FEW + 1))
+        return sorted({count, *(size for size in numbers if size < count)}, reverse=True)
 
     def choices(self, variant: Variant, size: int) -> Iterator[Choice]:
         """Every layout of a strategy on so many devices, with its numbers of memory still open."""
         for base, generating, training, frozen in self._shares(variant, size):
-            lanes, trains = self.lanes(generating), self.trains(training)
-            others = self.frozen_splits(frozen) if self.frozen else [ALONE]
+            host = self.setting.together(0, size)
+            lanes, trains = self.lanes(generating, host), self.trains(training, host)
+            others = self.frozen_splits(frozen, host) if self.frozen else [ALONE]
             for train in trains:
                 for lane in lanes:
                     for other in others:
@@ -136,16 +132,16 @@ class Grid:
         places = {round(size * part / PARTS) for part in range(1, PARTS)}
         kinds = [device for _, device in self.setting.ordered[:size]]
         places |= {index for index in range(1, size) if kinds[index] != kinds[index - 1]}
-        host = self.setting.per_host
+        host = self.setting.together(0, size)
         whole = {round(place / host) * host for place in places} if size >= 2 * host else set()
         return sorted(place for place in places | whole if 0 < place < size)
 
-    def lanes(self, count: int) -> list[Split]:
+    def lanes(self, count: int, host: int) -> list[Split]:
         """Cells that generate: matrices cut inside a link domain, experts spread over several ranks."""
         shape = self.setting.workload.shapes["generate"]
-        whole = [Split(tp=tp) for tp in self._widths(shape, count)]
+        whole = [Split(tp=tp) for tp in self._widths(shape, count, host)]
         found, widest = list(whole), whole[-1].tp
-        if count > self.setting.per_host:
+        if count > host:
             found += [
                 Split(tp=widest, pp=pp) for pp in PIPELINES if not count % (widest * pp) and not shape.layers % pp
             ]
@@ -154,12 +150,12 @@ class Grid:
             found += [Split(tp=lane.tp, dp=n // lane.tp, ep=n) for n in spread for lane in whole if n > lane.tp]
         return found
 
-    def trains(self, count: int) -> list[Split]:
+    def trains(self, count: int, host: int) -> list[Split]:
         """Cells that train: shards, cut matrices, both; pipelines and spread experts where the model asks for them."""
         shape, found = self.setting.workload.shapes["train"], []
-        for tp in self._widths(shape, count):
-            found += [Split(tp=tp, dp=dp) for dp in self._copies(count // tp)]
-            if count > self.setting.per_host:
+        for tp in self._widths(shape, count, host):
+            found += [Split(tp=tp, dp=dp) for dp in self._copies(count // tp, host)]
+            if count > host:
                 found += [Split(tp=tp, pp=pp) for pp in PIPELINES if not count % (tp * pp) and not shape.layers % pp]
         if shape.experts:
             for split in list(found):
@@ -167,19 +163,18 @@ class Grid:
                 found += [replace(split, ep=n) for n in spread[:2]]
         return found
 
-    def frozen_splits(self, count: int) -> list[Split]:
+    def frozen_splits(self, count: int, host: int) -> list[Split]:
         """Cells of frozen models: each a whole copy, or as few shards as there may be."""
-        return [Split(dp=dp) for dp in self._copies(count)][:5]
+        return [Split(dp=dp) for dp in self._copies(count, host)][:5]
 
-    def _widths(self, shape: ModelShape, count: int) -> list[int]:
+    def _widths(self, shape: ModelShape, count: int, host: int) -> list[int]:
         device = self.setting.weakest(0, len(self.setting.names))
         domain = device.domain
-        most = domain if domain > device.per_host else min(domain, self.setting.per_host)
+        most = domain if domain > device.per_host else min(domain, host)
         return [tp for tp in WIDTHS if tp <= most and not count % tp and not shape.heads % tp]
 
-    def _copies(self, count: int) -> list[int]:
+    def _copies(self, count: int, host: int) -> list[int]:
         """Over how many ranks weights may be sharded: powers of two, whole hosts, all."""
-        host = self.setting.per_host
         found = [2**i for i in range(20)] + [host * 2**i for i in range(20)] + [count]
         return sorted({ranks for ranks in found if ranks <= count and not count % ranks})
 
@@ -193,7 +188,7 @@ class Grid:
                     continue
                 yield found
                 done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
-                if found[0].budget >= self.budgets()[0]:
+                if found[0].budget >= self.budgets(choice.devices)[0]:
                     break  # recomputing would only be slower
             if done:
                 return
@@ -202,16 +197,18 @@ class Grid:
         _, count = choice.places(self.setting.workload.roles)["generate"]
         return max(1, count // choice.lane.width)
 
-    def budgets(self) -> Sequence[int]:
+    def budgets(self, devices: int) -> Sequence[int]:
         """Tokens of a micro-batch on one rank, from the largest; each holds the longest answer."""
-        told = self.setting.workload.budget
-        if told is not None:
-            return [max(told, self.setting.workload.longest)]
-        return [self.most >> i for i in range(20) if self.most >> i >= self.least]
+        work = self.setting.workload
+        if work.budget is not None:
+            return [max(work.budget, work.longest)]
+        # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
+        most = max(self.least, min(int(MICRO_BATCH), _power(math.ceil(work.load.tokens / devices))))
+        return [most >> i for i in range(20) if most >> i >= self.least]
 
     def _largest(self, choice: Choice, variant: Variant) -> tuple[Choice, Room] | None:
         """With the largest budget that fits, or none if not even the smallest does."""
-        budgets = self.budgets()
+        budgets = self.budgets(choice.devices)
         smallest = replace(choice, budget=budgets[-1])
         room = self.rooms.room(smallest)
         self.weighed += 1

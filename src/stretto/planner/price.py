@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stretto.placement import memory
-from stretto.placement.cost import Decoding
+from stretto.placement.lane import Decoding
 from stretto.placement.load import Load
 from stretto.placement.mesh import Site
 from stretto.placement.plan import Plan
 from stretto.placement.shapes import ModelShape
 from stretto.planner.choice import Choice, Side
-from stretto.planner.setting import Setting, Split
+from stretto.planner.setting import Setting
 from stretto.step.work import UPDATE, Item, Move, Piece
 
 SLOTS = 1024
@@ -128,8 +128,8 @@ class Prices:
             updates = max(updates, math.fsum(self._update(choice, side, role) for role in roles))
             if choice.sleeps and len(side.roles) > 1:
                 moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
-        changes = 1 if choice.strategy == "separate" else 2
-        switch = changes * self.costs.rates.phase + 2 * moves
+        turns = max(len(side.roles) * self.costs.turn(side.count) for side in choice.sides(work.roles))
+        switch = turns + 2 * moves
         return Ending(update=work.updates * updates, publish=self._publish(choice), switch=switch)
 
     def _update(self, choice: Choice, side: Side, role: str) -> float:
@@ -173,11 +173,12 @@ class Priced:
         self.prices, self.choice, self.work = prices, choice, prices.setting.workload
         self.ending = prices.ending(choice)
         self.lengths = self.work.drawn.tolist()
-        alike: dict[tuple[Split, object], Site] = {}
+        alike: dict[Site, Site] = {}
         self.sites: dict[str, Site] = {}
         for cell in plan.cells:
-            site = prices.setting.site_of(choice.split(cell.role, self.work.reading), cell.devices)
-            self.sites[cell.name] = alike.setdefault((choice.split(cell.role, self.work.reading), site.device), site)
+            first = prices.setting.index[cell.devices[0]]
+            site = prices.setting.site(choice.split(cell.role, self.work.reading), first, len(cell.devices))
+            self.sites[cell.name] = alike.setdefault(site, site)
         self.ticks: dict[tuple[int, int], Decoding] = {}
         self.shape: ModelShape = self.work.shapes["generate"]
         self.precision = self.work.precision_of("generate")

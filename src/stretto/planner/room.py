@@ -188,7 +188,8 @@ class Rooms:
     def _working(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
         """What a role needs besides while it works."""
         split = choice.split(role, self.setting.workload.reading)
-        key = ("working", role, split, source, choice.budget, choice.recompute, side.first, side.count)
+        trainer = choice.train if source == "gather" else None
+        key = ("working", role, split, source, trainer, choice.budget, choice.recompute, side.first, side.count)
         if key not in self.known:
             self.known[key] = self._count_working(choice, side, role, source)
         return self.known[key]
@@ -205,5 +206,8 @@ class Rooms:
             )
         if role == "generate":
             held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
-            return Held(weights=held.weights if source == "gather" else 0.0, activations=held.activations)
+            again = held.weights if source == "gather" else 0.0
+            if source == "gather" and site.mesh.same_experts(choice.train.mesh):
+                again -= memory.experts(shape, site, work.precision_of(role))
+            return Held(weights=again, activations=held.activations)
         return replace(memory.scoring(shape, site, choice.budget), weights=0.0, context=0.0)

@@ -21,8 +21,8 @@ from stretto.planner.room import Room, Rooms
 from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast, simulate
 
-SIMULATED = 20
-"""Choices that are simulated."""
+SIMULATED = 10
+"""Choices that are simulated of each number of devices that may be worth it."""
 ANSWERS = 40_000
 """Answers that all simulations together may generate where that leaves each strategy two."""
 CLOSE = 0.05
@@ -53,27 +53,18 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
     """The best plan of each of these strategies."""
     prices, rooms = Prices(setting), Rooms(setting)
     grid = Grid(setting, prices, rooms)
+    most = min(SIMULATED, max(2 * len(variants), ANSWERS // setting.workload.answers))
     rejected: dict[str, str] = {}
-    ranked: dict[str, list[tuple[float, Choice, Room]]] = {}
-    for variant in variants:
-        why = variant.cannot(setting)
-        found = [] if why else _ranked(grid, prices, variant)
-        if found:
-            ranked[variant.label] = found
-        else:
-            rejected[variant.label] = why or _miss(grid, variant, setting)
-    quota = 0
-    if ranked:
-        most = min(SIMULATED, max(2 * len(ranked), ANSWERS // setting.workload.answers))
-        quota = max(1, most // len(ranked))
     best: list[Forecast] = []
     tried: list[Forecast] = []
-    for found in ranked.values():
-        chosen = found[:quota]
-        chosen += [item for item in found[quota:] if _runs(item[1], setting)][:1]
-        forecasts = [simulate(prices, choice, room) for _, choice, room in chosen]
-        best.append(min(forecasts, key=_seconds))
-        tried += forecasts
+    for variant in variants:
+        why = variant.cannot(setting)
+        forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
+        if forecasts:
+            best.append(min(forecasts, key=_seconds))
+            tried += forecasts
+        else:
+            rejected[variant.label] = why or _miss(grid, variant, setting)
     best.sort(key=_seconds)
     return Found(
         best=tuple(best),
@@ -83,6 +74,25 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
         weighed=grid.weighed,
         simulated=len(tried),
     )
+
+
+def _simulated(grid: Grid, prices: Prices, variant: Variant, quota: int) -> list[Forecast]:
+    """Forecasts of a strategy: of each number of devices the most promising choices, from all devices to one.
+
+    What is simulated for a number of devices does not depend on how many there are besides. So the best plan never
+    gets worse with more of them. A number is passed over where its stages alone take longer than a forecast.
+    """
+    found: list[Forecast] = []
+    for size in grid.sizes():
+        choices = list(grid.choices(variant, size))
+        floors = sorted((floor(prices, choice), index) for index, choice in enumerate(choices))
+        if not floors or (found and floors[0][0] > min(map(_seconds, found))):
+            continue
+        ranked = _ranked(grid, prices, variant, choices, floors)
+        chosen = ranked[:quota]
+        chosen += [item for item in ranked[quota:] if _runs(item[1], grid.setting)][:1]
+        found += [simulate(prices, choice, room) for _, choice, room in chosen]
+    return found
 
 
 def _seconds(forecast: Forecast) -> float:
@@ -121,10 +131,10 @@ def _shares(section: Placement) -> tuple[Fraction, ...]:
     return tuple(Fraction(str(share)).limit_denominator(LARGEST) for share in told)
 
 
-def _ranked(grid: Grid, prices: Prices, variant: Variant) -> list[tuple[float, Choice, Room]]:
-    """Choices of a strategy that fit, by their closed forms."""
-    choices = [choice for size in grid.sizes() for choice in grid.choices(variant, size)]
-    floors = sorted(((floor(prices, choice), i) for i, choice in enumerate(choices)))
+def _ranked(
+    grid: Grid, prices: Prices, variant: Variant, choices: list[Choice], floors: list[tuple[float, int]]
+) -> list[tuple[float, Choice, Room]]:
+    """Of these choices those that fit, by their closed forms."""
     found: list[tuple[float, Choice, Room]] = []
     best = float("inf")
     for least, index in floors:

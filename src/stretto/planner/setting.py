@@ -7,6 +7,7 @@ training is bound by arithmetic, and `separate` lets the first devices generate.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -64,6 +65,8 @@ class Setting:
     """The cost model with its constants."""
     memo: dict[object, Device] = field(default_factory=dict, repr=False)
     """Devices that were compared already."""
+    beside: dict[object, int] = field(default_factory=dict, repr=False)
+    """How many of them share a host, as far as it was asked."""
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster) -> Setting:
@@ -82,9 +85,9 @@ class Setting:
         return tuple(name for name, _ in self.ordered)
 
     @cached_property
-    def by_name(self) -> dict[str, Device]:
-        """Name -> device."""
-        return dict(self.ordered)
+    def index(self) -> dict[str, int]:
+        """Name -> place in that order."""
+        return {name: index for index, name in enumerate(self.names)}
 
     @cached_property
     def mixed(self) -> bool:
@@ -92,9 +95,16 @@ class Setting:
         return len(self.cluster.pools()) > 1
 
     @cached_property
-    def per_host(self) -> int:
-        """Devices of the smallest host."""
-        return min(host.count for host in self.cluster.hosts)
+    def hosts(self) -> tuple[int, ...]:
+        """Index of the host of each device, in their order."""
+        by_name = {name: index for index, host in enumerate(self.cluster.hosts) for name in host.names}
+        return tuple(by_name[name] for name in self.names)
+
+    def together(self, first: int, count: int) -> int:
+        """How many of these devices share a host, on the host that has fewest of them."""
+        if (first, count) not in self.beside:
+            self.beside[first, count] = min(Counter(self.hosts[first : first + count]).values())
+        return self.beside[first, count]
 
     def weakest(self, first: int, count: int) -> Device:
         """What every one of these devices can do at least."""
@@ -106,13 +116,7 @@ class Setting:
 
     def site(self, split: Split, first: int, count: int) -> Site:
         """A cell on some of these devices."""
-        return Site(device=self.weakest(first, count), mesh=split.mesh, per_host=self.per_host)
-
-    def site_of(self, split: Split, devices: Iterable[str]) -> Site:
-        """A cell on these devices."""
-        if not self.mixed:
-            return self.site(split, 0, 1)
-        return Site(device=_weakest({self.by_name[name] for name in devices}), mesh=split.mesh, per_host=self.per_host)
+        return Site(device=self.weakest(first, count), mesh=split.mesh, per_host=self.together(first, count))
 
 
 def _weakest(devices: Iterable[Device]) -> Device:
