@@ -45,7 +45,19 @@ WRONG = [
     (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
     (["batch.updates=2", "placement.cluster=2xcpu"], "batch.updates", "on several devices are not available yet"),
     (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
-    (["placement.staleness=1"], "placement.staleness", "not available yet"),
+    (["placement.staleness=1"], "placement.staleness", "needs devices that only generate"),
+    (["placement.staleness=2"], "placement.staleness", "not possible"),
+    (
+        ["placement={staleness: 1, cluster: 2xcpu, strategy: separate}", "algorithm={name: astar_po}"],
+        "placement.staleness",
+        "needs importance weights",
+    ),
+    (
+        ["placement={staleness: 1, cluster: 2xcpu, strategy: separate}", "algorithm.correction.kind=none"],
+        "algorithm.correction.kind",
+        "older weights",
+    ),
+    (["placement={staleness: 1, cluster: 2xcpu, strategy: elastic}"], "placement.staleness", "shares its own with"),
     (
         ["placement.cells=[{role: train, devices: [localhost/gpu:0]}]"],
         "placement.cells",

@@ -76,7 +76,7 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
         devices = ("localhost/gpu:0",) if section.cluster in ONE else tuple(parse_cluster(section.cluster).devices)
         plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
     except RecipeError as error:
-        return [problem for problem in error.problems if problem.field != "placement.staleness"]  # refused as a whole
+        return error.problems
     if len(devices) == 1 and section.strategy not in ("auto", "flatten") and section.cells is None:
         reason = f"{section.strategy} has no effect on one device"
         return [Problem(field="placement.strategy", reason=reason, fix="use auto, or name more in placement.cluster")]

@@ -196,6 +196,7 @@ def make_trainer(
         temperature=recipe.engine.temperature,
         clip=recipe.optimizer.clip,
         checkpointing=recipe.optimizer.checkpointing,
+        staleness=recipe.placement.staleness,
     )
 
 

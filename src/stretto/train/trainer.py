@@ -64,10 +64,12 @@ class Trainer:
         temperature: float,
         clip: float | None,
         checkpointing: str | bool,
+        staleness: int = 0,
     ) -> None:
+        """`staleness` is how many versions the weights that sampled may lag behind those that are trained."""
         self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
         self.token_budget, self.temperature, self.clip = token_budget, temperature, clip
-        self.version = 0
+        self.version, self.staleness = 0, staleness
         self.recomputes = False
         self.may_recompute = checkpointing == "auto"
         self.trained = policy.trained()
@@ -92,10 +94,10 @@ class Trainer:
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds the gradients of these samples to the step."""
         for sample in samples:
-            if sample.conversation.version != self.version:
-                raise StaleSampleError(
-                    f"sample {sample.key} comes from weights {sample.conversation.version}, not from {self.version}"
-                )
+            sampled = sample.conversation.version
+            if not self.version - self.staleness <= sampled <= self.version:
+                older = f", nor from the {self.staleness} before" if self.staleness else ""
+                raise StaleSampleError(f"sample {sample.key} comes from weights {sampled}, not {self.version}{older}")
         useful = [sample for sample in samples if sample.conversation.trained.any()]
         self.ledger += useful
         with suppress(OutOfMemory):
