@@ -130,7 +130,7 @@ class Trainer:
     def apply(self) -> StepReport:
         """Divides by the global denominators, clips, and makes one update; then the step is over."""
         gradients = self._mean_gradients()
-        norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
+        norm = self._norm(gradients)
         metrics = {**self.counted.metrics(), "grad_norm": norm}
         finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
         if finite and self.counted.sums["conversations"]:
@@ -281,15 +281,24 @@ class Trainer:
         """A hook that moves a parameter's gradient into the accumulator as soon as it is complete."""
 
         def collect(weight: Tensor) -> None:
-            assert weight.grad is not None and self.current is not None
+            assert weight.grad is not None
             gradient, weight.grad = weight.grad, None
-            mine = self.accumulators.setdefault(self.current, {})
-            if name in mine:
-                mine[name] += gradient
-            else:
-                mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+            self._add(name, gradient)
 
         return collect
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Adds a gradient to the sum of the denominator whose backward is under way."""
+        assert self.current is not None
+        mine = self.accumulators.setdefault(self.current, {})
+        if name in mine:
+            mine[name] += gradient
+        else:
+            mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Of all of them together."""
+        return math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
 
     def _mean_gradients(self) -> dict[str, Tensor]:
         """Accumulated sums over their denominators, added up; the accumulators are used up by it."""
