@@ -16,6 +16,15 @@ from stretto.errors import RecipeError
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
+
+
+def cells(generate, train, more=""):
+    """A generate and a train cell on CPU devices of these numbers."""
+    names = [", ".join(f"localhost/cpu:{number}" for number in told.split(", ")) for told in (generate, train)]
+    told = f"{{role: generate, devices: [{names[0]}]}}, {{role: train, devices: [{names[1]}]{more}}}"
+    return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
+
+
 WRONG = [
     (["model.quantize=nf4"], "model.quantize", "nf4 is not available yet"),
     (["model.dtype=float16"], "model.dtype", "loss scaling"),
@@ -63,6 +72,9 @@ WRONG = [
         "placement.cells",
         "no cell serves the stage generate",
     ),
+    ([cells("0, 1", "2")], "placement.cells", "generating on several devices together"),
+    ([cells("0", "1, 2", ", mesh: {tp: 2}")], "placement.cells", "other than dp_shard"),
+    ([cells("0", "1, 2"), "optimizer.name=adamw8bit"], "optimizer.name", "slices of a model"),
     (["placement.price_per_gpu_hour=2"], "placement.price_per_gpu_hour", "not available yet"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
     (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),

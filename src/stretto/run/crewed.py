@@ -23,7 +23,7 @@ from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, DeadlineError
 from stretto.execution.crew import Crew, Patience
 from stretto.execution.lane import SLICE
-from stretto.execution.member import Launcher, processes
+from stretto.execution.member import Launcher, processes, worker_of
 from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
@@ -168,7 +168,8 @@ async def assemble_crew(
     base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
     where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
     _, tokenizer = describe(where)
-    devices = list(dict.fromkeys(cell.devices[0] for cell in plan.cells))
+    devices = list(dict.fromkeys(device for cell in plan.cells for device in cell.devices))
+    mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
     budgets = {device: token_budget(recipe, "cpu" if "/cpu:" in device else "cuda") for device in devices}
 
     def assign(device: str) -> Assignment:
@@ -180,9 +181,10 @@ async def assemble_crew(
             roles=frozenset(cell.role for cell in plan.cells if device in cell.devices),
             token_budget=budgets[device],
             threads=1,
+            mates=mates.get(device, 1),
         )
 
-    launcher = launcher or processes(devices, seconds=recipe.deadlines.start)
+    launcher = launcher or processes(devices, seconds=recipe.deadlines.start, make=worker_of)
     crew = Crew(plan, launcher, assign, patience=patience_of(recipe))
     try:
         await crew.start()
@@ -216,7 +218,8 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
         barrier=algorithm.scope == "batch",
         stages=(*(stage for stage in ("reference",) if stage in algorithm.needs), "train"),
         slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
-        budgets={cell.name: parts.budgets[cell.devices[0]] for cell in cells if cell.role != "generate"},
+        # The devices of a cell share the rows of a piece.
+        budgets={c.name: parts.budgets[c.devices[0]] * len(c.devices) for c in cells if c.role != "generate"},
         longest=recipe.engine.max_new_tokens,
         speeds=speeds,
     )

@@ -29,7 +29,7 @@ from stretto.train.memory import OutOfMemory
 from stretto.train.model import Policy
 from stretto.train.optim import MasterAdamW
 from stretto.train.packing import MicroBatch, divide
-from stretto.train.trainer import Trainer
+from stretto.train.trainer import StepReport, Trainer
 from stretto.types import Sample
 
 AXIS = "dp_shard"
@@ -77,9 +77,12 @@ class Rows(nn.Module):
 class Shards:
     """A policy cut into the slices of a cell's processes."""
 
-    def __init__(self, policy: Policy, mesh: DeviceMesh, *, temperature: float) -> None:
-        """Takes a policy that every process has loaded alike; what it had in full is freed."""
-        self.policy, self.mesh, self.computes = policy, mesh, policy.dtype
+    def __init__(self, policy: Policy, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None) -> None:
+        """Takes a policy that every process has loaded alike; what it had in full is freed.
+
+        `serving` is a full copy, which gets the new weights after every update.
+        """
+        self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
         self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
         policy.network.to(wide(policy.dtype))
         self.rows = Rows(policy, temperature)
@@ -119,6 +122,13 @@ class Shards:
         parts = self.slices()
         return {name: self.whole(name, part.detach()).to(self.computes) for name, part in parts.items()}
 
+    def serve(self) -> None:
+        """Brings the full copy up to date; all processes ask together."""
+        full = self.gathered()
+        if self.serving is not None:
+            for name, weight in self.serving.trained().items():
+                weight.data.copy_(full[name])
+
     def _like(self, name: str) -> DTensor:
         weight = self.policy.network.get_parameter(name)
         assert isinstance(weight, DTensor)
@@ -148,6 +158,12 @@ class ShardedTrainer(Trainer):
         self.shards = shards
         super().__init__(shards.policy, *arguments, **keywords)
         self.trained = shards.slices()
+
+    def apply(self) -> StepReport:
+        """One update of every slice; the full copy, if there is one, has the new weights then."""
+        report = super().apply()
+        self.shards.serve()
+        return report
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Every process takes its rows of the piece; those that have one less take part in the last one."""
@@ -209,6 +225,7 @@ class ShardedAdamW(MasterAdamW):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Every process takes its part."""
         super().restore(self._each(state, self.shards.cut))
+        self.shards.serve()
 
     def _each(self, state: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
         """Changes the tensors that are as large as their parameter; moments hold numbers as well."""
