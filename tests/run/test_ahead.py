@@ -127,17 +127,18 @@ def test_every_sample_says_which_weights_made_it_and_an_evaluation_asks_the_newe
 
 
 def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
-    recipe = recipe_with(tmp_path)
+    recipe = recipe_with(tmp_path, run__steps=5)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1, best=None)
 
     async def whole():
         parts = await crew_of(recipe, tmp_path)
         try:
             await parts.restored()
-            await some(parts, [1])
+            before, _ = await some(parts, [1, 2])
+            assert before[1].report["grad_norm"] > 1e-3  # what samples from then on must not sample from the start
             await parts.fetch()
-            checkpoints.save(1, parts=parts.stateful, write_model=parts.write_model, metrics={})
-            return await some(parts, range(2, STEPS + 1))
+            checkpoints.save(2, parts=parts.stateful, write_model=parts.write_model, metrics={})
+            return await some(parts, range(3, 6))
         finally:
             await parts.close()
 
@@ -146,20 +147,20 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
         try:
             checkpoints.restore(checkpoints.latest(), parts.stateful)
             await parts.restored()
-            return await some(parts, range(2, STEPS + 1))
+            return await some(parts, range(3, 6))
         finally:
             await parts.close()
 
     taken, weights = asyncio.run(whole())
     again, others = asyncio.run(resumed())
     assert distance(weights, others) < 1e-10
+    assert all(each.report["grad_norm"] > 1e-3 for each in taken)
     assert [each.batch.launched for each in again] == [each.batch.launched for each in taken]
     for one, other in zip(taken, again, strict=True):
         assert [s.key for s in one.batch.samples] == [s.key for s in other.batch.samples]
-        assert all(
-            np.array_equal(a.conversation.tokens, b.conversation.tokens)
-            for a, b in zip(one.batch.samples, other.batch.samples, strict=True)
-        )
+        for mine, theirs in zip(one.batch.samples, other.batch.samples, strict=True):
+            assert np.array_equal(mine.conversation.tokens, theirs.conversation.tokens)
+            assert np.allclose(mine.conversation.logprobs, theirs.conversation.logprobs, rtol=0, atol=1e-10)
 
 
 def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):

@@ -184,8 +184,16 @@ class Worker:
         self.trainer.restore(state["trainer"])
         if self.optimizer is not None:
             self.optimizer.restore(state["optimizer"])
+        else:
+            self._hold(state["optimizer"]["masters"])
         self.engine.restore(state["engine"])
         self.engine.receive(self.trainer.shared())
+
+    def _hold(self, masters: Mapping[str, Tensor]) -> None:
+        """Takes the policy from an optimizer elsewhere, as that rounds it."""
+        with torch.no_grad():
+            for name, weight in self.policy.trained().items():
+                weight.copy_(masters[name])
 
     def close(self) -> None:
         """Frees what it holds."""
