@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stretto.placement.strategies import ORDER, Layout, elastic, flatten, interleave, separate
 from stretto.step.state import Step
 from stretto.step.virtual import Simulation
-from stretto.step.work import Launch, Speeds, Terms
+from stretto.step.work import Carried, Launch, Speeds, Terms
 
 MAKE = {"flatten": flatten, "I1": interleave, "separate": separate, "elastic": elastic}
 
@@ -78,12 +78,28 @@ def launches_of(lengths, *, prompt=0, expected=None):
     ]
 
 
+def carried_of(lengths, *, prompt=0):
+    """Groups that the step before has made, of these lengths."""
+    launches = launches_of(lengths, prompt=prompt)
+    return [Carried(launch=each, sizes=tuple(enumerate(group))) for each, group in zip(launches, lengths, strict=True)]
+
+
 def simulate(
-    plan, lengths, *, durations=None, prompt=0, launched=None, verdict=None, more=None, expected=None, **terms
+    plan,
+    lengths,
+    *,
+    carried=(),
+    durations=None,
+    prompt=0,
+    launched=None,
+    verdict=None,
+    more=None,
+    expected=None,
+    **terms,
 ):
-    """The step, and what came of it."""
+    """The step, and what came of it; `lengths` are those of what is launched, `carried` of what was before."""
     step = Step(plan, terms_of(plan, terms.pop("groups", len(lengths)), **terms))
-    true = {(g, a): tokens for g, group in enumerate(lengths) for a, tokens in enumerate(group)}
+    true = {(g, a): tokens for g, group in enumerate([*carried, *lengths]) for a, tokens in enumerate(group)}
     simulation = Simulation(step, durations or Clockwork(), true, verdict=verdict, more=more)
     launches = launches_of(lengths, prompt=prompt, expected=expected)
-    return step, simulation.run(launches[:launched])
+    return step, simulation.run(launches[:launched], carried_of(carried, prompt=prompt))

@@ -142,3 +142,9 @@ def test_only_what_differs_from_the_defaults_is_a_change():
         ("task.source.count", 9, 2000),
         ("rewards.0.weight", 2.0, 1.0),
     ]
+
+
+def test_a_lag_is_told_where_it_counts():
+    lagging = recipe(placement={"cluster": "2xcpu", "strategy": "separate", "staleness": 1})
+    assert "trained on in the next step (staleness 1)" in plan_sentence(lagging)
+    assert "lp_engine is of the weights one version before" in objective(lagging)

@@ -19,6 +19,15 @@ LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.cha
 PPO = ["algorithm.name=ppo"]
 MODEL = "rewards=[{name: accuracy, kind: exact}, {name: quality, kind: model}]"
 TWICE = "rewards=[{name: a, kind: model}, {name: b, kind: model}, {kind: exact}]"
+
+
+def cells(generate, train, more=""):
+    """A generate and a train cell on CPU devices of these numbers."""
+    names = [", ".join(f"localhost/cpu:{number}" for number in told.split(", ")) for told in (generate, train)]
+    told = f"{{role: generate, devices: [{names[0]}]}}, {{role: train, devices: [{names[1]}]{more}}}"
+    return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
+
+
 WRONG = [
     (["model.quantize=nf4"], "model.quantize", "nf4 is not available yet"),
     (["model.dtype=float16"], "model.dtype", "loss scaling"),
@@ -67,12 +76,27 @@ WRONG = [
     (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
     (["batch.updates=2", "placement.cluster=2xcpu"], "batch.updates", "on several devices are not available yet"),
     (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
-    (["placement.staleness=1"], "placement.staleness", "not available yet"),
+    (["placement.staleness=1"], "placement.staleness", "needs devices that only generate"),
+    (["placement.staleness=2"], "placement.staleness", "not possible"),
+    (
+        ["placement={staleness: 1, cluster: 2xcpu, strategy: separate}", "algorithm={name: astar_po}"],
+        "placement.staleness",
+        "needs importance weights",
+    ),
+    (
+        ["placement={staleness: 1, cluster: 2xcpu, strategy: separate}", "algorithm.correction.kind=none"],
+        "algorithm.correction.kind",
+        "older weights",
+    ),
+    (["placement={staleness: 1, cluster: 2xcpu, strategy: elastic}"], "placement.staleness", "shares its own with"),
     (
         ["placement.cells=[{role: train, devices: [localhost/gpu:0]}]"],
         "placement.cells",
         "no cell serves the stage generate",
     ),
+    ([cells("0, 1", "2")], "placement.cells", "generating on several devices together"),
+    ([cells("0", "1, 2", ", mesh: {tp: 2}")], "placement.cells", "other than dp_shard"),
+    ([cells("0", "1, 2"), "optimizer.name=adamw8bit"], "optimizer.name", "slices of a model"),
     (["placement.price_per_gpu_hour=2"], "placement.price_per_gpu_hour", "not available yet"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
     (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),

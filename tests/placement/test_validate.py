@@ -191,6 +191,8 @@ def test_a_sampler_may_lag_by_one_version_where_generation_is_apart():
     assert told(plan_on(2, make=separate, staleness=1)) == {}
     assert "are not possible" in told(plan_on(2, make=separate, staleness=2))["placement.staleness"]
     together = told(plan_on(2, staleness=1))["placement.staleness"]
-    assert "those of generate-0, generate-1 train as well" in together
+    assert "generate-0 shares its own with train-0" in together and "strategy: separate" in together
     assert "off-policy twice" in told(plan_on(2, make=separate, staleness=1), updates=2)["placement.staleness"]
     assert told(plan_on(2, make=separate), updates=2) == {}
+    phased = replace(plan_on(2, make=separate, staleness=1), flow="phased")
+    assert "no effect" in told(phased)["placement.staleness"]

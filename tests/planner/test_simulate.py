@@ -140,7 +140,8 @@ def test_one_step_off_takes_the_longer_side():
     prices = prices_of(workload(staleness=1), "2xH100")
     choice = Choice(strategy="separate", devices=2, generating=1)
     at = stages_of(prices, 1, {"train": 1}, choice)
-    told = closed.one_step_off(at) + prices.ending(choice).switch
+    ending = prices.ending(choice)
+    told = max(at.generate, at.train - ending.update) + ending.seconds  # nothing ends before both sides have
     assert step_of(prices, choice) == pytest.approx(told, **EXACT)
 
 

@@ -6,7 +6,7 @@ from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection
 from stretto.config.schema import Batch as BatchSection
 from stretto.rewards.score import Scored
-from stretto.run.gather import Batch
+from stretto.run.batch import Batch
 from stretto.run.metrics import step_metrics
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
 

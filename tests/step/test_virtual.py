@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as given_by
 
-from simulated import Clockwork, launches_of, plan_of, simulate, terms_of
+from simulated import Clockwork, carried_of, launches_of, plan_of, simulate, terms_of
 from stretto.step.state import Step
 from stretto.step.virtual import Simulation
 from stretto.step.work import Speeds
@@ -215,3 +215,49 @@ def test_a_cell_that_dies_has_its_work_done_again():
     out = simulation.run(launches_of(lengths, expected=10))
     assert out.accepted == (0, 1, 2, 3)
     assert deaths and trained(step) == sorted(true)
+
+
+SIDES = [([[30, 30], [10, 40]], [[5, 6], [7, 9]]), ([[3, 3], [2, 4]], [[50, 60], [70, 90]])]
+"""(what is generated, what was carried over): generation takes longer in the first, training in the second."""
+
+
+@pytest.mark.parametrize(("made", "carried"), SIDES)
+@pytest.mark.parametrize("barrier", [False, True])
+def test_where_samplers_lag_a_step_takes_the_longer_of_generating_and_training(made, carried, barrier):
+    plan = plan_of("separate", 2, staleness=1)
+    step, out = simulate(
+        plan, made, carried=carried, barrier=barrier, durations=Clockwork(apply_seconds=7), budget=10**6
+    )
+    generating = max(tokens for group in made for tokens in group)
+    training = sum(tokens for group in carried for tokens in group)
+    assert out.seconds == pytest.approx(max(generating, training) + 7)
+    assert trained(step) == [(group, attempt) for group in range(2) for attempt in range(2)]
+    assert (step.trained, out.accepted) == ((0, 1), (2, 3))
+
+
+def test_a_step_that_carries_nothing_generates_and_trains_on_nothing():
+    step, out = simulate(plan_of("separate", 2, staleness=1), [[4, 5]], durations=Clockwork(apply_seconds=7))
+    assert (step.trained, out.accepted, trained(step), out.seconds) == ((), (0,), [], 12)
+
+
+def test_what_is_carried_is_scored_before_it_is_trained_on():
+    stages = ("reference", "train")
+    step, out = simulate(
+        plan_of("separate", 2, staleness=1, stages=stages), [[1]], carried=[[5, 0], [3, 4]], stages=stages
+    )
+    assert [s.stage for s in out.stretches if s.stage != "generate"] == ["reference", "train"]
+    assert trained(step) == [(0, 0), (1, 0), (1, 1)]  # a trajectory without a token has nothing to train
+
+
+def test_a_cell_that_dies_does_what_was_carried_again():
+    plan = plan_of("separate", 2, staleness=1)
+    step = Step(plan, terms_of(plan, 1))
+    step.carry(carried_of([[5, 6], [7]]))
+    step.close()
+    (piece,) = step.offer(0.0)
+    step.done(piece)
+    assert [type(work).__name__ for work in step.offer(1.0)] == ["Apply"]
+    step.lost("train")
+    step.back("train")
+    (again,) = step.offer(2.0)
+    assert sorted(again.items) == sorted(piece.items)

@@ -53,7 +53,7 @@ def test_a_sample_of_another_version_is_refused_before_anything_is_computed(vers
     policy = scratch_policy(layers=1)
     stale = sample([1, 2, 3], [2], version=version, attempt=4)
     with learner(policy) as trainer:
-        with pytest.raises(StaleSampleError, match=rf"comes from weights {version}, not from 0"):
+        with pytest.raises(StaleSampleError, match=rf"comes from weights {version}, not 0"):
             trainer.accumulate([*SAMPLES, stale])
         report = trainer.apply()
     assert report.metrics["tokens/trained"] == 0

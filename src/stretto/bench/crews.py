@@ -43,9 +43,9 @@ from stretto.execution.worker import Assignment
 from stretto.placement.choose import plan_of
 from stretto.placement.plan import Plan
 from stretto.rollout.base import noise_key
+from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, assemble_crew, take_step
-from stretto.run.gather import Batch
 from stretto.tasks.source import PromptSource
 from stretto.types import Prompt, Trajectory
 

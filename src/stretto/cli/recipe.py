@@ -16,6 +16,7 @@ from stretto.config.schema import Recipe, RewardPart, Task
 from stretto.errors import Problem, RecipeError
 from stretto.placement.choose import plan_of
 from stretto.placement.cluster import parse_cluster
+from stretto.placement.plan import Plan
 from stretto.rewards import parts
 from stretto.tasks import source
 from stretto.types import Prompt
@@ -76,13 +77,26 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
         devices = ("localhost/gpu:0",) if section.cluster in ONE else tuple(parse_cluster(section.cluster).devices)
         plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
     except RecipeError as error:
-        return [problem for problem in error.problems if problem.field != "placement.staleness"]  # refused as a whole
+        return error.problems
     if len(devices) == 1 and section.strategy not in ("auto", "flatten") and section.cells is None:
         reason = f"{section.strategy} has no effect on one device"
         return [Problem(field="placement.strategy", reason=reason, fix="use auto, or name more in placement.cluster")]
-    wide = [cell.name for cell in plan.cells if len(cell.devices) > 1]
-    reason = f"{', '.join(wide[:3])}: cells of several devices are not available yet"
-    return [Problem(field="placement.cells", reason=reason, fix="give each cell one device")] if wide else []
+    return _too_wide(recipe, plan)
+
+
+def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
+    """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut."""
+    wide = [cell for cell in plan.cells if len(cell.devices) > 1]
+    for cell in wide:
+        if cell.role == "generate":
+            reason = f"{cell.name}: generating on several devices together is not available yet"
+            yield Problem(field="placement.cells", reason=reason, fix="give each generate cell one device")
+        elif cell.mesh["dp_shard"] < len(cell.devices) or cell.mesh["ep"] > 1:
+            reason = f"{cell.name}: degrees other than dp_shard are not available yet"
+            yield Problem(field="placement.cells", reason=reason, fix="leave the mesh out")
+    if any(cell.role == "train" for cell in wide) and recipe.optimizer.name != "adamw":
+        reason = f"{recipe.optimizer.name} keeps scales for blocks of numbers, which slices of a model would cut"
+        yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or give each train cell one device")
 
 
 ONE = ("auto", "1xcpu", "1xgpu")

@@ -45,7 +45,8 @@ def objective(recipe: Recipe) -> str:
     lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
-        lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient")
+        older = "; lp_engine is of the weights one version before" if recipe.placement.staleness else ""
+        lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient{older}")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))
     if section.vstar is not None:
@@ -172,7 +173,8 @@ def plan_sentence(recipe: Recipe) -> str:
     if recipe.placement.cells:
         return f"cells by hand on {cluster}"
     strategy = "flatten" if recipe.placement.strategy == "auto" else recipe.placement.strategy
-    return f"{strategy} on {cluster}: {FLOWS[strategy].format(asking=asking)}"
+    lags = "; what they generate is trained on in the next step (staleness 1)" if recipe.placement.staleness else ""
+    return f"{strategy} on {cluster}: {FLOWS[strategy].format(asking=asking)}{lags}"
 
 
 NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")

@@ -374,7 +374,7 @@ class Placement(Section):
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
     """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1."""
     staleness: Natural = 0
-    """Versions the sampler may lag behind."""
+    """Versions the sampler may lag behind: 1 generates the next batch while this one is trained on (separate)."""
     cells: tuple[dict[str, Any], ...] | None = None
     """A plan by hand."""
     price_per_gpu_hour: NotNegative | None = None

@@ -58,6 +58,8 @@ class Crew:
         self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
         self.role = {cell.name: cell.role for cell in plan.cells}
+        self.devices = {cell.name: cell.devices for cell in plan.cells}
+        self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
         self.members: dict[str, Member] = {}
         self.lanes: dict[str, Lane] = {}
         self.version = 0
@@ -68,7 +70,7 @@ class Crew:
     @property
     def trainers(self) -> list[str]:
         """Devices that train, in the plan's order."""
-        return [cell.devices[0] for cell in self.plan.cells if cell.role == "train"]
+        return [device for devices in self.training for device in devices]
 
     @property
     def holders(self) -> list[str]:
@@ -79,12 +81,15 @@ class Crew:
     async def start(self) -> None:
         """Starts every worker; they load side by side."""
         await self.launcher.open()
-        devices = list(dict.fromkeys(self.device.values()))
+        devices = list(dict.fromkeys(device for several in self.devices.values() for device in several))
         started = await asyncio.gather(*(self._launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
         for cell in self.plan.cells:
             if cell.role == "generate":
                 self.lanes[cell.name] = Lane(self._caller(cell.name))
+        for mates in self.training:
+            if len(mates) > 1:
+                await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
 
     async def _launch(self, device: str) -> Member:
@@ -119,11 +124,12 @@ class Crew:
     # What cells do ----------------------------------------------------------------------------------------------------
 
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """What the model of a cell says: a reference, a reward model or a critic."""
-        scores: list[NDArray[np.float64]] = await self.call(
-            self.device[cell], "score", self.role[cell], list(conversations), seconds=self.patience.train
-        )
-        return scores
+        """What the model of a cell says: a reference, a reward model or a critic; its devices share them."""
+        devices, role, seconds = self.devices[cell], self.role[cell], self.patience.train
+        shares = [list(conversations[index :: len(devices)]) for index in range(len(devices))]
+        calls = zip(devices, shares, strict=True)
+        found = await asyncio.gather(*(self.call(each, "score", role, share, seconds=seconds) for each, share in calls))
+        return [found[index % len(devices)][index // len(devices)] for index in range(len(conversations))]
 
     async def score_everywhere(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """The same outside of a step, by every cell of a role together."""
@@ -133,8 +139,8 @@ class Crew:
         return [found[index % len(cells)][index // len(cells)] for index in range(len(conversations))]
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
-        """Adds gradients on a training cell."""
-        await self.call(self.device[cell], "accumulate", list(samples), seconds=self.patience.train)
+        """Adds gradients on a training cell, whose devices work in lockstep."""
+        await self.all(self.devices[cell], "accumulate", list(samples), seconds=self.patience.train)
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
@@ -172,6 +178,9 @@ class Crew:
 
     async def revive(self, device: str) -> None:
         """A new worker in place of one that died, with the state of one that trains."""
+        if any(device in devices and len(devices) > 1 for devices in self.training):
+            told = "and its part of the optimizer with it; resume the run"
+            raise TrainingError(f"{device}: its process died, {told}")
         living = [other for other in self.trainers if other != device]
         if not living:
             raise TrainingError(f"{device}: its process died, and no other holds the optimizer; resume the run")
@@ -181,30 +190,27 @@ class Crew:
         await self.meet()
 
     async def meet(self) -> None:
-        """Everybody meets anew, under the name of the next epoch."""
+        """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
         epoch = next(EPOCHS)
-        for kind, devices in (("train", self.trainers), ("hold", self.holders)):
-            meetings = [
-                Meeting(
-                    store=self.launcher.store(),
-                    name=f"{kind}-{epoch}",
-                    rank=rank,
-                    size=len(devices),
-                    seconds=self.patience.train,
-                )
-                for rank in range(len(devices))
-            ]
-            calls = zip(devices, meetings, strict=True)
-            await asyncio.gather(
-                *(self.call(device, "meet", kind, meeting, seconds=self.patience.start) for device, meeting in calls)
-            )
+        for index, devices in enumerate(zip(*self.training, strict=True)):
+            await self._meet("train", f"train-{index}-{epoch}", devices)
+        await self._meet("hold", f"hold-{epoch}", self.holders)
+
+    async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
+        store, size, seconds = self.launcher.store(), len(devices), self.patience.train
+        meetings = [Meeting(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
+        calls = zip(devices, meetings, strict=True)
+        await asyncio.gather(
+            *(self.call(device, "meet", kind, meeting, seconds=self.patience.start) for device, meeting in calls)
+        )
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
     async def state(self) -> Mapping[str, Any]:
-        """What the next step depends on; every training cell has the same."""
-        state: Mapping[str, Any] = await self._one("state")
-        return state
+        """What the next step depends on; every training cell has the same, its devices together."""
+        devices, seconds = self._answering()
+        states: list[Mapping[str, Any]] = await self.all(devices, "state", seconds=seconds)
+        return states[0]
 
     async def restore(self, state: Mapping[str, Any]) -> None:
         """Everybody goes on from there."""
@@ -213,15 +219,15 @@ class Crew:
 
     async def save(self, folder: Path) -> None:
         """Writes the policy for others."""
-        await self._one("save", folder)
+        devices, seconds = self._answering()
+        await self.call(devices[0], "save", folder, seconds=seconds)
 
-    async def _one(self, what: str, *arguments: Any) -> Any:
-        """A call of one that trains, and has not fallen silent."""
-        answering = [device for device in self.trainers if device not in self.silent]
+    def _answering(self) -> tuple[Sequence[str], float]:
+        """The devices of one cell that trains and has not fallen silent, and how long they may take."""
+        answering = [devices for devices in self.training if not self.silent & set(devices)]
         if not answering:
             raise TrainingError(f"none of the workers that train answers: {', '.join(self.trainers)}")
-        seconds = min(self.patience.train, HURRY) if self.silent else self.patience.train
-        return await self.call(answering[0], what, *arguments, seconds=seconds)
+        return answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train
 
     async def close(self) -> None:
         """Leaves no process behind."""

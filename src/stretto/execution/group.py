@@ -41,16 +41,22 @@ class Meeting:
     """How long one waits for another."""
 
 
+def reach(meeting: Meeting) -> Store:
+    """The store, under the name of the meeting."""
+    store = meeting.store
+    if not isinstance(store, Store):
+        store = TCPStore(*store, is_master=False, timeout=timedelta(seconds=meeting.seconds))
+    found: Store = PrefixStore(meeting.name, store)
+    return found
+
+
 class Group:
     """One member's end of a group."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
         with self._failures():
-            store = meeting.store
-            if not isinstance(store, Store):
-                store = TCPStore(*store, is_master=False, timeout=patience)
-            self.gloo: Any = ProcessGroupGloo(PrefixStore(meeting.name, store), meeting.rank, meeting.size, patience)
+            self.gloo: Any = ProcessGroupGloo(reach(meeting), meeting.rank, meeting.size, patience)
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of every member's."""

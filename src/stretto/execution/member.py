@@ -103,6 +103,15 @@ class Threads:
         """Nothing but threads was started, and each ends with its member."""
 
 
+def worker_of(assignment: Assignment) -> Worker:
+    """The worker that an assignment asks for."""
+    if assignment.mates == 1:
+        return Worker(assignment)
+    from stretto.execution.sharded import ShardedWorker  # what it needs of torch takes seconds to load
+
+    return ShardedWorker(assignment)
+
+
 def processes(devices: Sequence[str], *, seconds: float, make: Callable[[Assignment], Worker] = Worker) -> Launcher:
     """Workers in processes of their own, on this host or many."""
     if importlib.util.find_spec("ray") is None:

@@ -50,6 +50,8 @@ class Assignment:
     """Tokens in a forward; running out of memory lowers it."""
     threads: int | None = None
     """Threads of a CPU device; all of the process's if none."""
+    mates: int = 1
+    """Processes that train one copy of the policy together, itself included."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -57,6 +59,12 @@ class Assignment:
         kind, _, number = self.device.rpartition("/")[2].partition(":")
         # A process that was given one GPU sees it as the first.
         return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
+
+    @property
+    def serving_device(self) -> torch.device:
+        """Where the policy lies in full: host memory, if the device only trains slices of it."""
+        slices = self.mates > 1 and not self.roles & {"generate", "reference"}
+        return torch.device("cpu") if slices else self.torch_device
 
 
 class Worker:
@@ -69,10 +77,10 @@ class Worker:
             keep_memory()
             if assignment.threads:
                 torch.set_num_threads(assignment.threads)
-        self.policy = self._load(device)
-        self.trains = "train" in assignment.roles
+        self.policy = self._load(assignment.serving_device)
+        trains = "train" in assignment.roles and assignment.mates == 1
         updates = recipe.run.steps * recipe.batch.updates
-        self.optimizer = MasterAdamW(self.policy.trained(), recipe.optimizer, updates=updates) if self.trains else None
+        self.optimizer = MasterAdamW(self.policy.trained(), recipe.optimizer, updates=updates) if trains else None
         self.trainer = make_trainer(
             self.policy, build(recipe.algorithm), recipe, self.optimizer, token_budget=assignment.token_budget
         )
@@ -118,7 +126,8 @@ class Worker:
         """What the model of a role says: of a reference, the log-probability of every trained token."""
         if role in self.gauges:
             return self.gauges[role].score(conversations)
-        return self.trainer.score(conversations, reference=self.reference, without_adapter=self.reference is None)
+        scorer, without_adapter = self.reference or self.policy, self.reference is None
+        return self.trainer.score(conversations, reference=scorer, without_adapter=without_adapter)
 
     def begin(self) -> None:
         """Forgets what a step has accumulated here."""
@@ -186,8 +195,16 @@ class Worker:
         self.trainer.restore(state["trainer"])
         if self.optimizer is not None:
             self.optimizer.restore(state["optimizer"])
+        else:
+            self._hold(state["optimizer"]["masters"])
         self.engine.restore(state["engine"])
         self.engine.receive(self.trainer.shared())
+
+    def _hold(self, masters: Mapping[str, Tensor]) -> None:
+        """Takes the policy from an optimizer elsewhere, as that rounds it."""
+        with torch.no_grad():
+            for name, weight in self.policy.trained().items():
+                weight.copy_(masters[name])
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -199,15 +216,18 @@ def make_trainer(
     policy: Policy, algorithm: Algorithm, recipe: Recipe, optimizer: MasterAdamW | None, *, token_budget: int
 ) -> Trainer:
     """What trains a policy as a recipe says, in this process or in a worker's."""
-    return Trainer(
-        policy,
-        algorithm,
-        optimizer,
-        token_budget=token_budget,
-        temperature=recipe.engine.temperature,
-        clip=recipe.optimizer.clip,
-        checkpointing=recipe.optimizer.checkpointing,
-    )
+    return Trainer(policy, algorithm, optimizer, **settings_of(recipe, token_budget))
+
+
+def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:
+    """What a trainer takes from a recipe."""
+    return {
+        "token_budget": token_budget,
+        "temperature": recipe.engine.temperature,
+        "clip": recipe.optimizer.clip,
+        "checkpointing": recipe.optimizer.checkpointing,
+        "staleness": recipe.placement.staleness,
+    }
 
 
 def load_gauges(

@@ -249,17 +249,21 @@ def devices_know_whom_to_serve(case: Case) -> Iterator[Problem]:
 
 
 def staleness_is_possible(case: Case) -> Iterator[Problem]:
-    """A sampler may lag by one version where nothing that generates shares a device with what trains."""
+    """A sampler may lag by one version where what generates has devices of its own, and nothing waits for it."""
     staleness, field = case.plan.staleness, "placement.staleness"
     if staleness == 0:
         return
     if staleness != 1:
         yield Problem(field=field, reason=f"{staleness} versions are not possible", fix="use 0 or 1")
         return
-    training = {device for cell in case.plan.cells if cell.role == "train" for device in cell.devices}
-    shared = [c.name for c in case.plan.cells if c.role == "generate" and training & set(c.devices)]
+    others = {device: cell for cell in case.plan.cells if cell.role != "generate" for device in cell.devices}
+    shared = {c.name: others[d] for c in case.plan.cells if c.role == "generate" for d in c.devices if d in others}
     if shared:
-        reason = f"1 needs devices that only generate, and those of {_listed(shared)} train as well"
+        name, other = next(iter(shared.items()))
+        reason = f"1 needs devices that only generate, and {name} shares its own with {other.name}"
+        yield Problem(field=field, reason=reason, fix="use 0, or placement.strategy: separate")
+    elif case.plan.flow == "phased":
+        reason = "1 has no effect where every stage waits for the one before"
         yield Problem(field=field, reason=reason, fix="use 0, or placement.strategy: separate")
     if case.updates > 1:
         reason = f"1 beside {case.updates} updates of a step (batch.updates) would be off-policy twice over"

@@ -20,10 +20,10 @@ def estimate(prices: Prices, choice: Choice, pool: float) -> float:
     at = stages(prices, choice, pool)
     work = prices.setting.workload
     if choice.strategy == "separate":
-        if work.staleness:
-            return closed.one_step_off(at) + at.switch
-        pieces = 1 if work.barrier or work.updates > 1 else min(STREAM, work.prompts)
         ending = prices.ending(choice)
+        if work.staleness:
+            return max(at.generate, at.forwards + at.train - ending.update) + ending.seconds
+        pieces = 1 if work.barrier or work.updates > 1 else min(STREAM, work.prompts)
         return closed.pipeline([at.generate, at.forwards + at.train - ending.update], pieces) + ending.seconds
     if choice.strategy == "elastic" and not work.barrier:
         lanes = max(1, choice.devices // choice.lane.width)

@@ -172,7 +172,9 @@ class Priced:
     def __init__(self, prices: Prices, choice: Choice, plan: Plan) -> None:
         self.prices, self.choice, self.work = prices, choice, prices.setting.workload
         self.ending = prices.ending(choice)
-        self.lengths = self.work.drawn.tolist()
+        drawn = self.work.drawn.tolist()
+        # With staleness, what a step trains on was made before, and counts before what it makes itself.
+        self.lengths = [*drawn[: self.work.prompts], *drawn] if self.work.staleness else drawn
         alike: dict[Site, Site] = {}
         self.sites: dict[str, Site] = {}
         for cell in plan.cells:

@@ -19,7 +19,7 @@ from stretto.planner.room import Room, SideRoom
 from stretto.planner.setting import Setting
 from stretto.step.state import Step
 from stretto.step.virtual import Simulated, Simulation, Stretch
-from stretto.step.work import FORWARD, UPDATE, Launch, Speeds, Terms
+from stretto.step.work import FORWARD, UPDATE, Carried, Launch, Speeds, Terms
 
 TRIES = 4
 """How often the interval is halved in which the number of answers at a time lies."""
@@ -36,7 +36,7 @@ class Forecast:
     room: Room
     """Its memory."""
     step: float
-    """Seconds of a step; with staleness 1, of each step in a long run of them."""
+    """Seconds of a step; with staleness 1, of one that is neither the first nor the last."""
     stages: Mapping[str, float]
     """Stage -> seconds on the cells that serve it, averaged over them; they add up to more where stages overlap."""
     ending: Ending
@@ -110,7 +110,10 @@ def run_step(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slot
     # Nobody knows yet which prompt has long answers.
     launch = {"prompt_tokens": work.prompt, "samples": work.samples}
     launches = [Launch(prompt=str(i), expected=work.lengths.mean, **launch) for i in range(work.launched)]
-    return Simulation(step, durations, lengths).run(launches)
+    if not work.staleness:
+        return Simulation(step, durations, lengths).run(launches)
+    carried = [Carried(launch=launches[i], sizes=tuple(enumerate(durations.lengths[i]))) for i in range(work.prompts)]
+    return Simulation(step, durations, lengths).run(launches, carried)
 
 
 def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Terms:
@@ -154,7 +157,7 @@ def _forecast(
         for device in cells[stretch.cell].devices:
             busy[device] += stretch.stop - stretch.start
     serving = {role: sum(cell.role == role for cell in plan.cells) for role in spent}
-    step = took.seconds if not work.staleness else _steady(took, cells_of(plan), ending)
+    step = took.seconds
     workless = sum(not seconds for seconds in busy.values()) - (len(busy) - choice.devices)
     used = sum(seconds + ending.seconds for seconds in busy.values() if seconds)
     return Forecast(
@@ -171,19 +174,3 @@ def _forecast(
         cached=max(took.contexts.values()),
         stretches=took.stretches,
     )
-
-
-def cells_of(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Cell -> its devices."""
-    return {cell.name: cell.devices for cell in plan.cells}
-
-
-def _steady(took: Simulated, devices: Mapping[str, tuple[str, ...]], ending: Ending) -> float:
-    """Seconds per step where the next one is generated while this one is trained: the longer of the two."""
-    generated = max(stretch.stop for stretch in took.stretches if stretch.stage == "generate")
-    busy: defaultdict[str, float] = defaultdict(float)
-    for stretch in took.stretches:
-        if stretch.stage != "generate":
-            for device in devices[stretch.cell]:
-                busy[device] += stretch.stop - stretch.start
-    return max(generated + ending.publish, max(busy.values()) + ending.update) + ending.switch

@@ -25,13 +25,14 @@ from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, DeadlineError
 from stretto.execution.crew import Crew, Patience
 from stretto.execution.lane import SLICE
-from stretto.execution.member import Launcher, processes
+from stretto.execution.member import Launcher, processes, worker_of
 from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.run.ahead import Waiting
 from stretto.run.base import Note, prepare_base
+from stretto.run.batch import Batch
 from stretto.run.clock import Clock
-from stretto.run.gather import Batch
 from stretto.run.hands import Hands
 from stretto.run.parts import Parts, connect, load_task, token_budget
 from stretto.step.drive import Driver
@@ -89,7 +90,7 @@ class CrewParts(Parts):
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """Prompts, lengths, and what the workers hold."""
-        return (self.prompts, self.lengths, *(Away(name, self.held) for name in NAMES))
+        return (self.prompts, self.lengths, self.ahead, *(Away(name, self.held) for name in NAMES))
 
     async def collect(
         self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
@@ -174,7 +175,8 @@ async def assemble_crew(
     base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
     where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
     _, tokenizer = describe(where)
-    devices = list(dict.fromkeys(cell.devices[0] for cell in plan.cells))
+    devices = list(dict.fromkeys(device for cell in plan.cells for device in cell.devices))
+    mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
     budgets = {device: token_budget(recipe, "cpu" if "/cpu:" in device else "cuda") for device in devices}
 
     def assign(device: str) -> Assignment:
@@ -186,9 +188,10 @@ async def assemble_crew(
             roles=frozenset(cell.role for cell in plan.cells if device in cell.devices),
             token_budget=budgets[device],
             threads=1,
+            mates=mates.get(device, 1),
         )
 
-    launcher = launcher or processes(devices, seconds=recipe.deadlines.start)
+    launcher = launcher or processes(devices, seconds=recipe.deadlines.start, make=worker_of)
     crew = Crew(plan, launcher, assign, patience=patience_of(recipe))
     try:
         await crew.start()
@@ -222,31 +225,46 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
         barrier=algorithm.scope == "batch",
         stages=tuple({cell.role: None for cell in cells if cell.role != "generate"}),
         slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
-        budgets={cell.name: parts.budgets[cell.devices[0]] for cell in cells if cell.role != "generate"},
+        # The devices of a cell share the rows of a piece.
+        budgets={c.name: parts.budgets[c.devices[0]] * len(c.devices) for c in cells if c.role != "generate"},
         longest=recipe.engine.max_new_tokens,
         speeds=speeds,
     )
 
 
 async def take_step(parts: CrewParts, clock: Clock, *, step: int) -> tuple[Batch, dict[str, float]]:
-    """One step: what it learned from, and the trainer's numbers."""
+    """One step: what it learned from, and the trainer's numbers.
+
+    Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
+    on. The first fills the pipe before, and the last makes nothing.
+    """
+    lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
+    if lags and waiting is None:
+        cursor = parts.prompts.state()
+        _, filled = await turn(parts, clock, step=step)
+        waiting = Waiting(batch=filled, cursor=cursor)
+    cursor = parts.prompts.state()
+    hands, made = await turn(
+        parts, clock, step=step, carried=waiting.batch if waiting else None, launches=not (lags and ends)
+    )
+    parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
+    assert hands.report is not None
+    return hands.learned(made), {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}
+
+
+async def turn(
+    parts: CrewParts, clock: Clock, *, step: int, carried: Batch | None = None, launches: bool = True
+) -> tuple[Hands, Batch]:
+    """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
     batch = parts.recipe.batch
-    hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step)
-    launches = hands.draw(math.ceil(batch.prompts * batch.oversample))
-    context = sum(each.prompt_tokens + each.expected for each in launches) / max(1, len(launches))
+    hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
+    drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
+    context = sum(each.prompt_tokens + each.expected for each in drawn) / max(1, len(drawn))
     terms = terms_of(parts, parts.pace.speeds(context=context))
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.begin()
-    await Driver(state, hands, now=time.monotonic).run(launches)
+    await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
     await parts.crew.settle()
     parts.lengths.stepped()
     parts.pace.stepped()
-    assert hands.report is not None
-    learned = Batch(
-        scored=hands.all_scored(),
-        accepted=tuple(hands.scored[index].groups[0] for index in hands.accepted),
-        samples=tuple(sample for index in hands.accepted for sample in hands.samples[index]),
-        launched=len(hands.asked),
-        rounds=hands.rounds,
-    )
-    return learned, {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}
+    return hands, hands.made(state.accepted)

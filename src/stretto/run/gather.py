@@ -8,31 +8,15 @@ launched, never in the order in which they finished: the first to finish are the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
+from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.learn import credit, critic_streams, reference_streams, value_streams
 from stretto.run.parts import LocalParts
-from stretto.types import Group, Sample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What a step learns from."""
-
-    scored: Scored
-    """Every trajectory of every round, judged or failed."""
-    accepted: tuple[Group, ...]
-    """The groups to train on, in launch order."""
-    samples: tuple[Sample, ...]
-    """Their conversations with their credit."""
-    launched: int
-    """How many groups were asked for."""
-    rounds: int
-    """How many rounds it took."""
+from stretto.types import Group
 
 
 async def gather(parts: LocalParts, clock: Clock, *, step: int) -> Batch:

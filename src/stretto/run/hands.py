@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,16 +24,17 @@ from stretto.rewards.score import Scored
 from stretto.rollout.base import Completion, Request
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run import guards
+from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.learn import ConversationKey, credit, keyed_conversations, value_streams
 from stretto.run.parts import Parts
 from stretto.run.rated import rated
 from stretto.step.expect import Lengths
 from stretto.step.pace import Pace
-from stretto.step.work import Item, Move, Piece
+from stretto.step.work import Carried, Item, Move, Piece
 from stretto.step.work import Launch as Asked
 from stretto.train.trainer import StepReport
-from stretto.types import Group, Sample, Trajectory, trajectory_key
+from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
 
 STREAMS = {"reference": "reference", "value": "values"}
 """Stage -> the stream that it makes, as algorithms call it."""
@@ -41,9 +43,20 @@ STREAMS = {"reference": "reference", "value": "values"}
 class Hands:
     """One step's."""
 
-    def __init__(self, parts: Parts, crew: Crew, lengths: Lengths, *, pace: Pace, clock: Clock, step: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        crew: Crew,
+        lengths: Lengths,
+        *,
+        pace: Pace,
+        clock: Clock,
+        step: int,
+        carried: Batch | None = None,
+    ) -> None:
+        """`carried` is what the step before has made for this one to train on."""
         self.parts, self.crew, self.lengths, self.pace = parts, crew, lengths, pace
-        self.clock, self.step = clock, step
+        self.clock, self.step, self.carried = clock, step, carried
         self.asked: list[list[Launch]] = []
         self.rounds = 0
         self.place: dict[Item, str] = {}
@@ -56,22 +69,40 @@ class Hands:
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
         self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
-        self.accepted: tuple[int, ...] = ()
         self.report: StepReport | None = None
+        for index, group in enumerate(carried.accepted if carried else ()):
+            self.asked.append([Launch(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories])
+            self.trajectories |= {(index, trajectory.attempt): trajectory for trajectory in group.trajectories}
+            self.scored[index] = Scored(groups=(group,), failed=())
+        self.first = len(self.asked)
 
     # Launches ---------------------------------------------------------------------------------------------------------
 
     def draw(self, count: int) -> list[Asked]:
         """The next prompts, with how long their answers are expected to be."""
         self.rounds += 1
-        batch, renderer, found = self.parts.recipe.batch, self.parts.renderer, list[Asked]()
+        batch, found = self.parts.recipe.batch, list[Asked]()
         for prompt, visit in self.parts.prompts.take(count):
             attempts = range(batch.samples)
             self.asked.append([Launch(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
-            context = renderer.open([dict(message) for message in prompt.messages])
-            expected = self.lengths.expected(prompt.id)
-            found.append(Asked(prompt=prompt.id, prompt_tokens=len(context), samples=len(attempts), expected=expected))
+            found.append(self._asked(prompt, len(attempts)))
         return found
+
+    def _asked(self, prompt: Prompt, samples: int) -> Asked:
+        """A group as the scheduler sees it."""
+        context = self.parts.renderer.open([dict(message) for message in prompt.messages])
+        expected = self.lengths.expected(prompt.id)
+        return Asked(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
+
+    def carry(self) -> list[Carried]:
+        """What is carried into the step, as the scheduler sees it."""
+        return [
+            Carried(
+                launch=self._asked(group.prompt, len(group.trajectories)),
+                sizes=tuple((each.attempt, guards.sampled_tokens(each)) for each in group.trajectories),
+            )
+            for group in (self.carried.accepted if self.carried else ())
+        ]
 
     def more(self, missing: int) -> Sequence[Asked]:
         """Another round, while the recipe allows one."""
@@ -179,7 +210,8 @@ class Hands:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
         index, attempt = item
         if index not in self.samples:
-            together = sorted(self.scored) if self.parts.algorithm.scope == "batch" else [index]
+            everything = range(self.first) if self.carried else sorted(self.scored)
+            together = everything if self.parts.algorithm.scope == "batch" else [index]
             groups = {i: self.scored[i].groups[0] for i in together if self._alive(i)}
             streams = {**self.streams, **value_streams(self.parts, list(groups.values()))}
             credited = credit(self.parts.algorithm, list(groups.values()), streams)
@@ -196,11 +228,11 @@ class Hands:
         return bool(groups) and not self.parts.algorithm.drop(groups[0])
 
     async def apply(self, groups: Sequence[int]) -> None:
-        """The update, unless too much could not be judged."""
-        launched = sum(map(len, self.asked))
+        """The update, unless too much could not be judged. A step that only fills the pipe has none."""
+        launched = sum(map(len, self.asked[self.first :]))
         guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
-        self.accepted = tuple(groups)
-        self.report = await self.crew.apply()
+        if self.carried or not self.parts.plan.staleness:
+            self.report = await self.crew.apply()
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""
@@ -208,9 +240,26 @@ class Hands:
 
     # What came of it --------------------------------------------------------------------------------------------------
 
+    def made(self, accepted: Sequence[int]) -> Batch:
+        """What was launched in this step, with the credit of what it has trained on."""
+        return Batch(
+            scored=self.all_scored(),
+            accepted=tuple(self.scored[index].groups[0] for index in accepted),
+            samples=self._samples(accepted),
+            launched=len(self.asked) - self.first,
+            rounds=self.rounds,
+        )
+
+    def learned(self, made: Batch) -> Batch:
+        """What this step has trained on: what was carried into it, or what it has made."""
+        return replace(self.carried, samples=self._samples(range(self.first))) if self.carried else made
+
+    def _samples(self, indices: Iterable[int]) -> tuple[Sample, ...]:
+        return tuple(sample for index in indices for sample in self.samples.get(index, ()))
+
     def all_scored(self) -> Scored:
-        """Every trajectory, judged or failed, in launch order."""
-        scored = [self.scored[index] for index in range(len(self.asked))]
+        """Every trajectory that was launched in this step, judged or failed, in launch order."""
+        scored = [self.scored[index] for index in range(self.first, len(self.asked))]
         groups: tuple[Group, ...] = tuple(group for each in scored for group in each.groups)
         return Scored(groups=groups, failed=tuple(each for one in scored for each in one.failed))
 

@@ -15,12 +15,12 @@ from stretto.errors import StrettoError
 from stretto.report.console import Progress
 from stretto.report.timeline import to_events
 from stretto.run import guards
+from stretto.run.batch import Batch
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
 from stretto.run.evaluate import Evaluation, evaluate
-from stretto.run.gather import Batch
 from stretto.run.journal import Journal
-from stretto.run.metrics import sample_rows, step_metrics
+from stretto.run.metrics import lag, sample_rows, step_metrics
 from stretto.run.parts import Parts
 from stretto.run.take import begin, finish
 from stretto.run.watch import Watch, limits
@@ -68,7 +68,7 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
             raise
         taken = finish(parts, clock, begun, step=step)
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
-        metrics |= {**clock.metrics(), "weights/version": parts.version}
+        metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(
             batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
         )

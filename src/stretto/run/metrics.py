@@ -14,7 +14,7 @@ from stretto.algorithms.base import Algorithm
 from stretto.config.schema import Batch as BatchSection
 from stretto.rewards.score import Scored
 from stretto.rollout.render import Renderer
-from stretto.run.gather import Batch
+from stretto.run.batch import Batch
 from stretto.run.guards import sampled_tokens
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
@@ -45,6 +45,11 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
     }
+
+
+def lag(batch: Batch, version: int) -> float:
+    """How many versions what was trained on had fallen behind when `version` was made from it, on average."""
+    return float(np.mean([version - 1 - sample.conversation.version for sample in batch.samples] or [0]))
 
 
 def peak_gb() -> float:

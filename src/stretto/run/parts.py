@@ -34,6 +34,7 @@ from stretto.rollout.base import Engine
 from stretto.rollout.collect import Collector, Launch
 from stretto.rollout.model_handle import Sampling
 from stretto.rollout.render import Renderer
+from stretto.run.ahead import Ahead
 from stretto.run.base import Note, prepare_base
 from stretto.run.rated import rated
 from stretto.sandbox.pool import Pool
@@ -77,6 +78,8 @@ class Parts(ABC):
     """Messages to tokens."""
     lengths: Lengths
     """How long answers are expected to be."""
+    ahead: Ahead
+    """What was sampled and not trained on yet, where samplers may lag behind."""
     base: Path | None
     """The run's own copy of the base model, where transformers could not find it by name."""
     values: Mapping[str, float]
@@ -174,7 +177,7 @@ class LocalParts(Parts):
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """Prompts, lengths, and what the model is served by."""
-        return (self.prompts, self.lengths, self.trainer, self.optimizer, self.engine)
+        return (self.prompts, self.lengths, self.ahead, self.trainer, self.optimizer, self.engine)
 
     async def collect(
         self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
@@ -303,6 +306,7 @@ def connect(
     """The fields of `Parts` that are the same wherever the model is."""
     pool, values = Pool(workers=2, paths=[str(root), str(Path.cwd())]), task.values
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
+    prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
@@ -310,7 +314,8 @@ def connect(
         "environment": resolve_environment(recipe.environment.kind),
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
-        "prompts": PromptSource(known, seed=recipe.seed),
+        "prompts": prompts,
+        "ahead": Ahead(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
         "renderer": Renderer(tokenizer, stop=stop),
         "lengths": Lengths(longest=recipe.engine.max_new_tokens),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, take_step
-from stretto.run.gather import Batch, gather
+from stretto.run.gather import gather
 from stretto.run.learn import learn
 from stretto.run.parts import LocalParts, Parts
 from stretto.weights.publish import publish

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stretto.errors import CellLost
 from stretto.step.state import Step
-from stretto.step.work import Apply, Item, Join, Launch, Move, Piece, Work
+from stretto.step.work import Apply, Carried, Item, Join, Launch, Move, Piece, Work
 
 
 class Hands(Protocol):
@@ -82,10 +82,14 @@ class Driver:
         self.started = 0
         self.over = False
 
-    async def run(self, launches: Sequence[Launch]) -> Notes:
-        """From the first launch to the update."""
-        self._tell("launch", tuple(launches))
-        self._settle_rounds()
+    async def run(self, launches: Sequence[Launch], carried: Sequence[Carried] = ()) -> Notes:
+        """From the first launch to the update. Where nothing is launched, the step trains on what is carried."""
+        if carried:
+            self._tell("carry", tuple(carried))
+        if launches:
+            self._tell("launch", tuple(launches))
+        else:
+            self._tell("close")
         try:
             while not self.over:
                 self._start()

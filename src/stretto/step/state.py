@@ -7,6 +7,10 @@ are the plan's cells, priorities and flow, nothing else.
 Why nothing here changes a gradient: weights stand still within a step, and gradients are sums. Why nothing changes
 who is trained: groups are accepted in the order of their launch, and one is trained only when it is certain to be
 accepted, that is, when fewer than `groups` of those before it are alive or undecided.
+
+Where the plan lets samplers lag behind (`staleness`), a step trains on groups that the step before has generated
+(`carry`), and generates what the next one trains on. It ends when both are done, so that all of a batch is sampled
+from one version.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from stretto.placement.plan import Plan
 from stretto.step.cells import Cells
 from stretto.step.lanes import Lanes, Room
 from stretto.step.pieces import Queue, Ready
-from stretto.step.work import FORWARD, UPDATE, Apply, Item, Launch, Piece, Terms, Work
+from stretto.step.work import FORWARD, UPDATE, Apply, Carried, Item, Launch, Piece, Terms, Work
 
 TAIL = 8
 """A tail may move once no more than this fraction of a cell's trajectories are left."""
@@ -57,6 +61,8 @@ class Step:
 
     def __init__(self, plan: Plan, terms: Terms, *, spread: float = 1.0) -> None:
         self.plan, self.terms, self.spread = plan, terms, spread
+        self.ahead = plan.staleness > 0
+        self.carried = 0
         self.cells = Cells(plan)
         self.lanes = Lanes(terms.slots, speeds=terms.speeds, longest=terms.longest)
         self.forward = [stage for stage in FORWARD if stage in terms.stages]
@@ -71,6 +77,19 @@ class Step:
         self.touched: set[str] = set()
 
     # What has happened ------------------------------------------------------------------------------------------------
+
+    def carry(self, groups: Sequence[Carried]) -> None:
+        """Groups that the step before has made, in the order of their launch there; told before anything is launched.
+
+        Their reward models have judged them by then.
+        """
+        self.certain = self.carried = len(groups)
+        for index, group in enumerate(groups):
+            made = Progress(launch=group.launch, unfinished=0, judged=True, scores={"reward": 0})
+            made.attempts = frozenset(attempt for attempt, _ in group.sizes)
+            made.sizes = {attempt: tokens for attempt, tokens in group.sizes if tokens}
+            self.groups.append(made)
+            self._advance(index)
 
     def launch(self, groups: Sequence[Launch]) -> None:
         """Groups to make, in launch order."""
@@ -157,7 +176,7 @@ class Step:
                 works += self._pieces(stage)
         if self.finished and not self.applied:
             self.applied = True
-            works.append(Apply(groups=self.accepted))
+            works.append(Apply(groups=self.trained))
         return works
 
     @property
@@ -167,14 +186,26 @@ class Step:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """Groups that the step trains on, in launch order; final once it is finished."""
-        return tuple(i for i in range(self.certain) if self.groups[i].attempts)
+        """Groups of this step that are trained on, by it or by the next one, in launch order; final once finished."""
+        return tuple(i for i in range(self.carried, self.certain) if self.groups[i].attempts)
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Groups that this step trains on: those that it has made itself, or those that were carried into it."""
+        return tuple(range(self.carried)) if self.ahead else self.accepted
 
     @property
     def finished(self) -> bool:
         """True when everything that was accepted is accumulated."""
-        waits = self.undecided or self.running or self.handed < self.alive or self.cells.dead
-        return self.closed and not waits and not any(self.queues[stage].groups for stage in self.update)
+        waits = self.undecided or self.running or self.cells.dead
+        return self.closed and not waits and self._gathered and not any(self.queues[s].groups for s in self.update)
+
+    @property
+    def _gathered(self) -> bool:
+        """True once it is known who is trained on, and all of them were handed to training."""
+        if self.ahead:
+            return self.handed == self.carried
+        return self.closed and not self.undecided and self.handed == self.alive
 
     # How it is decided ------------------------------------------------------------------------------------------------
 
@@ -191,7 +222,8 @@ class Step:
         group = self.groups[index]
         if group.unfinished or group.gone or group.handed:
             return
-        certain = index < self.certain and (group.judged or not self.terms.drops)
+        mine = index < self.carried if self.ahead else index < self.certain
+        certain = mine and (group.judged or not self.terms.drops)
         for stage in self.forward:
             if stage not in group.scores and (certain or stage == "reward"):
                 chosen = sorted(group.sizes.keys() & group.attempts if group.judged else group.sizes)
@@ -251,7 +283,7 @@ class Step:
         if not self._tokens(stage):
             return works
         serving, count = self.cells.serving[stage], self.cells.count[stage]
-        gathered = self.plan.flow == "phased" or not self.coming
+        gathered = self.plan.flow == "phased" or self.ahead or not self.coming
         share = queue.tokens / max(1, serving) if gathered else (queue.tokens + self.coming) / (2 * max(1, count))
         for cell in self.cells.free_for(stage, self._has_work):
             items, tokens = queue.cut(budget=self.terms.budgets[cell], share=share)
@@ -270,7 +302,7 @@ class Step:
             opened = self.plan.flow == "streamed" or not self.unfinished
         else:
             together = self.plan.flow == "phased" or self.terms.barrier
-            opened = not together or (self.closed and not self.undecided and self.handed == self.alive)
+            opened = not together or self._gathered
         return self.queues[stage].tokens if opened else 0
 
     def _has_work(self, role: str) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from stretto.step.state import Step
-from stretto.step.work import Apply, Item, Join, Launch, Move, Piece
+from stretto.step.work import Apply, Carried, Item, Join, Launch, Move, Piece
 
 
 class Durations(Protocol):
@@ -132,8 +132,10 @@ class Simulation:
         self.moved = 0
         self.over: float | None = None
 
-    def run(self, launches: Sequence[Launch]) -> Simulated:
+    def run(self, launches: Sequence[Launch], carried: Sequence[Carried] = ()) -> Simulated:
         """From the first launch to the update."""
+        if carried:
+            self.step.carry(carried)
         self.step.launch(launches)
         if self.more is None:
             self.step.close()

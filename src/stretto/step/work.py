@@ -1,7 +1,8 @@
 """What goes into the scheduler and what comes out of it: plain records, made by drivers and by `stretto.step.state`.
 
-Into it: `Launch` (a group to make) and `Terms` (what holds for the whole step). Out of it: work. A *lane* is open-ended
-generation on a cell, which trajectories join and leave; a *piece* is bounded work of any other stage.
+Into it: `Launch` (a group to make), `Carried` (one that was made) and `Terms` (what holds for the whole step). Out of
+it: work. A *lane* is open-ended generation on a cell, which trajectories join and leave; a *piece* is bounded work of
+any other stage.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ class Launch:
     """How many trajectories."""
     expected: float
     """Tokens that each is expected to generate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A group that the step before has generated and accepted for this one to train on."""
+
+    launch: Launch
+    """What it was."""
+    sizes: tuple[tuple[int, int], ...]
+    """(attempt, generated tokens) of each trajectory to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

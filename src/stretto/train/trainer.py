@@ -65,10 +65,12 @@ class Trainer:
         temperature: float,
         clip: float | None,
         checkpointing: str | bool,
+        staleness: int = 0,
     ) -> None:
+        """`staleness` is how many versions the weights that sampled may lag behind those that are trained."""
         self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
         self.token_budget, self.temperature, self.clip = token_budget, temperature, clip
-        self.version = 0
+        self.version, self.staleness = 0, staleness
         self.recomputes = False
         self.may_recompute = checkpointing == "auto"
         self.trained = policy.trained()
@@ -93,10 +95,10 @@ class Trainer:
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds the gradients of these samples to the step."""
         for sample in samples:
-            if sample.conversation.version != self.version:
-                raise StaleSampleError(
-                    f"sample {sample.key} comes from weights {sample.conversation.version}, not from {self.version}"
-                )
+            sampled = sample.conversation.version
+            if not self.version - self.staleness <= sampled <= self.version:
+                older = f", nor from the {self.staleness} before" if self.staleness else ""
+                raise StaleSampleError(f"sample {sample.key} comes from weights {sampled}, not {self.version}{older}")
         useful = [sample for sample in samples if sample.conversation.trained.any()]
         self.ledger += useful
         with suppress(OutOfMemory):
@@ -129,7 +131,7 @@ class Trainer:
     def apply(self) -> StepReport:
         """Divides by the global denominators, clips, and makes one update; then the step is over."""
         gradients = self._mean_gradients()
-        norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
+        norm = self._norm(gradients)
         metrics = {**self.counted.metrics(), "grad_norm": norm}
         finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
         if finite and self.counted.sums["conversations"]:
@@ -268,15 +270,24 @@ class Trainer:
         """A hook that moves a parameter's gradient into the accumulator as soon as it is complete."""
 
         def collect(weight: Tensor) -> None:
-            assert weight.grad is not None and self.current is not None
+            assert weight.grad is not None
             gradient, weight.grad = weight.grad, None
-            mine = self.accumulators.setdefault(self.current, {})
-            if name in mine:
-                mine[name] += gradient
-            else:
-                mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+            self._add(name, gradient)
 
         return collect
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Adds a gradient to the sum of the denominator whose backward is under way."""
+        assert self.current is not None
+        mine = self.accumulators.setdefault(self.current, {})
+        if name in mine:
+            mine[name] += gradient
+        else:
+            mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Of all of them together."""
+        return math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
 
     def _mean_gradients(self) -> dict[str, Tensor]:
         """Accumulated sums over their denominators, added up; the accumulators are used up by it."""

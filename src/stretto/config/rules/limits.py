@@ -218,6 +218,19 @@ def kl_has_a_reference(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="roles.reference", reason=reason, fix="use adapter-off, or another algorithm")
 
 
+def stale_answers_are_corrected(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Answers of older weights are trained on with importance weights, or not at all."""
+    facts, lag = CATALOG.get(recipe.algorithm.name), recipe.placement.staleness
+    if not lag or recipe.algorithm.correction.kind != "none":
+        return
+    if facts and facts.regresses:
+        reason = f"{lag} needs importance weights, and {facts.name} (algorithm.name) has none"
+        yield Problem(field="placement.staleness", reason=reason, fix="use 0, or another algorithm, such as grpo")
+        return
+    reason = f"is none, but with placement.staleness {lag} answers come from older weights"
+    yield Problem(field="algorithm.correction.kind", reason=reason, fix="use token, or placement.staleness: 0")
+
+
 def seeds_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """Random generators take whole numbers that are not negative."""
     for field, seed in (("seed", recipe.seed), ("task.holdout.seed", recipe.task.holdout.seed)):

@@ -59,7 +59,6 @@ ONLY = (
     ),
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0", planned=True),
     Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(
         field="deadlines.environment",

@@ -1,0 +1,71 @@
+"""Training cells of two devices, each device a process that holds slices: the weights of one device."""
+
+import asyncio
+
+import pytest
+
+from crewed import alone, distance, steps
+from running import recipe_in
+from stretto.config.describe import roles_of
+from stretto.errors import TrainingError
+from stretto.execution.member import processes, worker_of
+from stretto.placement.choose import plan_of
+from stretto.run.clock import Clock
+from stretto.run.crewed import assemble_crew
+from stretto.run.parts import assemble, make_plan
+
+pytestmark = pytest.mark.slow
+
+LORA = {"kind": "lora", "rank": 3, "alpha": 4}
+
+
+def cell(role, *devices):
+    return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices]}
+
+
+async def wide(recipe, folder, cells):
+    """State and reports of some steps on these cells; a process that died then would take its slices with it."""
+    placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
+    names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
+    plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names))
+    launcher = processes(names, seconds=120, make=worker_of)
+    parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
+    try:
+        reports = await steps(parts, Clock(devices=parts.devices))
+        await parts.fetch()
+        with pytest.raises(TrainingError, match="its part of the optimizer with it"):
+            await parts.crew.revive(parts.crew.trainers[1])
+        return parts.held, reports
+    finally:
+        await parts.close()
+
+
+def weights_on_one(recipe, folder, held):
+    """The weights that one device goes on with from this state."""
+    parts = assemble(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
+    try:
+        parts.optimizer.restore(held["optimizer"])
+        return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}
+    finally:
+        asyncio.run(parts.close())
+
+
+TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1)]
+APART = [cell("generate", 0), cell("reference", 0), cell("train", 1, 2)]
+TWICE = [cell("generate", 0), cell("train", 0, 1), cell("train", 2, 3)]
+REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
+
+
+@pytest.mark.parametrize(
+    ("cells", "changes"),
+    [(TOGETHER, {}), (APART, {"model__adapter": LORA, **REFERENCE}), (TWICE, {"batch": {"prompts": 2, "samples": 3}})],
+    ids=["full", "lora", "two cells"],
+)
+def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, changes, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
+    single, reports = asyncio.run(alone(recipe, tmp_path))
+    held, crewed = asyncio.run(wide(recipe, tmp_path, cells))
+    assert distance(single, held["optimizer"]["masters"]) < 1e-10
+    assert distance(single, weights_on_one(recipe, tmp_path, held)) < 1e-10
+    for name in ("loss", "grad_norm", "tokens/trained"):
+        assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)

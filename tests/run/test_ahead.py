@@ -1,0 +1,211 @@
+"""One step of lag: crews in threads against a plain sequence of generating, then training on what was made before."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from crewed import STEPS, distance
+from running import recipe_in
+from stretto.config.describe import roles_of
+from stretto.errors import StaleSampleError
+from stretto.execution.member import Threads
+from stretto.placement.choose import plan_of
+from stretto.run.ahead import Ahead, Waiting
+from stretto.run.checkpoint import Checkpoints
+from stretto.run.clock import Clock
+from stretto.run.crewed import assemble_crew
+from stretto.run.evaluate import evaluate
+from stretto.run.gather import gather
+from stretto.run.learn import learn
+from stretto.run.metrics import lag
+from stretto.run.parts import assemble, make_plan
+from stretto.run.take import begin
+from stretto.weights.publish import publish
+
+LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
+LORA = {"kind": "lora", "rank": 4, "alpha": 8}
+
+
+def recipe_with(folder, **changes):
+    return recipe_in(folder, model__dtype="float64", placement=LAG, **changes)
+
+
+async def one_after_the_other(recipe, folder):
+    """Weights and reports where batch n + 1 is generated with the weights that batch n is trained on."""
+    on_one = recipe.model_copy(update={"placement": recipe.placement.model_validate({})})
+    parts = assemble(recipe, plan=make_plan(on_one), root=folder, folder=folder, note=print)
+    clock, reports = Clock(), []
+    try:
+        await parts.restored()
+        batch = await gather(parts, clock, step=1)
+        for step in range(1, STEPS + 1):
+            following = await gather(parts, clock, step=step) if step < STEPS else None
+            reports.append(learn(parts, batch.samples, step=step))
+            publish(parts.trainer.weights(), parts.engine)
+            batch = following
+        return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}, reports
+    finally:
+        await parts.close()
+
+
+async def crew_of(recipe, folder, devices=2):
+    names = tuple(f"localhost/cpu:{index}" for index in range(devices))
+    plan = plan_of(recipe.placement, roles=roles_of(recipe), devices=names)
+    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=Threads())
+
+
+async def some(parts, steps):
+    """What some steps took, and the crew's weights after them."""
+    taken = []
+    for step in steps:
+        clock = Clock(devices=parts.devices)
+        clock.begin()
+        taken.append(await begin(parts, clock, step=step))
+    return taken, (await parts.crew.state())["optimizer"]["masters"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [
+        (2, {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}),
+        (3, {"algorithm": {"name": "dapo"}}),
+        (4, {"algorithm": {"name": "reinforce_pp"}}),
+        (2, {"model__adapter": LORA, "algorithm__kl": {"coef": 0.1, "where": "reward"}}),
+    ],
+    ids=["grpo", "dapo", "reinforce_pp", "lora"],
+)
+def test_a_lagging_crew_ends_with_the_weights_of_the_plain_sequence(devices, changes, tmp_path):
+    recipe = recipe_with(tmp_path, **changes)
+    weights, reports = asyncio.run(one_after_the_other(recipe, tmp_path))
+
+    async def crewed():
+        parts = await crew_of(recipe, tmp_path, devices)
+        try:
+            await parts.restored()
+            return await some(parts, range(1, STEPS + 1))
+        finally:
+            await parts.close()
+
+    taken, masters = asyncio.run(crewed())
+    assert distance(weights, masters) < 1e-10
+    for name in ("loss", "grad_norm", "ess", "tokens/trained"):
+        assert [each.report[name] for each in taken] == pytest.approx([report[name] for report in reports], rel=1e-9)
+    assert max(report["kl/engine_trainer"] for report in reports) > 1e-6  # answers of older weights
+
+
+def test_every_sample_says_which_weights_made_it_and_an_evaluation_asks_the_newest(tmp_path):
+    recipe = recipe_with(tmp_path)
+
+    async def run():
+        parts = await crew_of(recipe, tmp_path)
+        try:
+            await parts.restored()
+            asked = []
+            lane = parts.crew.lanes["generate"]
+            ask = lane.ask
+
+            async def noting(request):
+                completion = await ask(request)
+                asked.append(completion.version)
+                return completion
+
+            lane.ask = noting
+            taken, _ = await some(parts, range(1, STEPS))
+            asked.clear()
+            await evaluate(parts, parts.heldout, pass_k=1)
+            return taken, set(asked), parts
+        finally:
+            await parts.close()
+
+    taken, asked, parts = asyncio.run(run())
+    versions = [{sample.conversation.version for sample in each.batch.samples} for each in taken]
+    assert versions == [{0}, {0}]  # trained on by versions 0 and 1
+    assert [lag(each.batch, version) for version, each in enumerate(taken, start=1)] == [0, 1]
+    assert {t.conversations[0].version for g in parts.ahead.waiting.batch.accepted for t in g.trajectories} == {1}
+    assert asked == {STEPS - 1}
+
+
+def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
+    recipe = recipe_with(tmp_path, run__steps=5)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1, best=None)
+
+    async def whole():
+        parts = await crew_of(recipe, tmp_path)
+        try:
+            await parts.restored()
+            before, _ = await some(parts, [1, 2])
+            assert before[1].report["grad_norm"] > 1e-3  # what samples from then on must not sample from the start
+            await parts.fetch()
+            checkpoints.save(2, parts=parts.stateful, write_model=parts.write_model, metrics={})
+            return await some(parts, range(3, 6))
+        finally:
+            await parts.close()
+
+    async def resumed():
+        parts = await crew_of(recipe, tmp_path)
+        try:
+            checkpoints.restore(checkpoints.latest(), parts.stateful)
+            await parts.restored()
+            return await some(parts, range(3, 6))
+        finally:
+            await parts.close()
+
+    taken, weights = asyncio.run(whole())
+    again, others = asyncio.run(resumed())
+    assert distance(weights, others) < 1e-10
+    assert all(each.report["grad_norm"] > 1e-3 for each in taken)
+    assert [each.batch.launched for each in again] == [each.batch.launched for each in taken]
+    for one, other in zip(taken, again, strict=True):
+        assert [s.key for s in one.batch.samples] == [s.key for s in other.batch.samples]
+        for mine, theirs in zip(one.batch.samples, other.batch.samples, strict=True):
+            assert np.array_equal(mine.conversation.tokens, theirs.conversation.tokens)
+            assert np.allclose(mine.conversation.logprobs, theirs.conversation.logprobs, rtol=0, atol=1e-10)
+
+
+def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
+    recipe = recipe_in(tmp_path)
+    parts = assemble(recipe, plan=make_plan(recipe), root=tmp_path, folder=tmp_path, note=print)
+
+    async def sampled():
+        try:
+            await parts.restored()
+            cursor = parts.prompts.state()
+            batch = await gather(parts, Clock(), step=1)
+            return cursor, Waiting(batch=batch, cursor=cursor)
+        finally:
+            await parts.close()
+
+    cursor, waiting = asyncio.run(sampled())
+    before = Ahead(parts.prompts, keeps=True)
+    before.waiting = waiting
+    state, drawn = before.state(), parts.prompts.state()
+    parts.ahead.restore(state)
+    assert parts.ahead.waiting is None
+    assert parts.prompts.state() == cursor != drawn
+    lagging = Ahead(parts.prompts, keeps=True)
+    lagging.restore(state)
+    found = lagging.waiting.batch
+    assert (found.launched, found.rounds, found.samples) == (waiting.batch.launched, waiting.batch.rounds, ())
+    assert [group.rewards for group in found.accepted] == [group.rewards for group in waiting.batch.accepted]
+    assert [group.prompt for group in found.accepted] == [group.prompt for group in waiting.batch.accepted]
+
+
+def test_a_trainer_that_may_lag_one_version_refuses_two(tmp_path):
+    recipe = recipe_with(tmp_path)
+    on_one = recipe.model_copy(update={"placement": recipe.placement.model_validate({})})
+    parts = assemble(recipe, plan=make_plan(on_one), root=tmp_path, folder=tmp_path, note=print)
+
+    async def run():
+        try:
+            await parts.restored()
+            batch = await gather(parts, Clock(), step=1)
+            parts.trainer.version = 1
+            parts.trainer.accumulate(batch.samples)
+            parts.trainer.version = 2
+            with pytest.raises(StaleSampleError, match="not 2, nor from the 1 before"):
+                parts.trainer.accumulate(batch.samples)
+        finally:
+            await parts.close()
+
+    asyncio.run(run())
