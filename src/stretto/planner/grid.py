@@ -21,6 +21,8 @@ from stretto.planner.price import Prices
 from stretto.planner.room import Room, Rooms
 from stretto.planner.setting import ALONE, Setting, Split
 
+MICRO_BATCHES = {"cpu": 4096, "gpu": int(MICRO_BATCH)}
+"""Kind of device -> tokens of the largest micro-batch on it."""
 PARTS = 8
 """Into how many parts `separate` divides devices; hosts and kinds of devices are other places to cut."""
 FEW = 8
@@ -92,7 +94,7 @@ class Grid:
         self.least = _power(max(work.longest, 256))
         # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
         fair = _power(math.ceil(work.load.tokens / len(setting.names)))
-        self.most = max(self.least, min(int(MICRO_BATCH), fair))
+        self.most = max(self.least, min(MICRO_BATCHES[setting.ordered[0][1].kind], fair))
         own = setting.workload.roles - setting.workload.reading - {"generate", "train", "fit"}
         self.frozen = sorted(own)
 

@@ -39,14 +39,19 @@ class Found:
     """The best of each strategy that fits, the fastest first."""
     rejected: tuple[tuple[str, str], ...]
     """(strategy, why) of the others."""
-    today: Forecast | None
-    """The fastest of those that can be executed as things stand."""
+    ready: tuple[Forecast, ...]
+    """The best of each strategy that can be executed as things stand, the fastest first."""
     misses: tuple[str, ...]
     """What of that were plans that do not fit, one by one with why."""
     weighed: int
     """Choices whose memory was counted."""
     simulated: int
     """Choices that were simulated."""
+
+    @property
+    def today(self) -> Forecast | None:
+        """The fastest that can be executed as things stand."""
+        return self.ready[0] if self.ready else None
 
 
 def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
@@ -67,21 +72,24 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
         most = min(SIMULATED, max(2 * len(ranked), ANSWERS // setting.workload.answers))
         quota = max(1, most // len(ranked))
     best: list[Forecast] = []
-    tried: list[Forecast] = []
+    ready: list[Forecast] = []
+    simulated = 0
     for found in ranked.values():
         chosen = found[:quota]
         chosen += [item for item in found[quota:] if _runs(item[1], setting)][:1]
         forecasts = [simulate(prices, choice, room) for _, choice, room in chosen]
         best.append(min(forecasts, key=_seconds))
-        tried += forecasts
+        ready += sorted((each for each in forecasts if _runs(each.choice, setting)), key=_seconds)[:1]
+        simulated += len(forecasts)
     best.sort(key=_seconds)
+    ready.sort(key=_seconds)
     return Found(
         best=tuple(best),
         rejected=tuple(rejected.items()),
-        today=min((forecast for forecast in tried if _runs(forecast.choice, setting)), key=_seconds, default=None),
+        ready=tuple(ready),
         misses=tuple(f"{name}: {rejected[name]}" for name in grid.misses if name in rejected),
         weighed=grid.weighed,
-        simulated=len(tried),
+        simulated=simulated,
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from stretto.run.clock import Clock
 from stretto.run.gather import Batch
 from stretto.run.hands import Hands
 from stretto.run.parts import Note, Parts, connect, load_task, prepare_base, token_budget
-from stretto.step.drive import Driver
+from stretto.step.drive import Driver, Notes
 from stretto.step.pace import Pace
 from stretto.step.state import Step
 from stretto.step.work import Speeds, Terms
@@ -168,7 +168,7 @@ async def assemble_crew(
     where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
     _, tokenizer = describe(where)
     devices = list(dict.fromkeys(cell.devices[0] for cell in plan.cells))
-    budgets = {device: token_budget(recipe, "cpu" if "/cpu:" in device else "cuda") for device in devices}
+    budgets = {device: _budget(plan, device, recipe) for device in devices}
 
     def assign(device: str) -> Assignment:
         return Assignment(
@@ -200,6 +200,12 @@ async def assemble_crew(
     )
 
 
+def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
+    """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
+    told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
+    return max(told, default=token_budget(recipe, "cpu" if "/cpu:" in device else "cuda"))
+
+
 def patience_of(recipe: Recipe) -> Patience:
     """How long calls of workers may take."""
     given = recipe.deadlines
@@ -215,14 +221,18 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
         barrier=algorithm.scope == "batch",
         stages=(*(stage for stage in ("reference",) if stage in algorithm.needs), "train"),
         slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
-        budgets={cell.name: parts.budgets[cell.devices[0]] for cell in cells if cell.role != "generate"},
+        budgets={
+            cell.name: cell.token_budget or parts.budgets[cell.devices[0]] for cell in cells if cell.role != "generate"
+        },
         longest=recipe.engine.max_new_tokens,
         speeds=speeds,
     )
 
 
-async def take_step(parts: CrewParts, clock: Clock, *, step: int) -> tuple[Batch, dict[str, float]]:
-    """One step: what it learned from, and the trainer's numbers."""
+async def take_step(
+    parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
+) -> tuple[Batch, dict[str, float]]:
+    """One step: what it learned from, and the trainer's numbers. `noted` is given what the scheduler was told."""
     batch = parts.recipe.batch
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step)
     launches = hands.draw(math.ceil(batch.prompts * batch.oversample))
@@ -230,7 +240,9 @@ async def take_step(parts: CrewParts, clock: Clock, *, step: int) -> tuple[Batch
     terms = terms_of(parts, parts.pace.speeds(context=context))
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.begin()
-    await Driver(state, hands, now=time.monotonic).run(launches)
+    notes = await Driver(state, hands, now=time.monotonic).run(launches)
+    if noted is not None:
+        noted(notes)
     await parts.crew.settle()
     parts.lengths.stepped()
     parts.pace.stepped()

@@ -24,6 +24,7 @@ from stretto.environments.base import Environment
 from stretto.execution.worker import make_trainer, native_engine
 from stretto.placement.choose import devices_for, plan_of
 from stretto.placement.plan import Plan
+from stretto.planner.grid import MICRO_BATCHES
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
 from stretto.rollout.base import Engine
@@ -41,7 +42,7 @@ from stretto.train.trainer import Trainer
 from stretto.types import Prompt, Stateful, Trajectory
 from stretto.weights.publish import publish
 
-AUTO_BUDGET = {"cpu": 4096, "cuda": 16384}
+AUTO_BUDGET = {"cpu": MICRO_BATCHES["cpu"], "cuda": MICRO_BATCHES["gpu"]}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
 
 Note = Callable[[str], None]
@@ -209,10 +210,14 @@ def make_plan(recipe: Recipe) -> Plan:
 
 def devices_of(cluster: str) -> tuple[str, ...]:
     """The devices of this host that a cluster's text asks for; the first there is, where it leaves that open."""
-    gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
-    cores = [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
-    seen = [*gpus, *cores]
+    seen = devices_here()
     return (seen[0],) if cluster == "auto" else devices_for(cluster, seen)
+
+
+def devices_here() -> list[str]:
+    """Every device of this host."""
+    gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
+    return gpus + [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
 
 
 def assemble(

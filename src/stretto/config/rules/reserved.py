@@ -49,7 +49,6 @@ ONLY = (
     Only(field="roles.critic", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="roles.reward_model", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
-    Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
     Only(
         field="engine.top_p",
@@ -60,7 +59,6 @@ ONLY = (
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="placement.staleness", values=(0,), reason=ABSENT, fix="use 0", planned=True),
-    Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(
         field="deadlines.environment",
         values=(60.0,),
