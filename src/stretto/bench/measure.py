@@ -101,12 +101,19 @@ class Measured:
 
 
 def measure(
-    recipe: Recipe, root: Path, setting: Setting, found: Found, *, note: Note, launch: Callable[..., Launcher] = processes
+    recipe: Recipe,
+    root: Path,
+    setting: Setting,
+    found: Found,
+    *,
+    note: Note,
+    launch: Callable[..., Launcher] = processes,
+    rounds: int = ROUNDS,
 ) -> Measured:
     """Takes the steps and fits the constants; a RecipeError says what cannot be measured here."""
     best = runnable(found, setting)
     asks = [*own(setting), *recipes(setting, best)]
-    seen = asyncio.run(taken(recipe, root, asks, note=note, launch=launch))
+    seen = asyncio.run(taken(recipe, root, asks, note=note, launch=launch, rounds=rounds))
     kind = setting.cluster.hosts[0].device.kind
     result = fit(seen, Rates.of({}, kind=kind))
     kept = Kept(
@@ -114,7 +121,7 @@ def measure(
         device=setting.ordered[0][1].name,
         model=setting.workload.shapes["train"].name,
         date=datetime.now(UTC).date().isoformat(),
-        steps=ROUNDS * len(asks),
+        steps=rounds * len(asks),
         error=result.after,
         rates=result.rates,
     )
@@ -126,7 +133,9 @@ def runnable(found: Found, setting: Setting) -> tuple[Forecast, ...]:
     """The best plans that this host can execute; a RecipeError if there is none."""
     missing = sorted(set(setting.names) - set(devices_here()))
     if missing or setting.mixed:
-        reason = f"this host has no {', '.join(missing[:3])}" if missing else "devices of several kinds are no one's own"
+        reason = (
+            f"this host has no {', '.join(missing[:3])}" if missing else "devices of several kinds are no one's own"
+        )
         raise RecipeError.of("--measure", reason, "plan for the devices that are here, such as --cluster 2xcpu")
     if not found.ready:
         waits = ", ".join(found.best[0].choice.waits_for(setting.workload))
@@ -184,23 +193,29 @@ def _ask(name: str, setting: Setting, choice: Choice) -> Ask:
 
 
 async def taken(
-    recipe: Recipe, root: Path, asks: Sequence[Ask], *, note: Note, launch: Callable[..., Launcher] = processes
+    recipe: Recipe,
+    root: Path,
+    asks: Sequence[Ask],
+    *,
+    note: Note,
+    launch: Callable[..., Launcher] = processes,
+    rounds: int = ROUNDS,
 ) -> list[Seen]:
     """Takes the steps in turns; of each ask the one in the middle."""
     widest = max(asks, key=lambda ask: ask.choice.devices)
     scored = max((ask.setting.workload for ask in asks), key=lambda work: len(work.roles))
     trials = Trials(recipe, root, launch(widest.setting.names, seconds=recipe.deadlines.start, make=TrialWorker))
     took: list[list[Took]] = [[] for _ in asks]
-    note(f"starting {len(widest.setting.names)} workers; {len(asks)} kinds of steps follow, {ROUNDS} times each")
+    note(f"starting {len(widest.setting.names)} workers; {len(asks)} kinds of steps follow, {rounds} times each")
     try:
         await trials.open(scored, widest.plan)
         begun, done = time.monotonic(), 0
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for ask, mine in zip(asks, took, strict=True):
                 mine.append(await trials.step(ask.setting.workload, ask.plan))
                 done += 1
-                left = (time.monotonic() - begun) / done * (ROUNDS * len(asks) - done)
-                note(f"{done}/{ROUNDS * len(asks)}  {ask.name}: {mine[-1].seconds:.2f} s  ETA {math.ceil(left)} s")
+                left = (time.monotonic() - begun) / done * (rounds * len(asks) - done)
+                note(f"{done}/{rounds * len(asks)}  {ask.name}: {mine[-1].seconds:.2f} s  ETA {math.ceil(left)} s")
     finally:
         await trials.close()
     middle = [sorted(mine, key=lambda one: one.seconds)[len(mine) // 2] for mine in took]

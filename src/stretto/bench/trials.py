@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from stretto.algorithms.base import build
@@ -18,7 +19,7 @@ from stretto.bench.crews import COEF, Rounds, Shared, key_of
 from stretto.bench.ours import RATE, rewards_of
 from stretto.bench.prepare import Asked
 from stretto.bench.told import ToldWorker
-from stretto.config.schema import AlgorithmSection, Correction, EngineSection, Kl, Optimizer, Recipe, Scratch
+from stretto.config.schema import AlgorithmSection, Correction, EngineSection, Kl, Recipe, Scratch
 from stretto.config.schema import Batch as BatchSection
 from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
@@ -43,9 +44,7 @@ class TrialWorker(ToldWorker):
         self.assignment = replace(self.assignment, recipe=recipe, token_budget=budget)
         version = self.trainer.version
         self.trainer.close()
-        self.trainer = make_trainer(
-            self.policy, build(recipe.algorithm), recipe, self.optimizer, token_budget=budget
-        )
+        self.trainer = make_trainer(self.policy, build(recipe.algorithm), recipe, self.optimizer, token_budget=budget)
         self.trainer.version = version
 
 
@@ -66,6 +65,7 @@ class Trials:
 
     def __init__(self, recipe: Recipe, root: Path, launcher: Launcher) -> None:
         self.recipe, self.root, self.launcher = recipe, root, Shared(launcher)
+        self.folder = TemporaryDirectory(prefix="stretto-trials-")
         self.steps = 0
         self.paces: dict[str, Pace] = {}
         self.parts: CrewParts | None = None
@@ -76,7 +76,7 @@ class Trials:
             trial_recipe(self.recipe, workload),
             plan=plan,
             root=self.root,
-            folder=None,
+            folder=Path(self.folder.name),
             note=lambda text: None,
             launcher=self.launcher,
         )
@@ -130,6 +130,7 @@ class Trials:
         if self.parts is not None:
             await self.parts.close()
         await self.launcher.end()
+        self.folder.cleanup()
 
 
 CALL = 60.0
@@ -140,10 +141,13 @@ PROMPTS = 10_000
 
 def trial_recipe(recipe: Recipe, workload: Workload) -> Recipe:
     """What workers are told: the recipe's model and optimizer, the workload's step."""
-    longest = workload.lengths.cap
+    longest, model = workload.lengths.cap, recipe.model
+    if model.name == "scratch":
+        scratch = (model.scratch or Scratch()).model_copy(update={"warmup_steps": 0})  # it need not know anything
+        model = model.model_copy(update={"scratch": scratch})
     return Recipe(
         seed=SEED,
-        model=recipe.model,
+        model=model,
         rewards=rewards_of(longest),
         algorithm=AlgorithmSection(
             name="reinforce_pp" if workload.barrier else "grpo",

@@ -1,7 +1,7 @@
 """`stretto plan RECIPE`: where the models should live on a cluster and what a step will take, before anything starts.
 
-It reads the recipe and loads no torch, unless it is to measure. Everything else that is printed is a forecast of the cost
-model, with the constants that were measured on this machine where there are any.
+It reads the recipe and loads no torch, unless it is to measure. Everything else that is printed is a forecast of the
+cost model, with the constants that were measured on this machine where there are any.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from stretto.config.schema import EngineSection, Recipe
 from stretto.execution.group import Group, Meeting
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
-from stretto.train.memory import keep_memory
+from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import Policy, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import StepReport, Trainer
@@ -150,6 +150,10 @@ class Worker:
     def manifest(self) -> dict[str, str]:
         """Checksums of the tensors that this process's engine reads."""
         return {name: checksum(tensor) for name, tensor in self.policy.trained().items()}
+
+    def peak_memory(self) -> float:
+        """Most memory that this process has used, in GB."""
+        return peak_gb()
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 

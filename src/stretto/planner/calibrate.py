@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +149,7 @@ def _median(known: Known, rates: Rates) -> float:
 
 
 def parts(seen: Seen) -> Iterator[Part]:
-    """Every lane, every stage on a cell, and the rest: from the last of them to the end, and what lies between phases."""
+    """Every lane, every stage on a cell, and the rest: the end of the step, and what lies between phases."""
     begun, done = dict[int, float](), dict[int, float]()
     pieces: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
     lanes: defaultdict[str, list[Item]] = defaultdict(list)
@@ -200,7 +201,7 @@ def _between(
         numbers = [piece.number for (_, other), found in pieces.items() if other == stage for piece in found]
         edges.append((min(begun[number] for number in numbers), max(done[number] for number in numbers)))
     edges.sort()
-    return math.fsum(max(0.0, then - end) for (_, end), (then, _) in zip(edges, edges[1:], strict=False))
+    return math.fsum(max(0.0, then - end) for (_, end), (then, _) in pairwise(edges))
 
 
 def _lane(cell: str, items: Sequence[Item]) -> Callable[[Priced], float]:

@@ -71,7 +71,7 @@ class Prices:
         """A forward, or a forward and a backward, of this much on one cell."""
         work, shape = self.setting.workload, self.setting.workload.shapes[role]
         precision = work.precision_of(role)
-        fixed = self.costs.rates.piece * self.costs.micro_batches(site, load, choice.budget)
+        fixed = self.costs.rates.piece * shape.layers * self.costs.micro_batches(site, load, choice.budget)
         if role not in UPDATE:
             return fixed + self.costs.forward(shape, site, load, precision=precision, budget=choice.budget)
         return fixed + self.costs.accumulate(
@@ -81,9 +81,9 @@ class Prices:
 
     def prefill(self, site: Site, load: Load) -> float:
         """Reading prompts, or answers that go on elsewhere, into the caches of a lane."""
-        work = self.setting.workload
-        seconds = self.costs.prefill(work.shapes["generate"], site, load, precision=work.precision_of("generate"))
-        return self.costs.rates.piece + seconds
+        work, shape = self.setting.workload, self.setting.workload.shapes["generate"]
+        seconds = self.costs.prefill(shape, site, load, precision=work.precision_of("generate"))
+        return self.costs.rates.piece * shape.layers + seconds
 
     def generate(self, choice: Choice, pool: float) -> float:
         """The lane that has the longest answer and its share of the others."""

@@ -139,10 +139,6 @@ def workload_of(recipe: Recipe, root: Path) -> Workload:
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
     """What contradicts itself only where shapes and lengths are planned with."""
-    told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
-    if told is not None and told.from_run is None and told.response.cap > longest:
-        reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
-        yield Problem(field="batch.lengths.response.cap", reason=reason, fix="raise engine.max_new_tokens")
     critic, values = recipe.roles.critic, "values" in CATALOG[recipe.algorithm.name].needs
     if values and critic is None:
         reason = f"algorithm.name is {recipe.algorithm.name}, which needs a critic"

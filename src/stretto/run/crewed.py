@@ -135,6 +135,10 @@ class CrewParts(Parts):
         if self.held:
             await self.crew.restore(dict(self.held))
 
+    async def memory(self) -> dict[str, float]:
+        """Of each worker."""
+        return await self.crew.memory()
+
     def write_model(self, folder: Path) -> None:
         """The files that a worker has written."""
         assert self.draft is not None

@@ -174,7 +174,12 @@ class Hands:
         launched = sum(map(len, self.asked))
         guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
         self.accepted = tuple(groups)
-        self.report = await self.crew.apply()
+        with ExitStack() as spans:
+            for cell in self.parts.plan.cells:
+                if cell.role == "train":
+                    span = self.clock.piece("publish", cell.name, step=self.step, version=self.crew.version)
+                    spans.enter_context(span)
+            self.report = await self.crew.apply()
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""

@@ -35,7 +35,7 @@ from stretto.run.warmup import warm_up
 from stretto.sandbox.pool import Pool
 from stretto.step.expect import Lengths
 from stretto.tasks.source import PromptSource, load_prompts, split
-from stretto.train.memory import keep_memory
+from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
@@ -114,6 +114,10 @@ class Parts(ABC):
         """A checkpoint was restored, or there was none: whoever samples begins with these weights."""
 
     @abstractmethod
+    async def memory(self) -> dict[str, float]:
+        """Device -> most memory used so far, in GB."""
+
+    @abstractmethod
     def write_model(self, folder: Path) -> None:
         """Writes the policy for others, as it was when it was fetched."""
 
@@ -185,6 +189,10 @@ class LocalParts(Parts):
     async def restored(self) -> None:
         """Tells the engine the version of the tensors that it shares."""
         publish(self.trainer.shared(), self.engine)
+
+    async def memory(self) -> dict[str, float]:
+        """This process's."""
+        return {self.plan.cells[0].devices[0]: peak_gb()}
 
     def write_model(self, folder: Path) -> None:
         """From the policy itself."""
