@@ -20,7 +20,7 @@ import torch
 
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, DeadlineError
+from stretto.errors import CheckpointError, DeadlineError, StrettoError
 from stretto.execution.crew import Crew, Patience
 from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes
@@ -136,8 +136,11 @@ class CrewParts(Parts):
             await self.crew.restore(dict(self.held))
 
     async def memory(self) -> dict[str, float]:
-        """Of each worker."""
-        return await self.crew.memory()
+        """Of each worker; nothing if one has died, because a run that is over does not fail for it."""
+        try:
+            return await self.crew.memory()
+        except StrettoError:
+            return {}
 
     def write_model(self, folder: Path) -> None:
         """The files that a worker has written."""
