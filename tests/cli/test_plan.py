@@ -85,7 +85,7 @@ def test_a_cluster_may_be_a_file_with_devices_of_its_own(recipe, tmp_path, capsy
         ([], ["placement.cluster", "--cluster 8xH100"]),
         (["--cluster", "8xH100", "model.shape=lama-7b"], ["model.shape", "llama-7b", "layers: 32"]),
         (["--cluster", "8xH100", "--strategy", "flat"], ["--strategy", "flatten"]),
-        (["--cluster", "8xH100", "--measure"], ["--measure", "not available yet"]),
+        (["--cluster", "8xH100", "--measure"], ["--measure", "this host has no localhost/gpu:"]),
         (["--cluster", "8xH100", "model.shapes=x"], ["model.shapes"]),
         (
             ["--cluster", "2xA10", "model.shape=llama-65b", "model.adapter=null"],

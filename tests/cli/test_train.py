@@ -61,7 +61,7 @@ def test_what_is_printed_is_plain_text_where_nobody_looks(command):
             ["batch.sampels", "optimizer.lr", "engine.top_p"],
         ),
         (["batch.samples=1"], ["batch.samples"]),
-        (["algorithm.name=ppo"], ["algorithm.name"]),
+        (["algorithm.name=ppo"], ["roles.critic"]),
         (["task.source.name=multiply"], ["task.source.name"]),
         (["rewards=[{kind: vibes}]"], ["rewards.0.kind"]),
         (["model.name=nowhere/at/all", "model.scratch=null"], ["model.name"]),

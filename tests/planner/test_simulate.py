@@ -62,7 +62,7 @@ def stages_of(prices, lanes, cells, choice):
         return costs.tick(shape, site, active, context)
 
     def prefill(tokens):
-        return costs.prefill(shape, site, Load.sequence(float(PROMPT), count=tokens / PROMPT / work.samples))
+        return prices.prefill(site, Load.sequence(float(PROMPT), count=tokens / PROMPT / work.samples))
 
     def stage(role):
         if role not in work.roles:

@@ -26,6 +26,8 @@ COURSES = [
         "task__prompt": "{a}+{b}=",
         "model__scratch": {"layers": 1, "width": 16, "heads": 2, "characters": "0123456789+=", "warmup_steps": 1},
     },
+    {"batch__lengths": {"prompt": 5, "response": {"mean": 2, "cap": 3}}},
+    {"batch__lengths": {"from_run": "earlier"}},
     {"task__source": {"kind": "jsonl", "path": "data.jsonl"}, "task__prompt": None},
     {"task__source": {"kind": "hf", "path": "data.jsonl"}, "task__prompt": None},
     *({"algorithm": {"name": name}, "evaluate__every": 0} for name in CATALOG if "values" not in CATALOG[name].needs),
@@ -58,6 +60,8 @@ def read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"id": str(number), "prompt": f"{number:b}=", "answer": f"{number:b}"} for number in range(8)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "earlier" / "samples").mkdir(parents=True)
+    (tmp_path / "earlier" / "samples" / "step-000001.jsonl").write_text('{"conversations": [{"trained": [0, 1]}]}')
     recipes = [
         recipe_in(tmp_path, **{"run__steps": 1, "run__folder": str(tmp_path / f"run{number}"), **course})
         for number, course in enumerate(COURSES)

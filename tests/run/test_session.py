@@ -67,6 +67,16 @@ def test_the_plan_says_which_role_is_where(run):
     assert {"name", "role", "devices", "mesh", "weights"} <= set(plan["cells"][0])
 
 
+def test_what_was_expected_stands_beside_what_was_measured(run):
+    plan, rows = json.loads((run.folder / "plan.json").read_text()), lines(run.folder / "metrics.jsonl")[1:]
+    for told in (plan["predicted"], plan["measured"]):
+        assert told["seconds"].keys() >= {"step", "generate", "reference", "train", "publish"}
+        assert all(peak > 0 for peak in told["memory_gb"].values())
+    assert plan["predicted"]["memory_gb"].keys() == plan["measured"]["memory_gb"].keys()
+    assert plan["measured"]["steps"] == len(rows)
+    assert plan["measured"]["seconds"]["step"] == pytest.approx(np.median([row["seconds/step"] for row in rows]))
+
+
 def test_every_line_of_metrics_has_every_key(run):
     first, *rows = lines(run.folder / "metrics.jsonl")
     assert first.keys() == {"step", "eval/accuracy", "eval/low", "eval/high", *(f"eval/pass_at_{k}" for k in (1, 2, 3))}

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from stretto.planner.kept import processor
+
 ROWS = 1024
 """Rows that are multiplied with each weight: a micro-batch of this order is what training computes."""
 SECONDS = 0.4
@@ -31,7 +33,7 @@ def threads() -> int:
 def describe(*, threads: int) -> dict[str, Any]:
     """What to print beside results. `load` is the machine's before the bench began: far above 0 spoils the figures."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": threads,
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
@@ -40,16 +42,6 @@ def describe(*, threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in ("stretto", "torch", "transformers", "peft", "trl")},
     }
-
-
-def _processor() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str | None:

@@ -1,7 +1,7 @@
 """`stretto plan RECIPE`: where the models should live on a cluster and what a step will take, before anything starts.
 
-It reads the recipe and loads no torch. Everything printed is a forecast of the cost model; what a run measures stands
-beside it when there is a run.
+It reads the recipe and loads no torch, unless it is to measure. Everything else that is printed is a forecast of the
+cost model, with the constants that were measured on this machine where there are any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stretto.cli import render
-from stretto.cli.recipe import folder_of, recipe_to_plan
+from stretto.cli.recipe import folder_of, open_recipe, recipe_to_plan
 from stretto.config import document
 from stretto.config.schema import Recipe
 from stretto.errors import RecipeError
@@ -42,26 +42,49 @@ def plan(
     """Say where the models should live on a cluster, what fits, and what a step will take. Loads no PyTorch."""
     from stretto.cli import planned
     from stretto.planner import explain
+    from stretto.planner.kept import as_measured
     from stretto.planner.search import named_by, search, smallest_cluster, variants_of
     from stretto.planner.setting import Setting
     from stretto.planner.workload import workload_of
 
-    if measure:
-        raise RecipeError.of("--measure", "is not available yet", "leave it out")
     if strategy not in (None, *STRATEGIES):
         raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
-    opened = recipe_to_plan(recipe, changes or ())
-    setting = Setting.of(workload_of(opened, folder_of(recipe)), _cluster(opened, cluster, folder_of(recipe)))
+    root = folder_of(recipe)
+    opened = open_recipe(recipe, changes or (), deep=False) if measure else recipe_to_plan(recipe, changes or ())
+    workload, there = workload_of(opened, root), _cluster(opened, cluster, root)
+    constants, source = as_measured(there)
+    setting = Setting.of(workload, constants, source=source)
     variants = variants_of(opened.placement, strategy)
     found = search(setting, variants)
     if not found.best:
         raise _nothing(found, setting, smallest_cluster(setting, variants))
+    measured: dict[str, float] = {}
+    if measure:
+        measured = _measured(opened, root, setting, found)
+        constants, source = as_measured(there)
+        setting = Setting.of(workload, constants, source=source)
+        found = search(setting, variants)
     if timeline is not None:
         _write(timeline, planned.spans(found.best[0]))
     if json:
-        render.document(explain.document(found, setting))
+        render.document(explain.document(found, setting) | ({"measured": measured} if measure else {}))
     else:
-        render.screen().print(planned.page(found, setting, named_by(opened.placement)), end="")
+        render.screen().print(planned.page(found, setting, named_by(opened.placement), measured), end="")
+
+
+def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dict[str, float]:
+    """Takes steps, keeps the constants that follow from them, and returns what the recipe's own plans took."""
+    from stretto.bench.measure import measure
+    from stretto.planner.kept import keep
+
+    told = render.screen(error=True)
+    result = measure(recipe, root, setting, found, note=lambda text: told.print(render.plain(text), style="dim"))
+    path = keep(result.kept)
+    told.print(
+        f"constants of {result.kept.steps} steps: the seconds of lanes and stages are told to {result.kept.error:.0%} "
+        f"(before: {result.before:.0%}); kept in {path}"
+    )
+    return dict(result.seconds)
 
 
 def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:

@@ -5,6 +5,8 @@ It shows what the planner found and decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
 from stretto.placement.devices import GB
@@ -46,8 +48,8 @@ def spans(forecast: Forecast) -> list[Span]:
     ]
 
 
-def page(found: Found, setting: Setting, named: str) -> Text:
-    """Everything, for people. `named` is the strategy of the recipe, which is marked."""
+def page(found: Found, setting: Setting, named: str, measured: Mapping[str, float] | None = None) -> Text:
+    """Everything, for people. `named` is the strategy of the recipe, which is marked; `measured` is what plans took."""
     work, best = setting.workload, found.best[0]
     text = Text()
     policy = work.shapes["train"]
@@ -57,7 +59,7 @@ def page(found: Found, setting: Setting, named: str) -> Text:
         f"a step: {work.prompts} prompts x {work.samples} samples, prompts of {work.prompt} tokens, answers of "
         f"{work.lengths.mean:.0f} on average, up to {work.lengths.cap}\n\n"
     )
-    for index, line in enumerate(_table(found, setting, named)):
+    for index, line in enumerate(_table(found, setting, named, measured or {})):
         text.append(f"{line}\n", style="bold" if index == 0 else "green" if index == 1 else "")
     text.append("\n")
     for forecast in found.best:
@@ -74,16 +76,18 @@ def page(found: Found, setting: Setting, named: str) -> Text:
     return text.append(told, style="dim")
 
 
-def _table(found: Found, setting: Setting, named: str) -> list[str]:
+def _table(found: Found, setting: Setting, named: str, measured: Mapping[str, float]) -> list[str]:
     """Rows of equal columns."""
     stages = [role for role in ("generate", *FORWARD, *UPDATE) if role in setting.workload.roles]
-    head = ["strategy", "step s", *stages, "rest", "idle", "tokens/s", "GB"]
+    head = ["strategy", *["measured s"] * bool(measured), "step s", *stages, "rest", "idle", "tokens/s", "GB"]
     priced = setting.workload.price is not None
     rows = [head + ["cost"] * priced]
     for forecast in found.best:
         mark = " *" if forecast.choice.strategy == named else ""
         peaks = dict.fromkeys(f"{forecast.held(room)[1].total / GB:.1f}" for room in forecast.room.sides)
-        row = [f"{forecast.choice.label}{mark}", _seconds(forecast.step)]
+        row = [f"{forecast.choice.label}{mark}"]
+        row += [_seconds(took) if (took := measured.get(forecast.choice.label)) else "-"] if measured else []
+        row.append(_seconds(forecast.step))
         row += [_seconds(forecast.stages.get(stage, 0.0)) for stage in stages]
         row += [_seconds(forecast.ending.seconds), f"{forecast.idle:.0%}", f"{forecast.tokens_per_second:,.0f}"]
         row.append("/".join(peaks))

@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     limits.group_is_large_enough,
     limits.updates_have_trajectories,
     limits.budget_holds_an_answer,
+    limits.lengths_make_sense,
     limits.step_fits,
     limits.warmup_ends,
     limits.moments_decay,
@@ -63,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     task.some_prompts_are_left,
     place.plan_is_sound,
     place.model_can_be_found,
+    place.lengths_are_recorded,
     place.run_folder_is_free,
     place.logs_can_be_written,
 )

@@ -293,7 +293,7 @@ class Response(Section):
 
 
 class Lengths(Section):
-    """Lengths to plan and bench with."""
+    """Lengths that plans are made for; what is generated is as long as it comes out."""
 
     prompt: Count = 43
     """Prompt tokens."""
@@ -319,7 +319,7 @@ class Batch(Section):
     token_budget: Literal["auto"] | Count = "auto"
     """Most tokens in a micro-batch; the only thing that decides its size."""
     lengths: Lengths | None = None
-    """Lengths for `plan` and `bench`."""
+    """Lengths that `plan`, `placement.strategy: auto` and forecasts count with."""
 
 
 class EngineSection(Section):
@@ -368,7 +368,7 @@ class Placement(Section):
     """Where the models live."""
 
     strategy: Literal["auto", "flatten", "interleave", "separate", "elastic"] = "auto"
-    """How stages share devices."""
+    """How stages share devices; auto: what `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
     """auto, 1xcpu, 8xH100, or a file."""
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
@@ -378,7 +378,7 @@ class Placement(Section):
     cells: tuple[dict[str, Any], ...] | None = None
     """A plan by hand."""
     price_per_gpu_hour: NotNegative | None = None
-    """For costs in reports."""
+    """For the cost of a step in plans and at the end of a run."""
 
 
 class Evaluate(Section):

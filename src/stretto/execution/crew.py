@@ -204,6 +204,11 @@ class Crew:
             *(self.call(device, "meet", kind, meeting, seconds=self.patience.start) for device, meeting in calls)
         )
 
+    async def memory(self) -> dict[str, float]:
+        """Device -> most memory that its worker has used, in GB."""
+        peaks = await self.all(list(self.members), "peak_memory", seconds=self.patience.publish)
+        return dict(zip(self.members, peaks, strict=True))
+
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
     async def state(self) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from stretto.execution.group import Group, Meeting
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.gauge import Gauge, base_network, load_gauge
-from stretto.train.memory import keep_memory
+from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import DTYPES, Policy, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import StepReport, Trainer
@@ -170,6 +170,10 @@ class Worker:
     def manifest(self) -> dict[str, str]:
         """Checksums of the tensors that this process's engine reads."""
         return {name: checksum(tensor) for name, tensor in self.policy.trained().items()}
+
+    def peak_memory(self) -> float:
+        """Most memory that this process has used, in GB."""
+        return peak_gb()
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 

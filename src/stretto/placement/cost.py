@@ -173,7 +173,7 @@ class Costs:
         budget: float = 0.0,
     ) -> float:
         """The forwards and backwards of `train`, without an update."""
-        passes = (2.0 if adapter else 3.0) + recompute
+        passes = 1.0 + recompute + (1.0 if adapter else 2.0) * self.rates.backward
         micro = self.micro_batches(site, load, budget)
         alone = self.compute(shape, site, load, adapter=adapter, precision=precision)
         alone *= self.uneven(site, load)

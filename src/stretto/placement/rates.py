@@ -24,6 +24,8 @@ class Rates:
     """The same for attention (FlashAttention forward and backward together)."""
     layer_passes: float = 62.0
     """Times that a layer's forward reads or writes a hidden vector outside of products: norms, residuals, casts."""
+    backward: float = 1.0
+    """A backward, in forwards over what it has gradients for: 1 for inputs, 1 for weights."""
     decode_share: float = 0.77
     """Of the memory bandwidth, what decoding reaches."""
     tick: float = 3e-3
@@ -32,6 +34,9 @@ class Rates:
     """Seconds per layer that a decode step takes however small it is: launches of kernels."""
     tick_request: float = 2e-5
     """Seconds per request in a decode step: sampling, stop checks, bookkeeping on the host."""
+    piece: float = 0.0
+    """Seconds per layer that a micro-batch or a prefill takes however small it is: launches, packing. Nothing where
+    large kernels hide it."""
     near_delay: float = 4e-6
     """Seconds of one hop inside a host."""
     far_delay: float = 1.75e-5
@@ -82,8 +87,8 @@ DIVISORS = (
 
 THREADS = Rates(
     matmul_share=0.3, attention_share=0.1, layer_passes=30.0, decode_share=0.6, tick=1e-3, tick_layer=1e-4,
-    tick_request=1e-4, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9, whole=1e9, reshard=1e9, phase=0.02,
-    update=0.005,
+    tick_request=1e-4, piece=5e-4, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9, whole=1e9, reshard=1e9,
+    phase=0.02, update=0.005,
 )  # fmt: skip
 """Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. Guesses until
 they are measured."""

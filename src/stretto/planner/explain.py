@@ -25,6 +25,7 @@ def document(found: Found, setting: Setting) -> dict[str, Any]:
         "plans": [_plan(forecast, found, setting) for forecast in found.best],
         "rejected": [{"strategy": name, "why": why} for name, why in found.rejected],
         "assumed": list(setting.workload.assumed),
+        "constants": setting.source,
     }
 
 
@@ -112,6 +113,8 @@ def notes(found: Found, setting: Setting) -> Iterator[str]:
     """What a reader should know besides."""
     work = setting.workload
     yield from work.assumed
+    if setting.source is not None:
+        yield setting.source
     if not found.best:
         return
     best = found.best[0]

@@ -21,6 +21,8 @@ from stretto.planner.price import Prices
 from stretto.planner.room import Room, Rooms
 from stretto.planner.setting import ALONE, Setting, Split
 
+MICRO_BATCHES = {"cpu": 4096, "gpu": int(MICRO_BATCH)}
+"""Kind of device -> tokens of the largest micro-batch on it."""
 PARTS = 8
 """Into how many parts `separate` divides devices; hosts and kinds of devices are other places to cut."""
 FEW = 8
@@ -203,7 +205,8 @@ class Grid:
         if work.budget is not None:
             return [max(work.budget, work.longest)]
         # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
-        most = max(self.least, min(int(MICRO_BATCH), _power(math.ceil(work.load.tokens / devices))))
+        usual, fair = MICRO_BATCHES[self.setting.ordered[0][1].kind], _power(math.ceil(work.load.tokens / devices))
+        most = max(self.least, min(usual, fair))
         return [most >> i for i in range(20) if most >> i >= self.least]
 
     def _largest(self, choice: Choice, variant: Variant) -> tuple[Choice, Room] | None:

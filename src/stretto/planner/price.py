@@ -71,12 +71,19 @@ class Prices:
         """A forward, or a forward and a backward, of this much on one cell."""
         work, shape = self.setting.workload, self.setting.workload.shapes[role]
         precision = work.precision_of(role)
+        fixed = self.costs.rates.piece * shape.layers * self.costs.micro_batches(site, load, choice.budget)
         if role not in UPDATE:
-            return self.costs.forward(shape, site, load, precision=precision, budget=choice.budget)
-        return self.costs.accumulate(
+            return fixed + self.costs.forward(shape, site, load, precision=precision, budget=choice.budget)
+        return fixed + self.costs.accumulate(
             shape, site, load, adapter=work.adapter, recompute=choice.recompute, precision=precision,
             budget=choice.budget,
         )  # fmt: skip
+
+    def prefill(self, site: Site, load: Load) -> float:
+        """Reading prompts, or answers that go on elsewhere, into the caches of a lane."""
+        work, shape = self.setting.workload, self.setting.workload.shapes["generate"]
+        seconds = self.costs.prefill(shape, site, load, precision=work.precision_of("generate"))
+        return self.costs.rates.piece * shape.layers + seconds
 
     def generate(self, choice: Choice, pool: float) -> float:
         """The lane that has the longest answer and its share of the others."""
@@ -108,7 +115,7 @@ class Prices:
             return self.costs.tick(shape, site, active, context, precision=precision)
 
         prompts = Load.sequence(float(work.prompt), count=math.ceil(work.launched / lanes))
-        seconds = self.costs.prefill(shape, site, prompts, precision=precision)
+        seconds = self.prefill(site, prompts)
         mean = self.total / work.answers
         waves = max(0, answers - slots) * mean / slots
         seconds += waves * tick(slots, work.prompt + mean / 2) if waves else 0.0
@@ -231,7 +238,7 @@ class Priced:
         )
 
     def _read(self, cell: str, load: Load) -> float:
-        return self.prices.costs.prefill(self.shape, self.sites[cell], load, precision=self.precision)
+        return self.prices.prefill(self.sites[cell], load)
 
 
 def typical(load: Load, tokens: float) -> Load:

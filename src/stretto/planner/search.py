@@ -39,14 +39,19 @@ class Found:
     """The best of each strategy that fits, the fastest first."""
     rejected: tuple[tuple[str, str], ...]
     """(strategy, why) of the others."""
-    today: Forecast | None
-    """The fastest of those that can be executed as things stand."""
+    ready: tuple[Forecast, ...]
+    """The best of each strategy that can be executed as things stand, the fastest first."""
     misses: tuple[str, ...]
     """What of that were plans that do not fit, one by one with why."""
     weighed: int
     """Choices whose memory was counted."""
     simulated: int
     """Choices that were simulated."""
+
+    @property
+    def today(self) -> Forecast | None:
+        """The fastest that can be executed as things stand."""
+        return self.ready[0] if self.ready else None
 
 
 def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
@@ -56,23 +61,26 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
     most = min(SIMULATED, max(2 * len(variants), ANSWERS // setting.workload.answers))
     rejected: dict[str, str] = {}
     best: list[Forecast] = []
-    tried: list[Forecast] = []
+    tried = 0
+    ready: list[Forecast] = []
     for variant in variants:
         why = variant.cannot(setting)
         forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
         if forecasts:
             best.append(min(forecasts, key=_seconds))
-            tried += forecasts
+            ready += sorted((each for each in forecasts if _runs(each.choice, setting)), key=_seconds)[:1]
+            tried += len(forecasts)
         else:
             rejected[variant.label] = why or _miss(grid, variant, setting)
     best.sort(key=_seconds)
+    ready.sort(key=_seconds)
     return Found(
         best=tuple(best),
         rejected=tuple(rejected.items()),
-        today=min((forecast for forecast in tried if _runs(forecast.choice, setting)), key=_seconds, default=None),
+        ready=tuple(ready),
         misses=tuple(f"{name}: {rejected[name]}" for name in grid.misses if name in rejected),
         weighed=grid.weighed,
-        simulated=len(tried),
+        simulated=tried,
     )
 
 

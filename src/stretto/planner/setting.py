@@ -63,16 +63,19 @@ class Setting:
     """What there is."""
     costs: Costs
     """The cost model with its constants."""
+    source: str | None = None
+    """Where the constants come from, in words; none for the usual ones."""
     memo: dict[object, Device] = field(default_factory=dict, repr=False)
     """Devices that were compared already."""
     beside: dict[object, int] = field(default_factory=dict, repr=False)
     """How many of them share a host, as far as it was asked."""
 
     @classmethod
-    def of(cls, workload: Workload, cluster: Cluster) -> Setting:
+    def of(cls, workload: Workload, cluster: Cluster, *, source: str | None = None) -> Setting:
         """With the cluster's own constants, where it has any."""
         kind = cluster.hosts[0].device.kind
-        return cls(workload=workload, cluster=cluster, costs=Costs(rates=Rates.of(cluster.rates, kind=kind)))
+        costs = Costs(rates=Rates.of(cluster.rates, kind=kind))
+        return cls(workload=workload, cluster=cluster, costs=costs, source=source)
 
     @cached_property
     def ordered(self) -> tuple[tuple[str, Device], ...]:

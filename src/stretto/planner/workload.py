@@ -139,10 +139,6 @@ def workload_of(recipe: Recipe, root: Path) -> Workload:
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
     """What contradicts itself only where shapes and lengths are planned with."""
-    told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
-    if told is not None and told.from_run is None and told.response.cap > longest:
-        reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
-        yield Problem(field="batch.lengths.response.cap", reason=reason, fix="raise engine.max_new_tokens")
     if recipe.placement.cells is not None:
         reason = "cells by hand are not weighed against others; what is planned is placed by strategies"
         yield Problem(field="placement.cells", reason=reason, fix="leave them out of what is planned")

@@ -11,7 +11,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, DeadlineError
+from stretto.errors import CheckpointError, DeadlineError, StrettoError
 from stretto.execution.crew import Crew, Patience
 from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes, worker_of
@@ -35,7 +35,7 @@ from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.hands import Hands
 from stretto.run.parts import Parts, connect, load_task, token_budget
-from stretto.step.drive import Driver
+from stretto.step.drive import Driver, Notes
 from stretto.step.pace import Pace
 from stretto.step.state import Step
 from stretto.step.work import Speeds, Terms
@@ -143,6 +143,13 @@ class CrewParts(Parts):
         if self.held:
             await self.crew.restore(dict(self.held))
 
+    async def memory(self) -> dict[str, float]:
+        """Of each worker; nothing if one has died, because a run that is over does not fail for it."""
+        try:
+            return await self.crew.memory()
+        except StrettoError:
+            return {}
+
     def write_model(self, folder: Path) -> None:
         """The files that a worker has written."""
         assert self.draft is not None
@@ -177,7 +184,7 @@ async def assemble_crew(
     _, tokenizer = describe(where)
     devices = list(dict.fromkeys(device for cell in plan.cells for device in cell.devices))
     mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
-    budgets = {device: token_budget(recipe, "cpu" if "/cpu:" in device else "cuda") for device in devices}
+    budgets = {device: _budget(plan, device, recipe) for device in devices}
 
     def assign(device: str) -> Assignment:
         return Assignment(
@@ -210,6 +217,12 @@ async def assemble_crew(
     )
 
 
+def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
+    """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
+    told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
+    return max(told, default=token_budget(recipe, "cpu" if "/cpu:" in device else "cuda"))
+
+
 def patience_of(recipe: Recipe) -> Patience:
     """How long calls of workers may take."""
     given = recipe.deadlines
@@ -226,14 +239,20 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
         stages=tuple({cell.role: None for cell in cells if cell.role != "generate"}),
         slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
         # The devices of a cell share the rows of a piece.
-        budgets={c.name: parts.budgets[c.devices[0]] * len(c.devices) for c in cells if c.role != "generate"},
+        budgets={
+            cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * len(cell.devices)
+            for cell in cells
+            if cell.role != "generate"
+        },
         longest=recipe.engine.max_new_tokens,
         speeds=speeds,
     )
 
 
-async def take_step(parts: CrewParts, clock: Clock, *, step: int) -> tuple[Batch, dict[str, float]]:
-    """One step: what it learned from, and the trainer's numbers.
+async def take_step(
+    parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
+) -> tuple[Batch, dict[str, float]]:
+    """One step: what it learned from, and the trainer's numbers. `noted` is given what the scheduler was told.
 
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
     on. The first fills the pipe before, and the last makes nothing.
@@ -244,16 +263,21 @@ async def take_step(parts: CrewParts, clock: Clock, *, step: int) -> tuple[Batch
         _, filled = await turn(parts, clock, step=step)
         waiting = Waiting(batch=filled, cursor=cursor)
     cursor = parts.prompts.state()
-    hands, made = await turn(
-        parts, clock, step=step, carried=waiting.batch if waiting else None, launches=not (lags and ends)
-    )
+    carried = waiting.batch if waiting else None
+    hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
     assert hands.report is not None
     return hands.learned(made), {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}
 
 
 async def turn(
-    parts: CrewParts, clock: Clock, *, step: int, carried: Batch | None = None, launches: bool = True
+    parts: CrewParts,
+    clock: Clock,
+    *,
+    step: int,
+    carried: Batch | None = None,
+    launches: bool = True,
+    noted: Callable[[Notes], object] | None = None,
 ) -> tuple[Hands, Batch]:
     """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
     batch = parts.recipe.batch
@@ -263,7 +287,9 @@ async def turn(
     terms = terms_of(parts, parts.pace.speeds(context=context))
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.begin()
-    await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
+    notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
+    if noted is not None:
+        noted(notes)
     await parts.crew.settle()
     parts.lengths.stepped()
     parts.pace.stepped()

@@ -231,7 +231,13 @@ class Hands:
         """The update, unless too much could not be judged. A step that only fills the pipe has none."""
         launched = sum(map(len, self.asked[self.first :]))
         guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
-        if self.carried or not self.parts.plan.staleness:
+        if not self.carried and self.parts.plan.staleness:
+            return
+        with ExitStack() as spans:
+            for cell in self.parts.plan.cells:
+                if cell.role == "train":
+                    span = self.clock.piece("publish", cell.name, step=self.step, version=self.crew.version)
+                    spans.enter_context(span)
             self.report = await self.crew.apply()
 
     async def revive(self, device: str) -> None:

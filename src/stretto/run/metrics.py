@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from stretto.algorithms.base import Algorithm
 from stretto.config.schema import Batch as BatchSection
@@ -16,6 +13,7 @@ from stretto.rewards.score import Scored
 from stretto.rollout.render import Renderer
 from stretto.run.batch import Batch
 from stretto.run.guards import sampled_tokens
+from stretto.train.memory import peak_gb
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
 
@@ -50,14 +48,6 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
 def lag(batch: Batch, version: int) -> float:
     """How many versions what was trained on had fallen behind when `version` was made from it, on average."""
     return float(np.mean([version - 1 - sample.conversation.version for sample in batch.samples] or [0]))
-
-
-def peak_gb() -> float:
-    """Most memory used so far, in units of 2^30 bytes: of the GPU where there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def sample_rows(

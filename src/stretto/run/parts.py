@@ -27,6 +27,7 @@ from stretto.environments.base import Environment
 from stretto.execution.worker import load_gauges, make_trainer, native_engine
 from stretto.placement.choose import devices_for, plan_of
 from stretto.placement.plan import Plan
+from stretto.planner.grid import MICRO_BATCHES
 from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
@@ -41,14 +42,14 @@ from stretto.sandbox.pool import Pool
 from stretto.step.expect import Lengths
 from stretto.tasks.source import PromptSource, load_prompts, split
 from stretto.train.gauge import Gauge
-from stretto.train.memory import keep_memory
+from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
 from stretto.types import Conversation, Prompt, Stateful, Trajectory
 from stretto.weights.publish import publish
 
-AUTO_BUDGET = {"cpu": 4096, "cuda": 16384}
+AUTO_BUDGET = {"cpu": MICRO_BATCHES["cpu"], "cuda": MICRO_BATCHES["gpu"]}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
 
 EngineFactory = Callable[[Policy], Engine]
@@ -119,6 +120,10 @@ class Parts(ABC):
     @abstractmethod
     async def restored(self) -> None:
         """A checkpoint was restored, or there was none: whoever samples begins with these weights."""
+
+    @abstractmethod
+    async def memory(self) -> dict[str, float]:
+        """Device -> most memory used so far, in GB."""
 
     @abstractmethod
     def write_model(self, folder: Path) -> None:
@@ -208,6 +213,10 @@ class LocalParts(Parts):
         """Tells the engine the version of the tensors that it shares."""
         publish(self.trainer.shared(), self.engine)
 
+    async def memory(self) -> dict[str, float]:
+        """This process's."""
+        return {self.plan.cells[0].devices[0]: peak_gb()}
+
     def write_model(self, folder: Path) -> None:
         """From the policy itself."""
         self.policy.save(folder, base=self.base)
@@ -232,10 +241,14 @@ def make_plan(recipe: Recipe) -> Plan:
 
 def devices_of(cluster: str) -> tuple[str, ...]:
     """The devices of this host that a cluster's text asks for; the first there is, where it leaves that open."""
-    gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
-    cores = [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
-    seen = [*gpus, *cores]
+    seen = devices_here()
     return (seen[0],) if cluster == "auto" else devices_for(cluster, seen)
+
+
+def devices_here() -> list[str]:
+    """Every device of this host."""
+    gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
+    return gpus + [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
 
 
 def assemble(

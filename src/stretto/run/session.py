@@ -26,12 +26,13 @@ from stretto.run.base import Note
 from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import Evaluation, evaluate
+from stretto.run.expected import compared, planned, write
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import EngineFactory, Parts, assemble, make_plan
+from stretto.run.parts import EngineFactory, Parts, assemble, devices_of, make_plan
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
@@ -188,20 +189,20 @@ async def _run(
 ) -> Finished:
     """The whole of a run between its folder and its summary."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    plan = make_plan(recipe)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         screen.note(f"run folder {folder}")
+        told = planned(recipe, root, screen.note)
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
         done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
         pending = lacks_evaluation(recipe, done, metrics)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(
-            recipe, folder, root=root, plan=plan.to_json(), done=done if again else None, pending=pending
+            recipe, folder, root=root, plan=told.to_json(), done=done if again else None, pending=pending
         ) as journal:
             with _starting(recipe, folder):
                 parts = await assembled(
                     recipe,
-                    plan=plan,
+                    plan=told.plan,
                     root=root,
                     folder=folder,
                     note=screen.note,
@@ -215,12 +216,14 @@ async def _run(
                     checkpoints.restore(latest, stateful)
                 if again:
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
+                    write(folder, told, None)
                 await parts.restored()
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
                 evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                screen.finish(summary(finished))
+                beside = compared(folder, told, recipe, root, after=done, memory=await parts.memory())
+                screen.finish([*summary(finished), *[""] * bool(beside), *beside])
                 return finished
             finally:
                 await parts.close()
@@ -236,8 +239,8 @@ async def assembled(
     make_engine: EngineFactory | None = None,
     values: Mapping[str, float] | None = None,
 ) -> Parts:
-    """The parts of a run: in this process if the plan has one device, with a crew of workers if it has several."""
-    if len({device for cell in plan.cells for device in cell.devices}) > 1:
+    """The parts of a run: in this process if there is one device, with a crew of workers if there are several."""
+    if len(devices_of(recipe.placement.cluster)) > 1:
         return await assemble_crew(recipe, plan=plan, root=root, folder=folder, note=note, values=values)
     return assemble(recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, values=values)
 

@@ -65,7 +65,8 @@ class _LowRank(torch.autograd.Function):
     ) -> Tensor:
         rows = states.reshape(-1, states.shape[-1])
         low = rows @ down.t()
-        out = nn.functional.linear(rows, weight, bias).addmm_(low, up.t(), alpha=scale)
+        out = nn.functional.linear(rows, weight, bias)
+        torch.addmm(out, low, up.t(), alpha=scale, out=out)
         ctx.save_for_backward(states, weight, down, up, low)
         ctx.scale = scale
         return out.view(*states.shape[:-1], -1)
@@ -75,7 +76,10 @@ class _LowRank(torch.autograd.Function):
         states, weight, down, up, low = ctx.saved_tensors
         rows, outgoing = states.reshape(-1, states.shape[-1]), gradients[0].reshape(-1, len(weight))
         middle = (outgoing @ up).mul_(ctx.scale)
-        back = (outgoing @ weight).addmm_(middle, down).view(states.shape) if ctx.needs_input_grad[0] else None
+        back = None
+        if ctx.needs_input_grad[0]:
+            back = outgoing @ weight
+            back = torch.addmm(back, middle, down, out=back).view(states.shape)
         return back, None, None, middle.t() @ rows, (outgoing.t() @ low).mul_(ctx.scale), None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -41,3 +43,11 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for number, value in KEEP.values():
             mallopt(number, value)
+
+
+def peak_gb() -> float:
+    """Most memory used so far, in units of 2^30 bytes: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)

@@ -64,6 +64,19 @@ def budget_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
+def lengths_make_sense(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """What is planned with can happen."""
+    told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
+    if told is None or told.from_run is not None:
+        return
+    if told.response.cap > longest:
+        reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
+        yield Problem(field="batch.lengths.response.cap", reason=reason, fix="raise engine.max_new_tokens")
+    if told.response.mean > told.response.cap:
+        reason = f"a mean of {told.response.mean:g} is above the cap of {told.response.cap}"
+        yield Problem(field="batch.lengths.response", reason=reason, fix="raise cap or lower mean")
+
+
 def step_fits(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """A step's trajectories, and those of an evaluation, are held in memory."""
     batch, evaluate = recipe.batch, recipe.evaluate

@@ -35,6 +35,14 @@ def model_can_be_found(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
+def lengths_are_recorded(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """The run that lengths are taken from is there."""
+    run = recipe.batch.lengths.from_run if recipe.batch.lengths else None
+    if run is not None and not any((place / "samples").is_dir() for place in (scene.root / run, Path(run))):
+        reason = f"{run} is no folder of a run with samples"
+        yield Problem(field="batch.lengths.from_run", reason=reason, fix="name a run, such as runs/tiny-001")
+
+
 def run_folder_is_free(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """A run never writes into what is already there."""
     given = recipe.run.folder

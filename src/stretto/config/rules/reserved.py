@@ -45,11 +45,16 @@ ONLY = (
         fix="use bfloat16, which has the range of float32",
         planned=True,
     ),
-    Only(field="model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    Only(
+        field="model.shape",
+        values=(None,),
+        reason="stands for a model that is only planned with; one that runs says its own shape",
+        fix="leave it out",
+        planned=True,
+    ),
     Only(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
-    Only(field="batch.lengths", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
     Only(
         field="engine.top_p",
@@ -59,7 +64,6 @@ ONLY = (
     ),
     Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
     Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="placement.price_per_gpu_hour", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     Only(
         field="deadlines.environment",
         values=(60.0,),

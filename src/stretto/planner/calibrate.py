@@ -1,0 +1,226 @@
+"""The constants of the cost model from steps that were taken: least squares over the functions that price plans.
+
+A step that was taken comes with the scheduler's notes: which answers ran on which lane, which trajectories made up each
+piece, and when. So what is compared is span by span, under the very plan that ran: the seconds of a lane, of a stage
+on a cell, and of everything else. Nothing is fitted per workload; the constants are those of `placement.rates`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.placement.cost import Costs
+from stretto.placement.lane import decode
+from stretto.placement.plan import Plan
+from stretto.placement.rates import Rates
+from stretto.planner.choice import Choice
+from stretto.planner.price import Priced, Prices
+from stretto.planner.setting import Setting
+from stretto.step.drive import Notes
+from stretto.step.work import Apply, Item, Join, Move, Piece
+
+CONSTANTS = (
+    "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "tick_request",
+    "piece", "phase", "far_delay", "gather",
+)  # fmt: skip
+"""What is fitted: rates of products, attention and bytes, what a backward takes of them, what decode steps, requests,
+pieces and changes of phase cost however small they are, and publishing."""
+HOLD = 0.02
+"""How much a constant is held to where it began, in shares of a step per factor of e: what no span depends on stays."""
+LEAST = 1e-6
+"""What a constant that is 0 begins with."""
+ROUNDS = 25
+"""Steps of the fit, at most."""
+NUDGE = 1e-3
+"""By which a logarithm is changed to see what follows."""
+FACTOR = 3.0
+"""Most by which logarithms change in a step of the fit: a factor of e to this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One step that was taken."""
+
+    setting: Setting
+    """What was asked for, with the lengths that answers had."""
+    choice: Choice
+    """How it was done."""
+    plan: Plan
+    """The same as a plan; its cells have the names that the notes have."""
+    seconds: float
+    """How long it took."""
+    notes: Notes
+    """What the scheduler was told and what it offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a step's seconds, measured, and how they are predicted."""
+
+    name: str
+    """generate, a stage, or rest."""
+    seconds: float
+    """Measured."""
+    predicted: Callable[[Priced], float]
+    """From the durations of the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What came of a fit."""
+
+    rates: Mapping[str, float]
+    """The constants by name."""
+    before: float
+    """Median relative error of the parts' seconds with the constants that it began with."""
+    after: float
+    """The same with the fitted ones."""
+
+
+def fit(steps: Sequence[Seen], rates: Rates) -> Fit:
+    """The constants that explain the steps best, beginning with these; a damped Gauss-Newton on their logarithms."""
+    known = [(seen, list(parts(seen))) for seen in steps]
+    start = np.log([max(getattr(rates, name), LEAST) for name in CONSTANTS])
+
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = _errors(known, _with(rates, logs))
+        return np.concatenate([found, HOLD * (logs - start)])
+
+    logs, damping = start, 1e-3
+    now = residuals(logs)
+    for _ in range(ROUNDS):
+        slopes = np.stack([(residuals(logs + nudge) - now) / NUDGE for nudge in NUDGE * np.eye(len(logs))], axis=1)
+        square = slopes.T @ slopes
+        move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now).clip(-FACTOR, FACTOR)
+        then = residuals(logs + move)
+        if then @ then < now @ now:
+            settled = np.abs(move).max() < NUDGE
+            logs, now, damping = logs + move, then, damping / 3
+            if settled:
+                break
+        else:
+            damping *= 5
+    fitted = _with(rates, logs)
+    return Fit(
+        rates={name: float(getattr(fitted, name)) for name in CONSTANTS},
+        before=_median(known, rates),
+        after=_median(known, fitted),
+    )
+
+
+def _with(rates: Rates, logs: NDArray[np.float64]) -> Rates:
+    return replace(rates, **dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True)))
+
+
+Known = Sequence[tuple[Seen, Sequence[Part]]]
+
+
+def _pairs(known: Known, rates: Rates) -> Iterator[tuple[Seen, float, float]]:
+    """(step, measured, predicted) of every part."""
+    for seen, of_it in known:
+        setting = replace(seen.setting, costs=Costs(rates=rates), memo={})
+        priced = Priced(Prices(setting), seen.choice, seen.plan)
+        for part in of_it:
+            yield seen, part.seconds, part.predicted(priced)
+
+
+def _errors(known: Known, rates: Rates) -> NDArray[np.float64]:
+    """What is wrong with every part, as a share of its step; what is far off counts by its root, as outliers do."""
+    wrong = np.array([(said - was) / seen.seconds for seen, was, said in _pairs(known, rates)])
+    return np.asarray(np.sign(wrong) * (np.sqrt(1 + np.abs(wrong) / TOLERATED) - 1) * 2 * TOLERATED)
+
+
+TOLERATED = 0.1
+"""Errors of this share of a step begin to count less: a machine is sometimes busy with something else."""
+
+
+def _median(known: Known, rates: Rates) -> float:
+    return float(np.median([abs(said / was - 1) for _, was, said in _pairs(known, rates) if was > 0]))
+
+
+# The parts of a step ------------------------------------------------------------------------------------------------
+
+
+def parts(seen: Seen) -> Iterator[Part]:
+    """Every lane, every stage on a cell, and the rest: the end of the step, and what lies between phases."""
+    begun, done = dict[int, float](), dict[int, float]()
+    pieces: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
+    lanes: defaultdict[str, list[Item]] = defaultdict(list)
+    first: dict[str, float] = {}
+    last: dict[Item, float] = {}
+    moved, applied = False, 0.0
+    for _, now, works in seen.notes.offers:
+        for work in works:
+            match work:
+                case Join():
+                    lanes[work.cell] += work.items
+                    first.setdefault(work.cell, now)
+                case Move():
+                    moved = True
+                case Piece():
+                    pieces[work.cell, work.stage].append(work)
+                    begun[work.number] = now
+                case Apply():
+                    applied = now
+    for told in seen.notes.told:
+        if told.what == "done":
+            done[told.arguments[0].number] = told.at
+        elif told.what == "ended":
+            last[told.arguments[0]] = told.at
+    opened = seen.notes.offers[0][1]
+    if not moved:
+        for cell, items in lanes.items():
+            took = max(last[item] for item in items) - first[cell]
+            yield Part(name="generate", seconds=took, predicted=_lane(cell, items))
+    for (_, stage), found in pieces.items():
+        took = math.fsum(done[piece.number] - begun[piece.number] for piece in found)
+        yield Part(name=stage, seconds=took, predicted=_stage(found))
+    rest = seen.seconds - (applied - opened)
+    if seen.plan.flow == "phased":
+        rest += _between(begun, done, pieces, last)
+    yield Part(name="rest", seconds=rest, predicted=lambda priced: priced.ending.seconds)
+
+
+def _between(
+    begun: Mapping[int, float],
+    done: Mapping[int, float],
+    pieces: Mapping[tuple[str, str], Sequence[Piece]],
+    last: Mapping[Item, float],
+) -> float:
+    """Seconds between phases in which nothing ran: verdicts, credit, whatever waits for something."""
+    edges = [(max(last.values()), max(last.values()))]
+    stages = dict.fromkeys(stage for _, stage in pieces)
+    for stage in stages:
+        numbers = [piece.number for (_, other), found in pieces.items() if other == stage for piece in found]
+        edges.append((min(begun[number] for number in numbers), max(done[number] for number in numbers)))
+    edges.sort()
+    return math.fsum(max(0.0, then - end) for (_, end), (then, _) in pairwise(edges))
+
+
+def _lane(cell: str, items: Sequence[Item]) -> Callable[[Priced], float]:
+    """Answers that begin together on a cell."""
+    groups = len({index for index, _ in items})
+
+    def predicted(priced: Priced) -> float:
+        lengths = [priced.lengths[index][attempt] for index, attempt in items]
+        return decode(
+            lengths,
+            priced.work.prompt,
+            lambda batch, context: priced.tick(cell, int(batch), context),
+            slots=len(lengths),
+            pool=math.inf,
+            prefill=lambda tokens: priced.prefill(cell, groups * priced.work.prompt),
+        ).seconds
+
+    return predicted
+
+
+def _stage(pieces: Sequence[Piece]) -> Callable[[Priced], float]:
+    return lambda priced: math.fsum(map(priced.piece, pieces))

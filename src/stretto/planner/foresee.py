@@ -1,0 +1,106 @@
+"""What a run needs of the planner: the plan of `strategy: auto`, and what a plan that is given is expected to take.
+
+The answer is that of `stretto plan`, for the devices that the run has; of all plans only those count that can be
+executed as things stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stretto.config.schema import Placement, Recipe
+from stretto.errors import RecipeError
+from stretto.placement.cluster import Cluster
+from stretto.placement.devices import GB
+from stretto.placement.plan import Plan
+from stretto.planner import explain
+from stretto.planner.choice import Choice
+from stretto.planner.grid import Grid
+from stretto.planner.kept import as_measured
+from stretto.planner.price import Prices
+from stretto.planner.room import Rooms
+from stretto.planner.search import CLOSE, search, variants_of
+from stretto.planner.setting import Setting
+from stretto.planner.simulate import Forecast, simulate
+from stretto.planner.workload import workload_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What `auto` came to."""
+
+    forecast: Forecast
+    """The plan, and what it is expected to take."""
+    why: str
+    """In a line."""
+
+
+def setting_of(recipe: Recipe, root: Path, cluster: Cluster) -> Setting:
+    """A recipe's step on a cluster, with the constants that were measured here where there are any."""
+    constants, source = as_measured(cluster)
+    return Setting.of(workload_of(recipe, root), constants, source=source)
+
+
+def choose(setting: Setting, section: Placement) -> Chosen:
+    """The fastest plan that can be executed; a RecipeError if there is none."""
+    found = search(setting, variants_of(section))
+    if not found.ready:
+        told = "; ".join(f"{name}: {why}" for name, why in found.rejected) or "no layout of it can be executed yet"
+        raise RecipeError.of("placement.strategy", f"auto finds no plan: {told}", "name a strategy, such as flatten")
+    first, *others = found.ready
+    words = [f"{first.choice.label} on {first.choice.devices} of {len(setting.names)} devices"]
+    words.append(f"{first.step:.3g} s a step expected")
+    if others:
+        ahead = others[0].step / first.step - 1
+        words.append(f"{'about as fast as' if ahead < CLOSE else f'{ahead:.0%} ahead of'} {others[0].choice.label}")
+    return Chosen(forecast=first, why=f"{', '.join(words)}; {explain.binding(first, setting)}")
+
+
+def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> Forecast | None:
+    """What a plan is expected to take whose cells say no token budget; none for cells that no strategy makes."""
+    used = dict.fromkeys(device for cell in plan.cells for device in cell.devices)
+    prices, rooms = Prices(setting), Rooms(setting)
+    grid = Grid(setting, prices, rooms)
+    for variant in variants_of(section):
+        for choice in grid.choices(variant, len(used)) if variant.cannot(setting) is None else ():
+            mine = replace(choice, budget=budget, recompute=bool(setting.workload.recompute))
+            room = rooms.room(mine)
+            if room.fits and _same(mine, plan, setting):
+                return simulate(prices, mine, room)
+    return None
+
+
+def _same(choice: Choice, plan: Plan, setting: Setting) -> bool:
+    """True if a choice has the cells of a plan, and the same flow."""
+    made = choice.plan(setting)
+    cells, others = ({(cell.role, cell.devices) for cell in each.cells} for each in (made, plan))
+    return cells == others and made.flow == plan.flow
+
+
+def document(forecast: Forecast, setting: Setting, used: Sequence[str]) -> dict[str, Any]:
+    """A forecast as plan.json holds it. One device makes its update while it trains, several when they publish."""
+    stages, publish = dict(forecast.stages), forecast.ending.seconds
+    if len(used) == 1:
+        stages["train"] += forecast.ending.update
+        publish -= forecast.ending.update
+    return {
+        "seconds": {"step": forecast.step, **stages, "publish": publish},
+        "memory_gb": {device: peak for device, peak in _peaks(forecast, setting).items() if device in used},
+        "idle": forecast.idle,
+        "answer_tokens": forecast.tokens / setting.workload.answers,
+        "cost_per_step": explain.cost(forecast, setting),
+        "constants": setting.source,
+        "assumed": list(setting.workload.assumed),
+    }
+
+
+def _peaks(forecast: Forecast, setting: Setting) -> Mapping[str, float]:
+    """Device -> GB."""
+    return {
+        name: forecast.held(room)[1].total / GB
+        for room in forecast.room.sides
+        for name in setting.names[room.side.first : room.side.first + room.side.count]
+    }

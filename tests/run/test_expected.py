@@ -1,0 +1,121 @@
+"""What a run is planned with, and what it says at its end."""
+
+import json
+
+import pytest
+
+from running import Quiet, recipe_in
+from stretto.planner.kept import Kept, keep, this_machine
+from stretto.run import session
+from stretto.run.expected import compared, planned, table
+from stretto.run.parts import make_plan
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told_of(recipe, root):
+    notes = []
+    return planned(recipe, root, notes.append), notes
+
+
+def test_one_device_has_its_one_plan_and_nothing_is_said(here):
+    recipe = recipe_in(here)
+    told, notes = told_of(recipe, here)
+    assert (told.plan, told.expected, notes) == (make_plan(recipe), None, [])
+
+
+def test_auto_on_several_devices_is_the_planners_plan_said_in_a_line(here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu"})
+    (told, notes), (again, _) = told_of(recipe, here), told_of(recipe, here)
+    assert told == again
+    assert told.expected["seconds"]["step"] > 0
+    (line,) = notes
+    assert line.startswith(f"plan: {told.plan.strategy} on ")
+    assert "guesses until `stretto plan --measure`" in line
+    assert all(cell.token_budget for cell in told.plan.cells if cell.role != "generate")
+
+
+def test_auto_counts_with_what_was_measured_here(here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu"})
+    guessed, _ = told_of(recipe, here)
+    common = {"device": "cpu", "model": "m", "date": "2026-11-20", "steps": 9, "error": 0.1}
+    keep(Kept(machine=this_machine(), rates={"tick": 10.0}, **common))
+    told, (line,) = told_of(recipe, here)
+    assert told.expected["seconds"]["generate"] > guessed.expected["seconds"]["generate"] + 10
+    assert "measured on this machine on 2026-11-20" in line
+
+
+@pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])
+def test_a_strategy_that_is_named_is_followed_and_forecast(strategy, here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu", "strategy": strategy})
+    told, notes = told_of(recipe, here)
+    assert notes == []
+    assert told.plan == make_plan(recipe)
+    assert told.to_json()["predicted"]["memory_gb"].keys() == {"localhost/cpu:0", "localhost/cpu:1"}
+
+
+def test_cells_by_hand_are_followed_without_a_forecast(here):
+    first, second = "localhost/cpu:0", "localhost/cpu:1"
+    cells = [
+        {"role": "generate", "devices": [first]},
+        *({"role": "train", "devices": [each]} for each in (first, second)),
+    ]
+    recipe = recipe_in(here, placement={"cluster": "2xcpu", "cells": cells})
+    told, notes = told_of(recipe, here)
+    assert (told.expected, notes, len(told.plan.cells)) == (None, [], 3)
+    assert "predicted" not in told.to_json()
+
+
+ROWS = [
+    {"step": 0, "eval/accuracy": 0.5},
+    {"step": 1, "seconds/step": 9.0, "seconds/train": 8.0, "idle": 0.0, "length/mean": 4.0},
+    {"step": 2, "seconds/step": 3.0, "seconds/train": 2.0, "idle": 0.2, "length/mean": 6.0},
+    {"step": 3, "seconds/step": 4.0, "seconds/train": 2.5, "idle": 0.1, "length/mean": 5.0},
+]
+
+
+def test_the_table_has_the_medians_of_this_session_beside_what_was_expected(here):
+    recipe = recipe_in(here, placement={"price_per_gpu_hour": 3600.0})
+    (here / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    told, _ = told_of(recipe, here)
+    lines = compared(here, told, recipe, here, after=1, memory={"localhost/cpu:0": 0.25})
+    assert "predicted" in lines[0] and lines[0].endswith("(median of 2 steps)")
+    by_name = {line[: lines[0].index("predicted")].strip(): line.split()[-1] for line in lines[1:]}
+    wanted = {"step s": "3.5", "train s": "2.25", "GB localhost/cpu:0": "0.25", "cost of a step": "3.5"}
+    assert wanted.items() <= by_name.items()
+    plan = json.loads((here / "plan.json").read_text())
+    assert plan["measured"]["steps"] == 2
+    assert plan["measured"]["answer_tokens"] == 5.5
+    assert plan["predicted"]["seconds"]["step"] > 0
+    assert plan["strategy"] == "flatten"
+
+
+def test_a_session_without_a_step_has_nothing_to_compare(here):
+    recipe = recipe_in(here)
+    (here / "metrics.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    told, _ = told_of(recipe, here)
+    assert compared(here, told, recipe, here, after=0, memory={}) == ()
+
+
+def test_what_was_not_expected_is_a_dash():
+    took = {"seconds": {"step": 1.0}, "memory_gb": {}, "answer_tokens": 2.0, "cost_per_step": None, "steps": 1}
+    lines = table(None, took)
+    assert lines[0].endswith("(one step)")
+    assert lines[1].split() == ["step", "s", "-", "1"]
+
+
+@pytest.mark.slow
+def test_a_run_on_two_devices_follows_the_planner_and_measures_what_it_did(here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu"}, run__steps=2, run__folder=str(here / "run"))
+    told, _ = told_of(recipe, here)
+    session.start(recipe, name="tiny", root=here, progress=Quiet())
+    plan = json.loads((here / "run" / "plan.json").read_text())
+    assert {key: plan[key] for key in told.plan.to_json()} == json.loads(json.dumps(told.plan.to_json()))
+    assert plan["predicted"] == json.loads(json.dumps(told.expected))
+    assert plan["measured"]["steps"] == 2
+    assert plan["measured"]["seconds"].keys() >= {"step", "generate", "train", "publish"}
+    assert plan["measured"]["memory_gb"].keys() == plan["predicted"]["memory_gb"].keys()
