@@ -6,7 +6,7 @@ import pytest
 
 from stretto.bench.measure import PROBES, own, recipes, runnable, taken
 from stretto.bench.trials import TrialWorker, prompt_of
-from stretto.config.schema import Adapter, Model, Placement, Recipe, Scratch
+from stretto.config.schema import Adapter, Model, Placement, Recipe, RewardPart, RoleModel, Roles, Scratch
 from stretto.errors import RecipeError
 from stretto.execution.member import Threads
 from stretto.placement.cluster import parse_cluster
@@ -62,6 +62,19 @@ def test_steps_are_taken_as_they_were_asked_for_and_every_second_of_them_is_part
         assert {part.name for part in found} >= {"train", "rest"}
         assert all(0 < part.seconds <= step.seconds for part in found)
     assert all(rate > 0 for rate in fit(seen, setting.costs.rates).rates.values())
+
+
+def test_a_reward_model_scores_the_steps_that_have_one_and_no_others(tmp_path):
+    judged = RECIPE.model_copy(
+        update={
+            "roles": Roles(reward_model=RoleModel(name="scratch")),
+            "rewards": (*RECIPE.rewards, RewardPart(name="model", kind="model")),
+        }
+    )
+    settings = [Setting.of(workload_of(each, tmp_path), parse_cluster("2xcpu")) for each in (RECIPE, judged)]
+    asks = [next(recipes(each, runnable(search(each, variants_of(Placement(), "flatten")), each))) for each in settings]
+    seen = asyncio.run(taken(RECIPE, tmp_path, asks, note=lambda text: None, launch=threads, rounds=2))
+    assert [any(part.name == "reward" for part in parts(step)) for step in seen] == [False, True]
 
 
 def test_devices_that_are_not_here_are_not_measured(tmp_path):

@@ -202,13 +202,13 @@ async def taken(
     rounds: int = ROUNDS,
 ) -> list[Seen]:
     """Takes the steps in turns; of each ask the one in the middle."""
-    widest = max(asks, key=lambda ask: ask.choice.devices)
-    scored = max((ask.setting.workload for ask in asks), key=lambda work: len(work.roles))
+    # The first of them is `flatten`, in which every device plays every role.
+    widest = max(asks, key=lambda ask: (ask.choice.devices, len(ask.setting.workload.roles)))
     trials = Trials(recipe, root, launch(widest.setting.names, seconds=recipe.deadlines.start, make=TrialWorker))
     took: list[list[Took]] = [[] for _ in asks]
     note(f"starting {len(widest.setting.names)} workers; {len(asks)} kinds of steps follow, {rounds} times each")
     try:
-        await trials.open(scored, widest.plan)
+        await trials.open(widest.setting.workload, widest.plan)
         begun, done = time.monotonic(), 0
         for _ in range(rounds):
             for ask, mine in zip(asks, took, strict=True):

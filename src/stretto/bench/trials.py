@@ -19,7 +19,17 @@ from stretto.bench.crews import COEF, Rounds, Shared, key_of
 from stretto.bench.ours import RATE, rewards_of
 from stretto.bench.prepare import Asked
 from stretto.bench.told import ToldWorker
-from stretto.config.schema import AlgorithmSection, Correction, EngineSection, Kl, Recipe, Scratch
+from stretto.config.schema import (
+    AlgorithmSection,
+    Correction,
+    EngineSection,
+    Kl,
+    Recipe,
+    RewardPart,
+    RoleModel,
+    Roles,
+    Scratch,
+)
 from stretto.config.schema import Batch as BatchSection
 from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
@@ -27,6 +37,7 @@ from stretto.execution.member import Launcher
 from stretto.execution.worker import make_trainer
 from stretto.placement.plan import Plan
 from stretto.planner.workload import Workload
+from stretto.rewards.combine import Rewards
 from stretto.rollout.render import Renderer
 from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, assemble_crew, patience_of, take_step
@@ -119,6 +130,7 @@ class Trials:
             recipe=recipe,
             plan=plan,
             crew=crew,
+            rewards=Rewards(recipe.rewards, self.parts.pool),
             prompts=Rounds([each.prompt for each in asked]),
             pace=self.paces.setdefault(plan.strategy, Pace(round_seconds=SLICE)),
             algorithm=build(recipe.algorithm),
@@ -141,14 +153,15 @@ PROMPTS = 10_000
 
 def trial_recipe(recipe: Recipe, workload: Workload) -> Recipe:
     """What workers are told: the recipe's model and optimizer, the workload's step."""
-    longest, model = workload.lengths.cap, recipe.model
+    longest, model, judged = workload.lengths.cap, recipe.model, "reward" in workload.roles
     if model.name == "scratch":
         scratch = (model.scratch or Scratch()).model_copy(update={"warmup_steps": 0})  # it need not know anything
         model = model.model_copy(update={"scratch": scratch})
     return Recipe(
         seed=SEED,
         model=model,
-        rewards=rewards_of(longest),
+        roles=Roles(reward_model=RoleModel(name="scratch") if judged else None),
+        rewards=(*rewards_of(longest), *([RewardPart(name="model", kind="model")] if judged else [])),
         algorithm=AlgorithmSection(
             name="reinforce_pp" if workload.barrier else "grpo",
             correction=Correction(kind="none"),

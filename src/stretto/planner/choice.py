@@ -124,7 +124,6 @@ class Choice:
             (self.sleeps, "cells that sleep"),
             (workload.base != workload.precision, "a quantised base"),
             (workload.engine != "native", f"the engine {workload.engine}"),
-            (workload.staleness > 0, "staleness"),
             (workload.updates > 1 and self.devices > 1, "several updates on several devices"),
         ):
             if asked:
