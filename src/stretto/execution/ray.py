@@ -20,16 +20,33 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 
 from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
 from stretto.execution.reaper import Reaper
+from stretto.execution.stacks import Stand, asked, outside, own
 from stretto.execution.worker import Assignment, Worker
 
 Make = Callable[[Assignment], Worker]
+
+BESIDE = {"beside": 1}
+"""Threads of a worker's process in which it answers while a call is under way."""
 
 
 class Actor:
     """What runs in a worker's process: one call after the other."""
 
-    def __init__(self, make: Make, assignment: Assignment) -> None:
-        self.worker = make(assignment)
+    def make(self, make: Make, assignment: Assignment) -> Any:
+        """The worker. Not in `__init__`, whose errors Ray tells as a death."""
+        try:
+            self.worker = make(assignment)
+        except StrettoError as error:
+            return ("error", error)
+        return ("answer", None)
+
+    def where(self) -> tuple[int, str]:
+        """Its process's id, and its host's address."""
+        return os.getpid(), ray.util.get_node_ip_address()
+
+    def stacks(self) -> str:
+        """Where its threads stand; served beside whatever hangs."""
+        return own()
 
     def call(self, what: str, arguments: Sequence[Any]) -> Any:
         """A method of the worker. An error of ours comes back as itself, so that its boundary is still known."""
@@ -38,23 +55,23 @@ class Actor:
         except StrettoError as error:
             return ("error", error)
 
-    def process(self) -> int:
-        """Its process's id."""
-        return os.getpid()
-
 
 class Remote:
     """A worker in an actor."""
 
-    def __init__(self, device: str, actor: Any, process: int) -> None:
-        self.device, self.actor, self.process = device, actor, process
+    def __init__(self, device: str, actor: Any) -> None:
+        self.device, self.actor = device, actor
+        self.process, self.host = 0, ""
 
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's process."""
-        kind, answer = await reached(self.device, self.actor.call.remote(what, arguments))
-        if kind == "error":
-            raise answer
-        return answer
+        return await reached(self.device, self.actor.call.remote(what, arguments))
+
+    async def stacks(self, *, here: str) -> Stand:
+        """Where its process stands; `here` is this host's address."""
+        near = self.host == here and self.process
+        otherwise = outside(self.process) if near else f"look for process {self.process} on {self.host or 'its host'}"
+        return await asked(self.device, self.actor.stacks.options(concurrency_group="beside").remote(), otherwise)
 
     async def close(self) -> None:
         """Ends its process."""
@@ -62,13 +79,16 @@ class Remote:
 
 
 async def reached(device: str, reference: Any) -> Any:
-    """What a remote call returned."""
+    """What a remote call returned, or what it raised."""
     try:
-        return await reference
+        kind, answer = await reference
     except RayActorError as error:
         raise CellLost(device, "its process has died") from error
     except RayTaskError as error:
         raise TrainingError(f"{device}: {error.cause!r}") from error
+    if kind == "error":
+        raise answer
+    return answer
 
 
 class Processes:
@@ -81,6 +101,7 @@ class Processes:
         self.group: PlacementGroup | None = None
         self.master: TCPStore | None = None
         self.address = "127.0.0.1"
+        self.members: dict[str, Remote] = {}
 
     async def open(self) -> None:
         """Connects, claims the devices, and opens the store where workers meet."""
@@ -121,14 +142,20 @@ class Processes:
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
         environment = {"env_vars": {"OMP_NUM_THREADS": str(assignment.threads or 1)}}
-        actor = ray.remote(Actor).options(**options, runtime_env=environment).remote(self.make, assignment)
-        process = await reached(assignment.device, actor.process.remote())
-        return Remote(assignment.device, actor, process)
+        actor = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env=environment).remote()
+        member = self.members[assignment.device] = Remote(assignment.device, actor)
+        member.process, member.host = await actor.where.remote()
+        await reached(assignment.device, actor.make.remote(self.make, assignment))
+        return member
 
     def store(self) -> tuple[str, int]:
         """Its address; the port is whatever was free."""
         assert self.master is not None
         return self.address, self.master.port
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Asks every process that was started; of those on this host, the kernel knows something at least."""
+        return await asyncio.gather(*(member.stacks(here=self.address) for member in self.members.values()))
 
     async def close(self) -> None:
         """Leaves no process behind, Ray's own included."""

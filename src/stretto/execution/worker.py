@@ -7,9 +7,9 @@ the model.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ from stretto.train.memory import keep_memory
 from stretto.train.model import DTYPES, Policy, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import StepReport, Trainer
-from stretto.types import Conversation, Sample
+from stretto.types import Conversation, Receipt, Sample
+from stretto.weights.carrier import Carrier
+from stretto.weights.publish import prove_equal
+from stretto.weights.tensors import checksums, unlike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ class Worker:
             token_budget=assignment.token_budget,
         )
         self.engine = self.make_engine()
+        self.carrier = Carrier()
         self.groups: dict[str, Group] = {}
 
     def make_engine(self) -> Engine:
@@ -157,19 +161,31 @@ class Worker:
     def apply(self) -> StepReport:
         """One update from what was reduced."""
         report = self.trainer.apply()
-        self.engine.receive(self.trainer.weights())
+        self.carrier.tell(self.trainer.weights(), self.engine)
         return report
 
     def fetch(self, version: int) -> None:
         """Takes the trained tensors of the first that trains; everybody who holds the policy calls this together."""
-        for tensor in self.policy.trained().values():
-            self.groups["hold"].hand_round(tensor.data, source=0)
+        self.carrier.bring(self.policy.trained(), partial(self.groups["hold"].hand_round, source=0))
         self.trainer.version = version
-        self.engine.receive(self.trainer.shared())
+        self.carrier.tell(self.trainer.shared(), self.engine)
 
-    def manifest(self) -> dict[str, str]:
-        """Checksums of the tensors that this process's engine reads."""
-        return {name: checksum(tensor) for name, tensor in self.policy.trained().items()}
+    def holds(self, trainers: Sequence[str], whole: bool = False) -> Receipt:
+        """Version and checksums of the tensors that this process's engine reads; with `whole`, of frozen ones too.
+
+        Those of `trainers` come from their own optimizers, and are held against them as well.
+        """
+        trained, network = self.policy.trained(), self.policy.network
+        if self.optimizer is not None and self.assignment.device in trainers:
+            prove_equal(
+                unlike(trained, self.optimizer.masters),
+                of=len(trained),
+                version=self.trainer.version,
+                engine=self.assignment.device,
+                source="its optimizer",
+            )
+        read = [*network.named_parameters(), *network.named_buffers()] if whole else trained.items()
+        return Receipt(version=self.engine.holds().version, manifest=checksums(read), shared=False)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +214,13 @@ class Worker:
         else:
             self._hold(state["optimizer"]["masters"])
         self.engine.restore(state["engine"])
-        self.engine.receive(self.trainer.shared())
+        self.carrier.tell(self.trainer.shared(), self.engine)
+
+    def _hold(self, masters: Mapping[str, Tensor]) -> None:
+        """Takes the policy from an optimizer elsewhere, as that rounds it."""
+        with torch.no_grad():
+            for name, weight in self.policy.trained().items():
+                weight.copy_(masters[name])
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:
         """Takes the policy from an optimizer elsewhere, as that rounds it."""
@@ -260,9 +282,3 @@ def load_gauges(
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
     return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
-
-
-def checksum(tensor: Tensor) -> str:
-    """CRC-32 of a tensor's bytes: what is compared was computed alike, so any difference is an error."""
-    raw = tensor.detach().cpu().contiguous().view(torch.uint8)
-    return f"{zlib.crc32(raw.numpy().data):08x}"

@@ -116,9 +116,10 @@ class CrewParts(Parts):
         except TimeoutError as error:
             if not limit.expired():
                 raise
+            told = await self.crew.witness("generate")
             raise DeadlineError(
-                f"generate: {len(launches)} trajectories were not finished within {deadline:g} s; "
-                "raise deadlines.generate or lower the batch"
+                f"generate: {len(launches)} trajectories were not finished within {deadline:g} s\n{told}"
+                "    fix: raise deadlines.generate or lower the batch"
             ) from error
 
     async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
@@ -192,7 +193,7 @@ async def assemble_crew(
         )
 
     launcher = launcher or processes(devices, seconds=recipe.deadlines.start, make=worker_of)
-    crew = Crew(plan, launcher, assign, patience=patience_of(recipe))
+    crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=folder)
     try:
         await crew.start()
         context, stop = await crew.call(crew.trainers[0], "facts", seconds=recipe.deadlines.start)
