@@ -1,4 +1,4 @@
-"""What hangs ends a run with code 3 or is counted and dropped, is named, and leaves no process: real `stretto train`s."""
+"""What hangs ends a run with code 3 or is dropped and counted, is named, and leaves no process: real trainings."""
 
 import os
 import signal
