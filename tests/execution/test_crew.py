@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from stretto.config.schema import Placement
-from stretto.errors import DeadlineError, TrainingError
+from stretto.errors import DeadlineError, StrettoError, TrainingError
 from stretto.execution import crew as crews
 from stretto.execution.crew import Crew, Patience
 from stretto.execution.stacks import Stand
@@ -24,7 +24,8 @@ class Saying:
     async def call(self, what, *arguments):
         if self.hangs:
             await asyncio.sleep(60)
-        return Receipt(version=0, manifest={"a": "0"}, shared=False) if what == "holds" else self.device
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}}
+        return said.get(what, self.device)
 
     async def close(self):
         """Nothing to end."""
@@ -132,3 +133,20 @@ def test_no_two_meetings_of_a_process_have_one_name():
     heard = asyncio.run(scenario())
     assert len(heard) == 8
     assert len(set(heard)) == 8
+
+
+def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
+    async def scenario():
+        crew = await started()
+        for member in crew.members.values():
+
+            async def call(what, *arguments, member=member):
+                if what == "unreached":
+                    return {DEVICES[1]: "10.0.0.2 port 7: timed out"} if member.device == DEVICES[0] else {}
+                return ("10.0.0.1", 7)
+
+            member.call = call
+        await crew.reach(DEVICES)
+
+    with pytest.raises(StrettoError, match=f"{DEVICES[0]} -> {DEVICES[1]} at 10.0.0.2 port 7: timed out\n"):
+        asyncio.run(scenario())

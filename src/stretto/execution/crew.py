@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import CellLost, DeadlineError, TrainingError
+from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
 from stretto.execution import stacks
 from stretto.execution.group import Meeting
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
+from stretto.execution.reach import ALLOW
 from stretto.execution.stacks import Stand
 from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
@@ -100,11 +101,25 @@ class Crew:
         for cell in self.plan.cells:
             if cell.role == "generate":
                 self.lanes[cell.name] = Lane(self._caller(cell.name))
+        await self.reach(devices)
         for mates in self.training:
             if len(mates) > 1:
                 await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
         await self.prove(list(dict.fromkeys([*self.holders, *devices])), whole=True)
+
+    async def reach(self, devices: Sequence[str]) -> None:
+        """Raises unless every worker reaches every other; those in threads of one process need not."""
+        store, seconds = self.launcher.store(), self.patience.start
+        if len(devices) < 2 or not isinstance(store, tuple):
+            return
+        places = await self.all(devices, "listen", store[0], seconds=seconds)
+        doors = dict(zip(devices, places, strict=True))
+        missed = await self.all(devices, "unreached", doors, seconds=seconds)
+        await self.all(devices, "shut", seconds=seconds)
+        told = [f"{one} -> {two} at {why}" for one, m in zip(devices, missed, strict=True) for two, why in m.items()]
+        if told:
+            raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
 
     async def _launch(self, device: str) -> Member:
         async with self._deadline("start", device, self.patience.start):
@@ -242,10 +257,13 @@ class Crew:
         self.version = state["trainer"]["version"]
         await self.prove(self.holders)
 
-    async def save(self, folder: Path) -> None:
-        """Writes the policy for others."""
+    async def save(self, folder: Path, *, base: Path | None) -> None:
+        """Writes the policy for others. A worker cannot, whose host may not have this folder: it sends the files."""
         devices, seconds = self._answering()
-        await self.call(devices[0], "save", folder, seconds=seconds)
+        for name in await self.call(devices[0], "save", base, seconds=seconds):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))
 
     def _answering(self) -> tuple[Sequence[str], float]:
         """The devices of one cell that trains and has not fallen silent, and how long they may take."""

@@ -1,24 +1,29 @@
 """Workers as Ray actors, on this host or many; the only file that imports Ray.
 
 A run starts a Ray of its own (`address="local"`, never a cluster that happens to be there), unless RAY_ADDRESS names
-one. Devices are claimed by a placement group, one bundle each, and the wait for it has a deadline that ends with what
-is missing. Calls and answers are records; nothing a model wrote is sent but as token ids and text.
+one, which several hosts need. Devices are claimed by a placement group with a bundle for each host, and the wait for it
+has a deadline that ends with what is missing. Calls and answers are records; nothing a model wrote is sent but as token
+ids and text. Only this host has the run folder: what others need of it is sent to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs forget it
 
-from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
+from stretto.errors import CellLost, DeadlineError, RecipeError, StrettoError, TrainingError
+from stretto.execution.checks.network import JOIN, NO_CLUSTER
 from stretto.execution.reaper import Reaper
 from stretto.execution.stacks import Stand, asked, outside, own
 from stretto.execution.worker import Assignment, Worker
@@ -32,9 +37,12 @@ BESIDE = {"beside": 1}
 class Actor:
     """What runs in a worker's process: one call after the other."""
 
-    def make(self, make: Make, assignment: Assignment) -> Any:
-        """The worker. Not in `__init__`, whose errors Ray tells as a death."""
+    def make(self, make: Make, assignment: Assignment, base: Mapping[str, bytes] | None) -> Any:
+        """The worker. Not in `__init__`, whose errors Ray tells as a death. `base`: its base model, on other hosts."""
         try:
+            if base is not None:
+                self.base = TemporaryDirectory(prefix="stretto-")
+                assignment = replace(assignment, base=written(base, Path(self.base.name)))
             self.worker = make(assignment)
         except StrettoError as error:
             return ("error", error)
@@ -91,6 +99,26 @@ async def reached(device: str, reference: Any) -> Any:
     return answer
 
 
+def written(files: Mapping[str, bytes], folder: Path) -> Path:
+    """A folder with these files."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def host_of(device: str) -> str:
+    """The host in a device's name."""
+    return device.rpartition("/")[0]
+
+
+def bundle_of(devices: Sequence[str]) -> dict[str, float]:
+    """What a host must have for these devices: a core for each, and the GPUs."""
+    gpus = sum("/gpu:" in device for device in devices)
+    return {"CPU": float(len(devices)), **({"GPU": float(gpus)} if gpus else {})}
+
+
 class Processes:
     """Starts workers as actors."""
 
@@ -102,6 +130,10 @@ class Processes:
         self.master: TCPStore | None = None
         self.address = "127.0.0.1"
         self.members: dict[str, Remote] = {}
+        self.hosts: dict[str, list[str]] = {}
+        for device in devices:
+            self.hosts.setdefault(host_of(device), []).append(device)
+        self.base: Any = None
 
     async def open(self) -> None:
         """Connects, claims the devices, and opens the store where workers meet."""
@@ -109,12 +141,24 @@ class Processes:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         given = os.environ.get("RAY_ADDRESS")
+        if len(self.hosts) > 1 and not given:
+            raise RecipeError.of("placement.cluster", *NO_CLUSTER)
         local = {} if given else {"num_cpus": len(self.devices), "include_dashboard": False}
-        await asyncio.to_thread(ray.init, address=given or "local", log_to_driver=False, logging_level="ERROR", **local)
+        try:
+            await asyncio.to_thread(
+                ray.init, address=given or "local", log_to_driver=False, logging_level="ERROR", **local
+            )
+        except (ConnectionError, RuntimeError, RayError) as error:
+            why = str(error).partition("\n")[0]
+            if given:
+                raise RecipeError.of("RAY_ADDRESS", f"{given} cannot be joined: {why}", JOIN) from error
+            raise StrettoError(f"start: Ray could not be started: {why}") from error
         self.address = ray.util.get_node_ip_address()
         self.master = TCPStore(self.address, 0, None, True, wait_for_workers=False)
-        bundles = [{"GPU": 1.0, "CPU": 1.0} if "/gpu:" in device else {"CPU": 1.0} for device in self.devices]
-        self.group = placement_group(bundles, strategy="PACK")
+        bundles = [bundle_of(devices) for devices in self.hosts.values()]
+        if len(bundles) == 1:
+            bundles[0][f"node:{self.address}"] = 0.001  # "localhost" is this host, also in a cluster of many
+        self.group = placement_group(bundles, strategy="STRICT_SPREAD")
         try:
             async with asyncio.timeout(self.seconds):
                 await self.group.ready()
@@ -129,15 +173,18 @@ class Processes:
             needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
             if needed > there.get(kind, 0.0):
                 short.append(f"needs {needed:g} {kind}, sees {there.get(kind, 0.0):g}")
-        told = "; ".join(short) or "all of its resources are taken by others"
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        if len(bundles) > nodes:
+            short.append(f"needs {len(bundles)} hosts, sees {nodes}")
+        told = "; ".join(short) or "some host has too few, or others have taken them"
         return (
-            f"the Ray cluster gave no place to {len(bundles)} devices within {self.seconds:g} s: {told}\n"
+            f"the Ray cluster gave no place to {len(self.devices)} devices within {self.seconds:g} s: {told}\n"
             "    fix: add nodes, use fewer devices (placement.cluster), or raise deadlines.start"
         )
 
     async def start(self, assignment: Assignment) -> Remote:
         """An actor on its bundle."""
-        index = self.devices.index(assignment.device)
+        index = list(self.hosts).index(host_of(assignment.device))
         gpus = 1 if "/gpu:" in assignment.device else 0
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
@@ -145,8 +192,16 @@ class Processes:
         actor = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env=environment).remote()
         member = self.members[assignment.device] = Remote(assignment.device, actor)
         member.process, member.host = await actor.where.remote()
-        await reached(assignment.device, actor.make.remote(self.make, assignment))
+        base = None if assignment.base is None or member.host == self.address else self._base(assignment.base)
+        await reached(assignment.device, actor.make.remote(self.make, assignment, base))
         return member
+
+    def _base(self, folder: Path) -> Any:
+        """The run's own copy of the base model, for hosts that do not have the run folder; put into Ray once."""
+        if self.base is None:
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            self.base = ray.put({str(path.relative_to(folder)): path.read_bytes() for path in files})
+        return self.base
 
     def store(self) -> tuple[str, int]:
         """Its address; the port is whatever was free."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from stretto.algorithms.base import Algorithm, build
 from stretto.config.locate import locate
 from stretto.config.schema import EngineSection, Recipe
 from stretto.execution.group import Group, Meeting
+from stretto.execution.reach import Door, own_address, unreached
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.gauge import Gauge, base_network, load_gauge
@@ -102,6 +104,8 @@ class Worker:
         self.engine = self.make_engine()
         self.carrier = Carrier()
         self.groups: dict[str, Group] = {}
+        self.door: Door | None = None
+        self.written: TemporaryDirectory[str] | None = None
 
     def make_engine(self) -> Engine:
         """What generates with the policy."""
@@ -144,6 +148,22 @@ class Worker:
     def sums(self) -> dict[str, float]:
         """The counters of what was accumulated here."""
         return dict(self.trainer.meter.sums)
+
+    # Who reaches whom -------------------------------------------------------------------------------------------------
+
+    def listen(self, toward: str) -> tuple[str, int]:
+        """Opens a door for the others, at the address by which this host reaches `toward`."""
+        self.door = Door(own_address(toward))
+        return self.door.place
+
+    def unreached(self, doors: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+        """Which of the others' doors do not answer, and why."""
+        return unreached(doors)
+
+    def shut(self) -> None:
+        """Closes the door."""
+        if self.door is not None:
+            self.door.close()
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
@@ -189,9 +209,20 @@ class Worker:
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Writes the policy for others."""
-        self.policy.save(folder, base=self.assignment.base)
+    def save(self, base: Path | None) -> list[str]:
+        """Writes the policy for others; returns its files, which `saved` hands out. The run folder may be elsewhere.
+
+        `base` is where the run keeps its copy of the base model.
+        """
+        self.written = TemporaryDirectory(prefix="stretto-")
+        folder = Path(self.written.name)
+        self.policy.save(folder, base=base)
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def saved(self, name: str) -> bytes:
+        """A file of what was written last."""
+        assert self.written is not None
+        return Path(self.written.name, name).read_bytes()
 
     def facts(self) -> tuple[int, frozenset[int]]:
         """The model's longest context, and the tokens that end an answer."""

@@ -5,8 +5,8 @@ anew. Here that is done once for all steps between two updates: twice as fast fo
 64. Layers that are given the very same states, as queries, keys and values are, become one product, and so do their
 adapters, whose many small products would take as long as the large ones; who they are is heard in the first step. The
 copies take as much memory as the weights; they are made when first needed, and made again when a weight has changed,
-which its version counter tells. Not everything that writes to memory counts, so every publish forgets the copies of what
-is trained as well: none is ever out of date.
+which its version counter tells. Not everything that writes to memory counts, so every publish forgets the copies of
+what is trained as well: none is ever out of date.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class CrewParts(Parts):
         self.held.update(await self.crew.state())
         if self.draft is not None:
             shutil.rmtree(self.draft, ignore_errors=True)
-            await self.crew.save(self.draft)
+            await self.crew.save(self.draft, base=self.base)
 
     async def restored(self) -> None:
         """Sends what was restored to everybody."""

@@ -31,7 +31,8 @@ async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Taken:
     if isinstance(parts, LocalParts):
         return await gather(parts, clock, step=step)
     assert isinstance(parts, CrewParts)
-    batch, report = await take_step(parts, clock, step=step)
+    with clock.watch.stage("step", step, clock.last):
+        batch, report = await take_step(parts, clock, step=step)
     return Taken(batch=batch, report=report)
 
 
