@@ -124,7 +124,7 @@ def test_a_run_across_two_hosts_ends_with_the_weights_of_one(tmp_path):
         code, said = hosts.train(0, one)
         assert code == 0, said
     assert marked(hosts.environment[MARK]) == []
-    events = json.loads((tmp_path / "run-2x1xcpu/timeline.json").read_text())
+    events = json.loads((tmp_path / "run-2x1xcpu/timeline.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["name"] in ("generate", "train")} == {"host0", "host1"}
     ours, theirs = (tensors(tmp_path / f"run-{cluster}/checkpoints/step-000002") for cluster in ("2x1xcpu", "1xcpu"))
     weights = [key for key in theirs if key[0].endswith("model.safetensors")]
