@@ -264,6 +264,7 @@ class Crew:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))
+        await self.call(devices[0], "sweep", seconds=seconds)
 
     def _answering(self) -> tuple[Sequence[str], float]:
         """The devices of one cell that trains and has not fallen silent, and how long they may take."""

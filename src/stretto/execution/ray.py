@@ -40,10 +40,11 @@ class Actor:
     def make(self, make: Make, assignment: Assignment, base: Mapping[str, bytes] | None) -> Any:
         """The worker. Not in `__init__`, whose errors Ray tells as a death. `base`: its base model, on other hosts."""
         try:
-            if base is not None:
-                self.base = TemporaryDirectory(prefix="stretto-")
-                assignment = replace(assignment, base=written(base, Path(self.base.name)))
-            self.worker = make(assignment)
+            if base is None:
+                self.worker = make(assignment)
+            else:
+                with TemporaryDirectory(prefix="stretto-") as folder:  # it is read once
+                    self.worker = make(replace(assignment, base=written(base, Path(folder))))
         except StrettoError as error:
             return ("error", error)
         return ("answer", None)

@@ -224,6 +224,12 @@ class Worker:
         assert self.written is not None
         return Path(self.written.name, name).read_bytes()
 
+    def sweep(self) -> None:
+        """Removes what was written; a process that is killed would leave it behind."""
+        if self.written is not None:
+            self.written.cleanup()
+            self.written = None
+
     def facts(self) -> tuple[int, frozenset[int]]:
         """The model's longest context, and the tokens that end an answer."""
         return self.policy.context, self.policy.stop_tokens
