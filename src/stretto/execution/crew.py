@@ -205,7 +205,7 @@ class Crew:
 
     def called(self, device: str) -> str:
         """A device with the cells that it serves, for messages."""
-        cells = ", ".join(cell for cell, where in self.device.items() if where == device)
+        cells = ", ".join(cell for cell, devices in self.devices.items() if device in devices)
         return f"{device} ({cells})"
 
     async def settle(self) -> None:

@@ -198,7 +198,7 @@ class Worker:
         trained, network = self.policy.trained(), self.policy.network
         if self.optimizer is not None and self.assignment.device in trainers:
             prove_equal(
-                unlike(trained, self.optimizer.masters),
+                self.unlike(),
                 of=len(trained),
                 version=self.trainer.version,
                 engine=self.assignment.device,
@@ -206,6 +206,11 @@ class Worker:
             )
         read = [*network.named_parameters(), *network.named_buffers()] if whole else trained.items()
         return Receipt(version=self.engine.holds().version, manifest=checksums(read), shared=False)
+
+    def unlike(self) -> list[str]:
+        """Names of the tensors that are not what this process's optimizer made."""
+        assert self.optimizer is not None
+        return unlike(self.policy.trained(), self.optimizer.masters)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -252,12 +257,6 @@ class Worker:
             self._hold(state["optimizer"]["masters"])
         self.engine.restore(state["engine"])
         self.carrier.tell(self.trainer.shared(), self.engine)
-
-    def _hold(self, masters: Mapping[str, Tensor]) -> None:
-        """Takes the policy from an optimizer elsewhere, as that rounds it."""
-        with torch.no_grad():
-            for name, weight in self.policy.trained().items():
-                weight.copy_(masters[name])
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:
         """Takes the policy from an optimizer elsewhere, as that rounds it."""
