@@ -145,7 +145,12 @@ def test_an_engine_that_is_told_lengths_samples_exactly_so_many():
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"threads": 2}, "--threads"), ({"steps": 30}, "--steps"), ({"cases": ("plain-1",)}, "--case")],
+    [
+        ({"threads": 2}, "--threads"),
+        ({"steps": 30}, "--steps"),
+        ({"turns": 2}, "--turns"),
+        ({"cases": ("plain-1",)}, "--case"),
+    ],
 )
 def test_a_wish_that_cannot_be_met_is_refused(changes, field):
     with pytest.raises(RecipeError) as error:

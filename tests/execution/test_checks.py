@@ -202,6 +202,20 @@ def test_an_address_that_is_not_of_this_host_is_told():
     assert "203.0.113.9 cannot be reached" in failed(network.own_address_is_reached(setting(address="203.0.113.9")))
 
 
+def test_several_hosts_need_a_cluster_that_answers():
+    several = on("2x8xH100")
+    assert network.cluster_is_reached(setting(recipe=on("8xH100"))) is None
+    assert devices.devices_are_visible(setting(recipe=several)) is None, "Ray counts them"
+    assert "RAY_ADDRESS does not say which Ray cluster" in failed(network.cluster_is_reached(setting(recipe=several)))
+    with socket.create_server((network.LOOPBACK, 0)) as server:
+        there = {"RAY_ADDRESS": "{}:{}".format(*server.getsockname())}
+        assert network.cluster_is_reached(setting(recipe=several, environment=there)).ok
+    text = failed(network.cluster_is_reached(setting(recipe=several, environment=there)))
+    assert f"RAY_ADDRESS={there['RAY_ADDRESS']} cannot be reached: Connection refused" in text
+    assert "ray start --head" in text
+    assert network.cluster_is_reached(setting(recipe=several, environment={"RAY_ADDRESS": "auto"})).ok
+
+
 def test_a_port_is_never_a_fixed_one(monkeypatch):
     asked = []
     create = socket.create_server

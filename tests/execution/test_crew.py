@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from stretto.config.schema import Placement
-from stretto.errors import DeadlineError, TrainingError
+from stretto.errors import DeadlineError, StrettoError, TrainingError
 from stretto.execution import crew as crews
 from stretto.execution.crew import Crew, Patience
+from stretto.execution.stacks import Stand
 from stretto.placement.choose import plan_of
+from stretto.types import Receipt
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
 
@@ -22,7 +24,8 @@ class Saying:
     async def call(self, what, *arguments):
         if self.hangs:
             await asyncio.sleep(60)
-        return self.device
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}}
+        return said.get(what, self.device)
 
     async def close(self):
         """Nothing to end."""
@@ -39,6 +42,9 @@ class Sayings:
 
     def store(self):
         return ("nowhere", 0)
+
+    async def stacks(self):
+        return [Stand(who="the other", answers=False, text="it does not answer; process 7 is stopped")]
 
     async def close(self):
         """Nothing is left."""
@@ -57,11 +63,30 @@ def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_chec
         crew = await started()
         assert await crew.state() == DEVICES[0]
         crew.members[DEVICES[0]].hangs = True
-        with pytest.raises(DeadlineError, match=r"localhost/cpu:0: begin has not answered for 0\.05 s"):
+        with pytest.raises(DeadlineError, match=r"localhost/cpu:0 \(.*\): begin has not answered for 0\.05 s"):
             await crew.begin()
         assert await crew.state() == DEVICES[1]
 
     asyncio.run(scenario())
+
+
+def test_a_deadline_says_who_does_not_answer_and_where_all_processes_stand(tmp_path):
+    async def scenario():
+        crew = await started()
+        crew.folder = tmp_path
+        crew.members[DEVICES[1]].hangs = True
+        with pytest.raises(DeadlineError) as caught:
+            await crew.begin()
+        return str(caught.value)
+
+    text = asyncio.run(scenario())
+    stacks = tmp_path / "stacks-begin-000001.txt"
+    assert "the other: it does not answer; process 7 is stopped\n" in text
+    assert str(stacks) in text
+    written = stacks.read_text()
+    assert "=== this process\n" in written
+    assert "in scenario" in written, "what the tasks of this process wait for"
+    assert written.endswith("=== the other\nit does not answer; process 7 is stopped\n")
 
 
 def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second_wait():
@@ -108,3 +133,20 @@ def test_no_two_meetings_of_a_process_have_one_name():
     heard = asyncio.run(scenario())
     assert len(heard) == 8
     assert len(set(heard)) == 8
+
+
+def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
+    async def scenario():
+        crew = await started()
+        for member in crew.members.values():
+
+            async def call(what, *arguments, member=member):
+                if what == "unreached":
+                    return {DEVICES[1]: "10.0.0.2 port 7: timed out"} if member.device == DEVICES[0] else {}
+                return ("10.0.0.1", 7)
+
+            member.call = call
+        await crew.reach(DEVICES)
+
+    with pytest.raises(StrettoError, match=f"{DEVICES[0]} -> {DEVICES[1]} at 10.0.0.2 port 7: timed out\n"):
+        asyncio.run(scenario())

@@ -165,3 +165,8 @@ def test_a_cluster_asks_for_devices_and_gets_those_that_are_seen():
     assert devices_for("2xH100", seen) == ("a/gpu:0", "b/gpu:0")
     with pytest.raises(RecipeError, match="need 8 devices of kind gpu, see 2"):
         devices_for("8xH100", seen)
+
+
+def test_devices_of_other_hosts_are_taken_as_they_are_told():
+    assert devices_for("2x1xcpu", ["localhost/cpu:0"]) == ("host0/cpu:0", "host1/cpu:0")
+    assert len(devices_for("16xH100", [])) == 16

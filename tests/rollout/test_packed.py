@@ -73,6 +73,19 @@ def test_an_update_is_seen_whoever_makes_it():
     assert any(before[key].tokens.tolist() != each.tokens.tolist() for key, each in after.items())
 
 
+def test_what_was_changed_behind_the_back_of_the_counter_is_read_anew_after_a_publish():
+    policy = scratch_policy(dtype="bfloat16", width=32)
+    steps = PackedSteps(policy)
+    sampled(policy, steps)
+    for weight in policy.network.parameters():
+        weight.data.mul_(-1.5)
+    steps.weights_changed()
+    after, fresh = sampled(policy, steps), sampled(policy, Steps(policy))
+    assert {key: each.tokens.tolist() for key, each in after.items()} == {
+        key: each.tokens.tolist() for key, each in fresh.items()
+    }
+
+
 def test_layers_compute_as_ever_for_whoever_trains_them():
     policy = scratch_policy(dtype="bfloat16", width=32)
     sampled(policy, PackedSteps(policy))

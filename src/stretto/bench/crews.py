@@ -39,6 +39,7 @@ from stretto.config.schema import (
 )
 from stretto.config.schema import Batch as BatchSection
 from stretto.execution.member import Launcher, Member, processes
+from stretto.execution.stacks import Stand
 from stretto.execution.worker import Assignment
 from stretto.placement.choose import plan_of
 from stretto.placement.plan import Plan
@@ -88,6 +89,10 @@ class Shared:
     def store(self) -> Any:
         """The launcher's."""
         return self.launcher.store()
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Of all of them."""
+        return await self.launcher.stacks()
 
     async def close(self) -> None:
         """Others may still need the workers."""

@@ -37,7 +37,6 @@ from stretto.train.head import Head
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.packing import merge
 from stretto.types import Conversation, Group
-from stretto.weights.publish import publish
 
 RATE = 1e-6
 """Learning rate: small, so that every repetition does the same work."""
@@ -186,7 +185,7 @@ async def _steps(parts: LocalParts, rounds: Sequence[Sequence[Asked]], streams: 
             synchronise(device)
             sampled = time.perf_counter()
             report = learn(parts, credit(parts.algorithm, scored.groups, needed), step=number + 1)
-            publish(parts.trainer.weights(), parts.engine)
+            parts.publish(parts.trainer.weights())
             synchronise(device)
             ended = time.perf_counter()
             steps.append(Step(generate=sampled - begun, train=ended - sampled, groups=scored.groups, report=report))

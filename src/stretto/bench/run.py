@@ -45,6 +45,8 @@ BENCHES = {
     "strategies": Bench(cases=STRATEGIES, rows=strategies_rows, packages=("ray",), extra="ray", cells=CELLS),
     "scaling": Bench(cases=SCALING, rows=scaling_rows, packages=("ray",), extra="ray", cells=CELLS, wide=True),
 }
+TURNS = 2
+"""How often the sides take turns unless told otherwise."""
 WAITING = ("publish",)
 """Benches of parts that are not there yet."""
 
@@ -65,8 +67,8 @@ class Wish:
     """Prompts a step; none for the case's."""
     samples: int | None = None
     """Answers per prompt; none for the case's."""
-    turns: int = 2
-    """How often the sides take turns."""
+    turns: int | None = None
+    """How often the sides take turns, each time in a new process; none for `TURNS`."""
     steps: int = 1
     """Repetitions that count, after one that does not."""
     batches: tuple[int, ...] = (8, 16, 64)
@@ -88,6 +90,9 @@ def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
         _groups_in_batches(wish, cases[0])
     if bench.cells and wish.threads not in (None, 1):
         raise RecipeError.of("--threads", f"each of the {bench.cells} cells of this bench has one", "leave it out")
+    if bench.cells and wish.turns is not None:
+        reason = "has no effect on this bench, whose plans take turns step by step on the same workers"
+        raise RecipeError.of("--turns", reason, "leave it out, and use --steps for more of them")
     threads = 1 if bench.cells else wish.threads or machine.threads()
     about = machine.describe(threads=bench.cells or threads)  # first, so that `load` is not our own
     with tempfile.TemporaryDirectory(prefix="stretto-bench-") as folder:
@@ -97,7 +102,7 @@ def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
             folder=Path(folder),
             threads=threads,
             steps=wish.steps,
-            turns=wish.turns,
+            turns=wish.turns or TURNS,
             batches=wish.batches,
             run=run,
             note=note,

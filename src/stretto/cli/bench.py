@@ -19,7 +19,9 @@ def bench(
     name: Annotated[str, typer.Argument(metavar="rollout|step|study|strategies|scaling", help="What to measure.")],
     case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="How often the sides take turns, each time in a new process.")] = 2,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="How often the sides take turns, each time in a new process; default 2.")
+    ] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Prompts a step.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Answers per prompt.")] = None,
     peer_batch: Annotated[

@@ -10,17 +10,22 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import CellLost, DeadlineError, TrainingError
+from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
+from stretto.execution import stacks
 from stretto.execution.group import Meeting
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
+from stretto.execution.reach import ALLOW
+from stretto.execution.stacks import Stand
 from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
 from stretto.train.meter import together
@@ -53,8 +58,15 @@ class Crew:
     """The workers of a plan."""
 
     def __init__(
-        self, plan: Plan, launcher: Launcher, assign: Callable[[str], Assignment], *, patience: Patience
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        assign: Callable[[str], Assignment],
+        *,
+        patience: Patience,
+        folder: Path | None = None,
     ) -> None:
+        """`folder` is where it is written down which process stands where when a deadline passes."""
         self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
         self.role = {cell.name: cell.role for cell in plan.cells}
@@ -66,6 +78,8 @@ class Crew:
         self.applying = False
         self.silent: set[str] = set()
         self.last = time.monotonic()
+        self.folder = folder
+        self.seen: asyncio.Task[str] | None = None
 
     @property
     def trainers(self) -> list[str]:
@@ -87,10 +101,25 @@ class Crew:
         for cell in self.plan.cells:
             if cell.role == "generate":
                 self.lanes[cell.name] = Lane(self._caller(cell.name))
+        await self.reach(devices)
         for mates in self.training:
             if len(mates) > 1:
                 await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
+        await self.prove(list(dict.fromkeys([*self.holders, *devices])), whole=True)
+
+    async def reach(self, devices: Sequence[str]) -> None:
+        """Raises unless every worker reaches every other; those in threads of one process need not."""
+        store, seconds = self.launcher.store(), self.patience.start
+        if len(devices) < 2 or not isinstance(store, tuple):
+            return
+        places = await self.all(devices, "listen", store[0], seconds=seconds)
+        doors = dict(zip(devices, places, strict=True))
+        missed = await self.all(devices, "unreached", doors, seconds=seconds)
+        await self.all(devices, "shut", seconds=seconds)
+        told = [f"{one} -> {two} at {why}" for one, m in zip(devices, missed, strict=True) for two, why in m.items()]
+        if told:
+            raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
 
     async def _launch(self, device: str) -> Member:
         async with self._deadline("start", device, self.patience.start):
@@ -165,10 +194,19 @@ class Crew:
         holders, seconds = self.holders, self.patience.publish
         if len(holders) > len(self.trainers):
             await self.all(holders, "fetch", self.version, seconds=seconds)
-        manifests: list[dict[str, str]] = await self.all(holders, "manifest", seconds=seconds)
-        weights = Weights(version=self.version, manifest=manifests[0], where="group")
-        for device, manifest in zip(holders[1:], manifests[1:], strict=True):
-            prove(weights, Receipt(version=self.version, manifest=manifest, shared=False), engine=device)
+        await self.prove(holders)
+
+    async def prove(self, holders: Sequence[str], *, whole: bool = False) -> None:
+        """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
+        receipts: list[Receipt] = await self.all(holders, "holds", self.trainers, whole, seconds=self.patience.publish)
+        weights = Weights(version=self.version, manifest=receipts[0].manifest, where="group")
+        for device, receipt in zip(holders, receipts, strict=True):
+            prove(weights, receipt, engine=self.called(device), source=self.called(holders[0]))
+
+    def called(self, device: str) -> str:
+        """A device with the cells that it serves, for messages."""
+        cells = ", ".join(cell for cell, devices in self.devices.items() if device in devices)
+        return f"{device} ({cells})"
 
     async def settle(self) -> None:
         """What was sampled so far is final."""
@@ -187,6 +225,7 @@ class Crew:
         self.members[device] = await self._launch(device)
         state = await self.call(living[0], "state", seconds=self.patience.train)
         await self.call(device, "restore", state, seconds=self.patience.train)
+        await self.prove([living[0], device], whole=True)
         await self.meet()
 
     async def meet(self) -> None:
@@ -221,11 +260,16 @@ class Crew:
         """Everybody goes on from there."""
         await self.all(self.holders, "restore", state, seconds=self.patience.train)
         self.version = state["trainer"]["version"]
+        await self.prove(self.holders)
 
-    async def save(self, folder: Path) -> None:
-        """Writes the policy for others."""
+    async def save(self, folder: Path, *, base: Path | None) -> None:
+        """Writes the policy for others. A worker cannot, whose host may not have this folder: it sends the files."""
         devices, seconds = self._answering()
-        await self.call(devices[0], "save", folder, seconds=seconds)
+        for name in await self.call(devices[0], "save", base, seconds=seconds):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))
+        await self.call(devices[0], "sweep", seconds=seconds)
 
     def _answering(self) -> tuple[Sequence[str], float]:
         """The devices of one cell that trains and has not fallen silent, and how long they may take."""
@@ -233,6 +277,26 @@ class Crew:
         if not answering:
             raise TrainingError(f"none of the workers that train answers: {', '.join(self.trainers)}")
         return answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train
+
+    # A deadline that passed -------------------------------------------------------------------------------------------
+
+    async def witness(self, stage: str) -> str:
+        """Writes down where every process stands, once; returns what a message says of it."""
+        if self.seen is None:
+            self.seen = asyncio.create_task(self._witness(stage))
+        return await asyncio.shield(self.seen)
+
+    async def _witness(self, stage: str) -> str:
+        here = Stand(who="this process", answers=True, text=f"{stacks.own()}\n{stacks.tasks()}")
+        stands = [here, *await self.launcher.stacks()]
+        told = stacks.culprits(stands)
+        if self.folder is None:
+            return told
+        path = self.folder / f"stacks-{stage}-{self.version + 1:06d}.txt"
+        with suppress(OSError):
+            path.write_text(stacks.page(stands))
+            told += f"where every process stands is in {path}\n"
+        return told
 
     async def close(self) -> None:
         """Leaves no process behind."""
@@ -258,8 +322,10 @@ class _Deadline:
             if not self.limit.expired():
                 raise
             self.crew.silent.add(self.device)
-            quiet = time.monotonic() - self.crew.last
+            quiet, since = time.monotonic() - self.crew.last, datetime.now() - timedelta(seconds=self.seconds)
+            told = await self.crew.witness(self.stage)
             raise DeadlineError(
-                f"{self.device}: {self.stage} has not answered for {self.seconds:g} s; the last answer of any worker "
-                f"came {quiet:.0f} s ago\n    fix: look what that process does, or raise the deadline"
+                f"{self.crew.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
+                f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
+                "    fix: look what that process does, or raise the deadline"
             ) from late

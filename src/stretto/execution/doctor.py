@@ -29,6 +29,7 @@ CHECKS: tuple[Function, ...] = (
     resources.disk_has_room,
     network.loopback_is_reached,
     network.own_address_is_reached,
+    network.cluster_is_reached,
     programs.ray_is_installed,
     programs.bubblewrap_starts,
 )
@@ -42,6 +43,7 @@ AT_START_OF_SEVERAL: tuple[Function, ...] = (
     resources.memory_is_shared,
     network.loopback_is_reached,
     network.own_address_is_reached,
+    network.cluster_is_reached,
     programs.ray_is_installed,
 )
 """Also of a run of several processes."""

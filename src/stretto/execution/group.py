@@ -23,6 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # it exports what
 )
 
 from stretto.errors import TrainingError
+from stretto.execution.reach import LOOPBACK, own_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,11 @@ class Meeting:
     seconds: float
     """How long one waits for another."""
 
+    @property
+    def address(self) -> str:
+        """By which the others reach this process; where the store is in it, they are too."""
+        return LOOPBACK if isinstance(self.store, Store) else own_address(self.store[0])
+
 
 def reach(meeting: Meeting) -> Store:
     """The store, under the name of the meeting."""
@@ -56,7 +62,11 @@ class Group:
     def __init__(self, meeting: Meeting) -> None:
         self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
         with self._failures():
-            self.gloo: Any = ProcessGroupGloo(reach(meeting), meeting.rank, meeting.size, patience)
+            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = patience
+            # Told, because gloo would look its own host's name up, which may be anybody's.
+            options._devices = [ProcessGroupGloo.create_device(hostname=meeting.address)]
+            self.gloo: Any = ProcessGroupGloo(reach(meeting), meeting.rank, meeting.size, options)
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of every member's."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
 
 from stretto.errors import RecipeError
+from stretto.execution.stacks import Stand
 from stretto.execution.worker import Assignment, Worker
 
 
@@ -44,6 +45,10 @@ class Launcher(Protocol):
 
     def store(self) -> Store | tuple[str, int]:
         """Where they meet: a store that all of them reach."""
+        ...
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Where every process that it has started stands."""
         ...
 
     async def close(self) -> None:
@@ -98,6 +103,10 @@ class Threads:
     def store(self) -> Store:
         """In this process."""
         return self.meeting
+
+    async def stacks(self) -> Sequence[Stand]:
+        """None but this process."""
+        return ()
 
     async def close(self) -> None:
         """Nothing but threads was started, and each ends with its member."""

@@ -1,35 +1,61 @@
 """Workers as Ray actors, on this host or many; the only file that imports Ray.
 
 A run starts a Ray of its own (`address="local"`, never a cluster that happens to be there), unless RAY_ADDRESS names
-one. Devices are claimed by a placement group, one bundle each, and the wait for it has a deadline that ends with what
-is missing. Calls and answers are records; nothing a model wrote is sent but as token ids and text.
+one, which several hosts need. Devices are claimed by a placement group with a bundle for each host, and the wait for it
+has a deadline that ends with what is missing. Calls and answers are records; nothing a model wrote is sent but as token
+ids and text. Only this host has the run folder: what others need of it is sent to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs forget it
 
-from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
+from stretto.errors import CellLost, DeadlineError, RecipeError, StrettoError, TrainingError
+from stretto.execution.checks.network import JOIN, NO_CLUSTER
 from stretto.execution.reaper import Reaper
+from stretto.execution.stacks import Stand, asked, outside, own
 from stretto.execution.worker import Assignment, Worker
 
 Make = Callable[[Assignment], Worker]
+
+BESIDE = {"beside": 1}
+"""Threads of a worker's process in which it answers while a call is under way."""
 
 
 class Actor:
     """What runs in a worker's process: one call after the other."""
 
-    def __init__(self, make: Make, assignment: Assignment) -> None:
-        self.worker = make(assignment)
+    def make(self, make: Make, assignment: Assignment, base: Mapping[str, bytes] | None) -> Any:
+        """The worker. Not in `__init__`, whose errors Ray tells as a death. `base`: its base model, on other hosts."""
+        try:
+            if base is None:
+                self.worker = make(assignment)
+            else:
+                with TemporaryDirectory(prefix="stretto-") as folder:  # it is read once
+                    self.worker = make(replace(assignment, base=written(base, Path(folder))))
+        except StrettoError as error:
+            return ("error", error)
+        return ("answer", None)
+
+    def where(self) -> tuple[int, str]:
+        """Its process's id, and its host's address."""
+        return os.getpid(), ray.util.get_node_ip_address()
+
+    def stacks(self) -> str:
+        """Where its threads stand; served beside whatever hangs."""
+        return own()
 
     def call(self, what: str, arguments: Sequence[Any]) -> Any:
         """A method of the worker. An error of ours comes back as itself, so that its boundary is still known."""
@@ -38,23 +64,23 @@ class Actor:
         except StrettoError as error:
             return ("error", error)
 
-    def process(self) -> int:
-        """Its process's id."""
-        return os.getpid()
-
 
 class Remote:
     """A worker in an actor."""
 
-    def __init__(self, device: str, actor: Any, process: int) -> None:
-        self.device, self.actor, self.process = device, actor, process
+    def __init__(self, device: str, actor: Any) -> None:
+        self.device, self.actor = device, actor
+        self.process, self.host = 0, ""
 
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's process."""
-        kind, answer = await reached(self.device, self.actor.call.remote(what, arguments))
-        if kind == "error":
-            raise answer
-        return answer
+        return await reached(self.device, self.actor.call.remote(what, arguments))
+
+    async def stacks(self, *, here: str) -> Stand:
+        """Where its process stands; `here` is this host's address."""
+        near = self.host == here and self.process
+        otherwise = outside(self.process) if near else f"look for process {self.process} on {self.host or 'its host'}"
+        return await asked(self.device, self.actor.stacks.options(concurrency_group="beside").remote(), otherwise)
 
     async def close(self) -> None:
         """Ends its process."""
@@ -62,13 +88,36 @@ class Remote:
 
 
 async def reached(device: str, reference: Any) -> Any:
-    """What a remote call returned."""
+    """What a remote call returned, or what it raised."""
     try:
-        return await reference
+        kind, answer = await reference
     except RayActorError as error:
         raise CellLost(device, "its process has died") from error
     except RayTaskError as error:
         raise TrainingError(f"{device}: {error.cause!r}") from error
+    if kind == "error":
+        raise answer
+    return answer
+
+
+def written(files: Mapping[str, bytes], folder: Path) -> Path:
+    """A folder with these files."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def host_of(device: str) -> str:
+    """The host in a device's name."""
+    return device.rpartition("/")[0]
+
+
+def bundle_of(devices: Sequence[str]) -> dict[str, float]:
+    """What a host must have for these devices: a core for each, and the GPUs."""
+    gpus = sum("/gpu:" in device for device in devices)
+    return {"CPU": float(len(devices)), **({"GPU": float(gpus)} if gpus else {})}
 
 
 class Processes:
@@ -81,6 +130,11 @@ class Processes:
         self.group: PlacementGroup | None = None
         self.master: TCPStore | None = None
         self.address = "127.0.0.1"
+        self.members: dict[str, Remote] = {}
+        self.hosts: dict[str, list[str]] = {}
+        for device in devices:
+            self.hosts.setdefault(host_of(device), []).append(device)
+        self.base: Any = None
 
     async def open(self) -> None:
         """Connects, claims the devices, and opens the store where workers meet."""
@@ -88,12 +142,24 @@ class Processes:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         given = os.environ.get("RAY_ADDRESS")
+        if len(self.hosts) > 1 and not given:
+            raise RecipeError.of("placement.cluster", *NO_CLUSTER)
         local = {} if given else {"num_cpus": len(self.devices), "include_dashboard": False}
-        await asyncio.to_thread(ray.init, address=given or "local", log_to_driver=False, logging_level="ERROR", **local)
+        try:
+            await asyncio.to_thread(
+                ray.init, address=given or "local", log_to_driver=False, logging_level="ERROR", **local
+            )
+        except (ConnectionError, RuntimeError, RayError) as error:
+            why = str(error).partition("\n")[0]
+            if given:
+                raise RecipeError.of("RAY_ADDRESS", f"{given} cannot be joined: {why}", JOIN) from error
+            raise StrettoError(f"start: Ray could not be started: {why}") from error
         self.address = ray.util.get_node_ip_address()
         self.master = TCPStore(self.address, 0, None, True, wait_for_workers=False)
-        bundles = [{"GPU": 1.0, "CPU": 1.0} if "/gpu:" in device else {"CPU": 1.0} for device in self.devices]
-        self.group = placement_group(bundles, strategy="PACK")
+        bundles = [bundle_of(devices) for devices in self.hosts.values()]
+        if len(bundles) == 1:
+            bundles[0][f"node:{self.address}"] = 0.001  # "localhost" is this host, also in a cluster of many
+        self.group = placement_group(bundles, strategy="STRICT_SPREAD")
         try:
             async with asyncio.timeout(self.seconds):
                 await self.group.ready()
@@ -108,27 +174,44 @@ class Processes:
             needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
             if needed > there.get(kind, 0.0):
                 short.append(f"needs {needed:g} {kind}, sees {there.get(kind, 0.0):g}")
-        told = "; ".join(short) or "all of its resources are taken by others"
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        if len(bundles) > nodes:
+            short.append(f"needs {len(bundles)} hosts, sees {nodes}")
+        told = "; ".join(short) or "some host has too few, or others have taken them"
         return (
-            f"the Ray cluster gave no place to {len(bundles)} devices within {self.seconds:g} s: {told}\n"
+            f"the Ray cluster gave no place to {len(self.devices)} devices within {self.seconds:g} s: {told}\n"
             "    fix: add nodes, use fewer devices (placement.cluster), or raise deadlines.start"
         )
 
     async def start(self, assignment: Assignment) -> Remote:
         """An actor on its bundle."""
-        index = self.devices.index(assignment.device)
+        index = list(self.hosts).index(host_of(assignment.device))
         gpus = 1 if "/gpu:" in assignment.device else 0
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
         environment = {"env_vars": {"OMP_NUM_THREADS": str(assignment.threads or 1)}}
-        actor = ray.remote(Actor).options(**options, runtime_env=environment).remote(self.make, assignment)
-        process = await reached(assignment.device, actor.process.remote())
-        return Remote(assignment.device, actor, process)
+        actor = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env=environment).remote()
+        member = self.members[assignment.device] = Remote(assignment.device, actor)
+        member.process, member.host = await actor.where.remote()
+        base = None if assignment.base is None or member.host == self.address else self._base(assignment.base)
+        await reached(assignment.device, actor.make.remote(self.make, assignment, base))
+        return member
+
+    def _base(self, folder: Path) -> Any:
+        """The run's own copy of the base model, for hosts that do not have the run folder; put into Ray once."""
+        if self.base is None:
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            self.base = ray.put({str(path.relative_to(folder)): path.read_bytes() for path in files})
+        return self.base
 
     def store(self) -> tuple[str, int]:
         """Its address; the port is whatever was free."""
         assert self.master is not None
         return self.address, self.master.port
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Asks every process that was started; of those on this host, the kernel knows something at least."""
+        return await asyncio.gather(*(member.stacks(here=self.address) for member in self.members.values()))
 
     async def close(self) -> None:
         """Leaves no process behind, Ray's own included."""

@@ -12,6 +12,7 @@ from stretto.algorithms.base import build
 from stretto.execution.group import Meeting, reach
 from stretto.execution.worker import Worker, settings_of
 from stretto.train.parallel import ShardedAdamW, ShardedTrainer, Shards, join, leave
+from stretto.weights.tensors import unlike
 
 
 class ShardedWorker(Worker):
@@ -26,11 +27,18 @@ class ShardedWorker(Worker):
         mesh = join(reach(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
         shards = Shards(self._load(device), mesh, temperature=recipe.engine.temperature, serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
+        self.shards = shards
         self.optimizer = ShardedAdamW(shards, recipe.optimizer, updates=updates)
         self.trainer.close()
         self.trainer = ShardedTrainer(
             shards, build(recipe.algorithm), self.optimizer, **settings_of(recipe, self.assignment.token_budget)
         )
+
+    def unlike(self) -> list[str]:
+        """Of its slices; the others hold theirs against what the rest of the copy is."""
+        assert self.optimizer is not None
+        slices = {name: self.shards.cut(name, weight.detach()) for name, weight in self.policy.trained().items()}
+        return unlike(slices, self.optimizer.masters)
 
     def state(self) -> dict[str, Any]:
         """Gathered by all of them, and told by the first."""

@@ -7,10 +7,11 @@ the model.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from stretto.algorithms.base import Algorithm, build
 from stretto.config.locate import locate
 from stretto.config.schema import EngineSection, Recipe
 from stretto.execution.group import Group, Meeting
+from stretto.execution.reach import Door, own_address, unreached
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.gauge import Gauge, base_network, load_gauge
@@ -29,7 +31,10 @@ from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import DTYPES, Policy, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import StepReport, Trainer
-from stretto.types import Conversation, Sample
+from stretto.types import Conversation, Receipt, Sample
+from stretto.weights.carrier import Carrier
+from stretto.weights.publish import prove_equal
+from stretto.weights.tensors import checksums, unlike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,10 @@ class Worker:
             token_budget=assignment.token_budget,
         )
         self.engine = self.make_engine()
+        self.carrier = Carrier()
         self.groups: dict[str, Group] = {}
+        self.door: Door | None = None
+        self.written: TemporaryDirectory[str] | None = None
 
     def make_engine(self) -> Engine:
         """What generates with the policy."""
@@ -141,6 +149,22 @@ class Worker:
         """The counters of what was accumulated here."""
         return dict(self.trainer.meter.sums)
 
+    # Who reaches whom -------------------------------------------------------------------------------------------------
+
+    def listen(self, toward: str) -> tuple[str, int]:
+        """Opens a door for the others, at the address by which this host reaches `toward`."""
+        self.door = Door(own_address(toward))
+        return self.door.place
+
+    def unreached(self, doors: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+        """Which of the others' doors do not answer, and why."""
+        return unreached(doors)
+
+    def shut(self) -> None:
+        """Closes the door."""
+        if self.door is not None:
+            self.door.close()
+
     # The end of a step ------------------------------------------------------------------------------------------------
 
     def meet(self, kind: str, where: Meeting) -> None:
@@ -157,19 +181,36 @@ class Worker:
     def apply(self) -> StepReport:
         """One update from what was reduced."""
         report = self.trainer.apply()
-        self.engine.receive(self.trainer.weights())
+        self.carrier.tell(self.trainer.weights(), self.engine)
         return report
 
     def fetch(self, version: int) -> None:
         """Takes the trained tensors of the first that trains; everybody who holds the policy calls this together."""
-        for tensor in self.policy.trained().values():
-            self.groups["hold"].hand_round(tensor.data, source=0)
+        self.carrier.bring(self.policy.trained(), partial(self.groups["hold"].hand_round, source=0))
         self.trainer.version = version
-        self.engine.receive(self.trainer.shared())
+        self.carrier.tell(self.trainer.shared(), self.engine)
 
-    def manifest(self) -> dict[str, str]:
-        """Checksums of the tensors that this process's engine reads."""
-        return {name: checksum(tensor) for name, tensor in self.policy.trained().items()}
+    def holds(self, trainers: Sequence[str], whole: bool = False) -> Receipt:
+        """Version and checksums of the tensors that this process's engine reads; with `whole`, of frozen ones too.
+
+        Those of `trainers` come from their own optimizers, and are held against them as well.
+        """
+        trained, network = self.policy.trained(), self.policy.network
+        if self.optimizer is not None and self.assignment.device in trainers:
+            prove_equal(
+                self.unlike(),
+                of=len(trained),
+                version=self.trainer.version,
+                engine=self.assignment.device,
+                source="its optimizer",
+            )
+        read = [*network.named_parameters(), *network.named_buffers()] if whole else trained.items()
+        return Receipt(version=self.engine.holds().version, manifest=checksums(read), shared=False)
+
+    def unlike(self) -> list[str]:
+        """Names of the tensors that are not what this process's optimizer made."""
+        assert self.optimizer is not None
+        return unlike(self.policy.trained(), self.optimizer.masters)
 
     def peak_memory(self) -> float:
         """Most memory that this process has used, in GB."""
@@ -177,9 +218,26 @@ class Worker:
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Writes the policy for others."""
-        self.policy.save(folder, base=self.assignment.base)
+    def save(self, base: Path | None) -> list[str]:
+        """Writes the policy for others; returns its files, which `saved` hands out. The run folder may be elsewhere.
+
+        `base` is where the run keeps its copy of the base model.
+        """
+        self.written = TemporaryDirectory(prefix="stretto-")
+        folder = Path(self.written.name)
+        self.policy.save(folder, base=base)
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def saved(self, name: str) -> bytes:
+        """A file of what was written last."""
+        assert self.written is not None
+        return Path(self.written.name, name).read_bytes()
+
+    def sweep(self) -> None:
+        """Removes what was written; a process that is killed would leave it behind."""
+        if self.written is not None:
+            self.written.cleanup()
+            self.written = None
 
     def facts(self) -> tuple[int, frozenset[int]]:
         """The model's longest context, and the tokens that end an answer."""
@@ -202,7 +260,7 @@ class Worker:
         else:
             self._hold(state["optimizer"]["masters"])
         self.engine.restore(state["engine"])
-        self.engine.receive(self.trainer.shared())
+        self.carrier.tell(self.trainer.shared(), self.engine)
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:
         """Takes the policy from an optimizer elsewhere, as that rounds it."""
@@ -264,9 +322,3 @@ def load_gauges(
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
     return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
-
-
-def checksum(tensor: Tensor) -> str:
-    """CRC-32 of a tensor's bytes: what is compared was computed alike, so any difference is an error."""
-    raw = tensor.detach().cpu().contiguous().view(torch.uint8)
-    return f"{zlib.crc32(raw.numpy().data):08x}"

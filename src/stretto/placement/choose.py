@@ -55,10 +55,17 @@ def plan_of(
 
 
 def devices_for(cluster: str, seen: Sequence[str]) -> tuple[str, ...]:
-    """The devices that a cluster's text asks for, of those that are seen: all of them where it is `auto`."""
+    """The devices that a cluster's text asks for, of those that are seen: all of them where it is `auto`.
+
+    Those of several hosts are taken as they are told: no host sees the devices of another, so whether they are there is
+    found out when their processes are started.
+    """
     if cluster == "auto":
         return tuple(seen)
-    kinds = ["gpu"] if cluster == "1xgpu" else [name.rpartition("/")[2][:3] for name in parse_cluster(cluster).devices]
+    told = None if cluster == "1xgpu" else parse_cluster(cluster)
+    if told is not None and len(told.hosts) > 1:
+        return tuple(told.devices)
+    kinds = ["gpu"] if told is None else [name.rpartition("/")[2][:3] for name in told.devices]
     chosen: list[str] = []
     for kind, needed in Counter(kinds).items():
         there = [device for device in seen if device.rpartition("/")[2].startswith(kind)]

@@ -97,6 +97,10 @@ class Engine(Stateful, Protocol):
         """Takes over published weights and says what it holds."""
         ...
 
+    def holds(self) -> Receipt:
+        """Which weights it samples from, read now and not remembered."""
+        ...
+
     def settle(self) -> None:
         """What was sampled so far is final. What is sampled after the last call may have to be sampled again, alike."""
         ...

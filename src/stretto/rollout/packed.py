@@ -5,7 +5,8 @@ anew. Here that is done once for all steps between two updates: twice as fast fo
 64. Layers that are given the very same states, as queries, keys and values are, become one product, and so do their
 adapters, whose many small products would take as long as the large ones; who they are is heard in the first step. The
 copies take as much memory as the weights; they are made when first needed, and made again when a weight has changed,
-which its version counter tells, so none is ever out of date.
+which its version counter tells. Not everything that writes to memory counts, so every publish forgets the copies of
+what is trained as well: none is ever out of date.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Ordered:
     """Where each of them was, and how often it had been changed in place."""
     weight: Tensor
     """The copy."""
+    trained: bool
+    """True if one of them is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,10 @@ class PackedSteps(Steps):
         self.heard.clear()
         self.known.clear()
         return hidden
+
+    def weights_changed(self) -> None:
+        """Forgets copies of weights that are trained."""
+        self.ordered = {name: found for name, found in self.ordered.items() if not found.trained}
 
     def release(self) -> None:
         """Gives the copies back too."""
@@ -140,7 +147,8 @@ class PackedSteps(Steps):
         found = self.ordered.get(name)
         if found is None or found.stamp != stamp:
             copy = torch.ops.mkldnn._reorder_linear_weight(merged([weight.detach() for weight in weights]), ROWS)
-            found = self.ordered[name] = Ordered(stamp, copy)
+            trained = any(weight.requires_grad for weight in weights)
+            found = self.ordered[name] = Ordered(stamp, copy, trained)
         return found.weight
 
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from stretto.report.timeline import Span, idle
+from stretto.report.timeline import Span, idle, to_events
 from stretto.run.watch import Watch
 
 EVERY = ""
@@ -65,6 +66,11 @@ class Clock:
                 shared=counts.get("shared", 0),
             )
         )
+
+    def events(self) -> list[dict[str, Any]]:
+        """The step's spans for a timeline, each on its cell's host."""
+        hosts = {cell: device.rpartition("/")[0] for cell, device in self.devices.items()}
+        return [event for span in self.spans for event in to_events([span], host=hosts.get(span.cell) or "localhost")]
 
     def metrics(self) -> dict[str, float]:
         """The step's seconds, whole and by stage for each cell that served it, and the share in which devices idle."""

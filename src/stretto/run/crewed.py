@@ -116,9 +116,10 @@ class CrewParts(Parts):
         except TimeoutError as error:
             if not limit.expired():
                 raise
+            told = await self.crew.witness("generate")
             raise DeadlineError(
-                f"generate: {len(launches)} trajectories were not finished within {deadline:g} s; "
-                "raise deadlines.generate or lower the batch"
+                f"generate: {len(launches)} trajectories were not finished within {deadline:g} s\n{told}"
+                "    fix: raise deadlines.generate or lower the batch"
             ) from error
 
     async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
@@ -136,7 +137,7 @@ class CrewParts(Parts):
         self.held.update(await self.crew.state())
         if self.draft is not None:
             shutil.rmtree(self.draft, ignore_errors=True)
-            await self.crew.save(self.draft)
+            await self.crew.save(self.draft, base=self.base)
 
     async def restored(self) -> None:
         """Sends what was restored to everybody."""
@@ -199,7 +200,7 @@ async def assemble_crew(
         )
 
     launcher = launcher or processes(devices, seconds=recipe.deadlines.start, make=worker_of)
-    crew = Crew(plan, launcher, assign, patience=patience_of(recipe))
+    crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=folder)
     try:
         await crew.start()
         context, stop = await crew.call(crew.trainers[0], "facts", seconds=recipe.deadlines.start)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from stretto.config.schema import Recipe
 from stretto.errors import StrettoError
 from stretto.report.console import Progress
-from stretto.report.timeline import to_events
 from stretto.run import guards
 from stretto.run.batch import Batch
 from stretto.run.checkpoint import Checkpoints
@@ -56,7 +55,7 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
         desk.journal.metrics(done, metrics)
         if done:
             await save(parts, desk, clock, step=done, metrics=metrics)
-        desk.journal.timeline(to_events(clock.spans, host="localhost"))
+        desk.journal.timeline(clock.events())
     for step in range(done + 1, recipe.run.steps + 1):
         cursor = parts.prompts.state()
         clock.begin()
@@ -81,7 +80,7 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
             await save(parts, desk, clock, step=step, metrics=metrics)
-        desk.journal.timeline(to_events(clock.spans, host="localhost"))
+        desk.journal.timeline(clock.events())
         try:
             guards.after_step(recipe.guards, metrics)
         except StrettoError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,10 @@ from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
-from stretto.types import Conversation, Prompt, Stateful, Trajectory
-from stretto.weights.publish import publish
+from stretto.types import Conversation, Prompt, Stateful, Trajectory, Weights
+from stretto.weights.carrier import Carrier
+from stretto.weights.publish import prove_equal, publish
+from stretto.weights.tensors import unlike
 
 AUTO_BUDGET = {"cpu": MICRO_BATCHES["cpu"], "cuda": MICRO_BATCHES["gpu"]}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
@@ -173,6 +175,8 @@ class LocalParts(Parts):
     """Learns."""
     optimizer: MasterAdamW
     """The trainer's optimizer, for checkpoints."""
+    carrier: Carrier = field(default_factory=Carrier)
+    """Brings new weights to the engine."""
 
     @property
     def version(self) -> int:
@@ -211,7 +215,14 @@ class LocalParts(Parts):
 
     async def restored(self) -> None:
         """Tells the engine the version of the tensors that it shares."""
-        publish(self.trainer.shared(), self.engine)
+        self.publish(self.trainer.shared())
+
+    def publish(self, weights: Weights) -> None:
+        """Tells the engine of weights, and proves that it samples from what the optimizer made."""
+        publish(weights, self.engine, self.carrier)
+        trained, engine = self.policy.trained(), f"the engine on {self.policy.device}"
+        found = unlike(trained, self.optimizer.masters)
+        prove_equal(found, of=len(trained), version=weights.version, engine=engine, source="the optimizer")
 
     async def memory(self) -> dict[str, float]:
         """This process's."""

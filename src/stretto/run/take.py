@@ -14,7 +14,6 @@ from stretto.run.crewed import CrewParts, take_step
 from stretto.run.gather import gather
 from stretto.run.learn import learn
 from stretto.run.parts import LocalParts, Parts
-from stretto.weights.publish import publish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,8 @@ async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Taken:
     if isinstance(parts, LocalParts):
         return await gather(parts, clock, step=step)
     assert isinstance(parts, CrewParts)
-    batch, report = await take_step(parts, clock, step=step)
+    with clock.watch.stage("step", step, clock.last):
+        batch, report = await take_step(parts, clock, step=step)
     return Taken(batch=batch, report=report)
 
 
@@ -47,6 +47,6 @@ def finish(parts: Parts, clock: Clock, begun: Batch | Taken, *, step: int) -> Ta
         counts["groups"], counts["tokens"] = len(begun.accepted), int(report["tokens/trained"])
         counts["shared"] = int(report["tokens/shared"])
     with clock.stage("publish", "publish", step=step, version=version):
-        publish(trainer.weights(), parts.engine)
+        parts.publish(trainer.weights())
         parts.engine.settle()
     return Taken(batch=begun, report=report)

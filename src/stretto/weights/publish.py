@@ -2,46 +2,58 @@
 
 An engine answers with the version it samples from and the checksums of its own tensors, read back. Version and
 checksums must be the trainer's, or the run stops: a sampler that silently holds the wrong weights costs weeks. Where
-engine and trainer share tensors there is nothing to compare, and the receipt says "shared" rather than "proved".
+engine and trainer share tensors there is nothing to compare, and the receipt says "shared" rather than "proved"; what
+an update made of them is then held against the optimizer's masters (`tensors.unlike`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection
 
 from stretto.errors import WeightsError
 from stretto.types import Receipt, Weights
+from stretto.weights.carrier import Carrier, Receiver
 
 
-class Receiver(Protocol):
-    """The part of an engine that weights are published to."""
-
-    def receive(self, weights: Weights) -> Receipt:
-        """Takes over published weights and says what it holds."""
-        ...
-
-
-def publish(weights: Weights, engine: Receiver) -> Receipt:
-    """Sends weights and proves that they arrived."""
-    receipt = engine.receive(weights)
+def publish(weights: Weights, engine: Receiver, carrier: Carrier | None = None) -> Receipt:
+    """Sends weights, reads back what the engine holds, and proves that they arrived."""
+    (carrier or Carrier()).tell(weights, engine)
+    receipt = engine.holds()
     prove(weights, receipt)
     return receipt
 
 
-def prove(weights: Weights, receipt: Receipt, *, engine: str = "the engine") -> None:
-    """Raises unless the receipt shows exactly these weights. `engine` is what messages call its sender."""
+def prove(weights: Weights, receipt: Receipt, *, engine: str = "the engine", source: str = "the trainer") -> None:
+    """Raises unless the receipt shows exactly these weights. Messages call its sender `engine`, and theirs `source`."""
     if receipt.version != weights.version:
-        raise WeightsError(
-            f"publish: {engine} samples from weights {receipt.version}, the trainer published {weights.version}"
+        raise refusal(
+            weights.version, f"{engine} samples from weights {receipt.version}, {source} published {weights.version}"
         )
     if receipt.shared:
         if weights.where != "shared":
-            raise WeightsError(f"publish: {engine} says it shares tensors, but the weights are at {weights.where}")
+            raise refusal(weights.version, f"{engine} says it shares tensors, but the weights are at {weights.where}")
         return
-    differing = sorted(name for name, checksum in weights.manifest.items() if receipt.manifest.get(name) != checksum)
-    if differing or not weights.manifest:
-        shown = ", ".join(differing[:3]) or "there is nothing to compare"
-        raise WeightsError(
-            f"publish: after weights {weights.version} were sent, {len(differing)} of {len(weights.manifest)} "
-            f"tensors of {engine} differ from the trainer's ({shown})"
-        )
+    prove_equal(
+        [name for name, checksum in weights.manifest.items() if receipt.manifest.get(name) != checksum],
+        of=len(weights.manifest),
+        version=weights.version,
+        engine=engine,
+        source=source,
+    )
+
+
+def prove_equal(differing: Collection[str], *, of: int, version: int, engine: str, source: str) -> None:
+    """Raises if tensors differ, or if there were none to compare."""
+    if differing or not of:
+        shown = ", ".join(sorted(differing)[:3]) or "there is nothing to compare"
+        raise refusal(version, f"{len(differing)} of {of} tensors of {engine} differ from those of {source} ({shown})")
+
+
+def refusal(version: int, told: str) -> WeightsError:
+    """That weights are not what they should be, when, and what to do."""
+    when = f"after step {version}" if version else "before the first step"
+    return WeightsError(
+        f"publish: {when}, {told}\n"
+        "    fix: stretto resume goes on from the newest checkpoint; if it comes again, look at that device's memory, "
+        "and please report it"
+    )

@@ -89,6 +89,12 @@ class Setting:
         return 1 if section.cluster in ("auto", "1xgpu") else len(parse_cluster(section.cluster))
 
     @property
+    def hosts(self) -> int:
+        """Hosts that the recipe uses."""
+        cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
+        return 1 if cluster in ("auto", "1xgpu") else len(parse_cluster(cluster).hosts)
+
+    @property
     def uses_gpu(self) -> bool:
         """True if it would run on a GPU."""
         if self.recipe is None or self.recipe.placement.cluster == "auto":

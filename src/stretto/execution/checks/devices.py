@@ -7,8 +7,10 @@ from stretto.config.size import WIDTHS, parameters
 from stretto.execution.checks.base import GB, Check, Setting
 
 
-def devices_are_visible(setting: Setting) -> Check:
-    """As many as the recipe asks for."""
+def devices_are_visible(setting: Setting) -> Check | None:
+    """As many as the recipe asks for. Those of several hosts are counted by Ray, when a run starts."""
+    if setting.hosts > 1:
+        return None
     gpus, cores, count = setting.machine.gpus, setting.machine.cores, setting.devices
     told = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else "no GPU"
     kind = f" ({gpus[0].name}, {gpus[0].memory / GB:.0f} GB)" if gpus else ""

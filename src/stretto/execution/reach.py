@@ -1,0 +1,73 @@
+"""Whether every process of a run can reach every other: asked once, before the first of them waits for another.
+
+Each opens a port of its own (whatever is free) at the address by which its host reaches the driver's, and each connects
+to all the others. Groups over gloo use the same addresses. No host is looked up by name, because a name is often that
+of another network, or of loopback.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+LOOPBACK = "127.0.0.1"
+
+PATIENCE = 5.0
+"""Seconds to connect and to exchange a few bytes."""
+
+WORD = b"stretto"
+
+ALLOW = (
+    "let these hosts connect to each other on all ports (firewall, container or security group), and give `ray start` "
+    "an address that the others reach (--node-ip-address)"
+)
+"""What to do where they do not."""
+
+
+def own_address(toward: str) -> str:
+    """The address by which this host reaches another one. Nothing is sent."""
+    kind = socket.AF_INET6 if ":" in toward else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect((toward, 9))
+        return str(probe.getsockname()[0])
+
+
+class Door:
+    """A port that answers whoever connects."""
+
+    def __init__(self, address: str) -> None:
+        kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.server = socket.create_server((address, 0), family=kind, backlog=128)
+        self.place: tuple[str, int] = self.server.getsockname()[:2]
+        threading.Thread(target=self._answer, name="door", daemon=True).start()
+
+    def _answer(self) -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = self.server.accept()
+                with caller, suppress(OSError):
+                    caller.settimeout(PATIENCE)
+                    caller.sendall(WORD)
+
+    def close(self) -> None:
+        """Answers nobody any more."""
+        with suppress(OSError):
+            self.server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self.server.close()
+
+
+def unreached(places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    """Those of these doors that do not answer this process, each with where it is and why."""
+    found = {}
+    for name, (address, port) in places.items():
+        try:
+            with socket.create_connection((address, port), timeout=PATIENCE) as near:
+                near.settimeout(PATIENCE)
+                why = "" if near.recv(16) == WORD else "something else answers"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            found[name] = f"{address} port {port}: {why}"
+    return found

@@ -1,0 +1,144 @@
+"""What hangs ends a run with code 3 or is dropped and counted, is named, and leaves no process: real trainings."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from running import lines, written
+
+pytestmark = pytest.mark.slow
+
+HANGING = """
+import asyncio, sys, time
+from stretto import environments
+from stretto.cli.main import main
+from stretto.environments import single_turn
+
+async def run(prompt, model):
+    outcome = await single_turn.run(prompt, model)
+    if prompt.reference.startswith("0"):
+        await asyncio.sleep(3600)
+    return outcome
+
+environments.BUILT["single_turn"] = run
+sys.exit(main())
+"""
+"""A `stretto` whose environment hangs at some prompts."""
+
+REWARD = """
+import time
+
+def judge(answer, prompt, signals):
+    if len(answer) % 2:
+        time.sleep(3600)
+    return 1.0
+"""
+"""A reward that hangs at some answers."""
+
+TINY = {
+    "deadlines": {"start": 120, "generate": 6, "train": 6, "publish": 6, "reward": 60},
+    "evaluate": {"every": 0},
+    "checkpoint": {"every": 1000},
+}
+
+
+class Train:
+    """A `stretto train` of a recipe as a process; everything that it starts carries a mark of the test's."""
+
+    def __init__(self, folder, program, **changes):
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        recipe = written(folder, run__folder=str(folder / "run"), **TINY, **changes)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, "train", str(recipe)],
+            cwd=folder,
+            env={**os.environ, "STRETTO_TEST": self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def marked(self):
+        """Ids and names of all processes that it has started and that are left."""
+        found = {}
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"STRETTO_TEST={self.mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                    found[int(place.name)] = (place / "cmdline").read_text().strip("\0")
+        return found
+
+    def until(self, ready):
+        """What `ready` says as soon as it says something, while the run goes on."""
+        end = time.monotonic() + 120
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := ready():
+                return found
+            time.sleep(0.1)
+        self.process.kill()
+        raise AssertionError(self.process.communicate()[0])
+
+    def ended(self):
+        """Its exit code, what it said, and the processes that it left."""
+        said, _ = self.process.communicate(timeout=150)
+        end = time.monotonic() + 20  # the watcher that ends the rest ends last
+        while (left := self.marked()) and time.monotonic() < end:
+            time.sleep(0.1)
+        return self.process.returncode, said, left
+
+
+def steps_taken(folder):
+    """How many steps a run has written down."""
+    path = folder / "run" / "metrics.jsonl"
+    return len(lines(path)) if path.exists() else 0
+
+
+PLAIN = "import sys; from stretto.cli.main import main; sys.exit(main())"
+
+
+def test_a_worker_that_is_stopped_ends_the_run_and_is_named(tmp_path):
+    placement = {"cluster": "2xcpu", "strategy": "elastic"}
+    run = Train(tmp_path, PLAIN, placement=placement, run__steps=100_000)
+    run.until(lambda: steps_taken(tmp_path))
+    workers = [process for process, name in run.marked().items() if name.startswith("ray::Actor")]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    code, said, left = run.ended()
+    took = time.monotonic() - stopped
+    assert code == 3, said
+    assert left == {}
+    assert f"it does not answer; process {workers[1]} is stopped" in " ".join(said.split())
+    (stacks,) = (tmp_path / "run").glob("stacks-*.txt")
+    written = stacks.read_text()
+    assert written.count("=== ") == 3, "this process and two workers"
+    assert "execution/ray.py" in written, "the other worker tells its stacks"
+    assert took < 6 + 10 + 10, "the deadline, the time to end, and room for a busy machine"
+
+
+@pytest.mark.parametrize("cluster", ["1xcpu", "2xcpu"])
+def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster, tmp_path):
+    (tmp_path / "hanging.py").write_text(REWARD)
+    run = Train(
+        tmp_path,
+        HANGING,
+        placement={"cluster": cluster},
+        environment={"deadline": 1},
+        rewards=[{"name": "slow", "kind": "hanging:judge", "deadline": 1.0}],
+        guards={"min_disk_gb": 0, "reward_error_share": 1.0},
+        run__steps=1,
+    )
+    code, said, left = run.ended()
+    assert code == 0, said
+    assert left == {}
+    (step,) = lines(tmp_path / "run" / "metrics.jsonl")
+    rows = lines(tmp_path / "run" / "samples" / "step-000001.jsonl")
+    reasons = [row["failure"] for row in rows if row["failure"]]
+    assert step["trajectories/failed"] == len(reasons)
+    assert any("environment: not finished within 1 s outside the engine" in reason for reason in reasons)
+    assert any("hanging:judge did not answer within 1 s" in reason for reason in reasons)
