@@ -10,7 +10,8 @@ from stretto.execution.member import Threads
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
 from stretto.run.crewed import assemble_crew
-from stretto.run.parts import assemble, make_plan
+from stretto.run.local import assemble
+from stretto.run.parts import make_plan
 from stretto.run.take import begin, finish
 
 STEPS = 3

@@ -12,7 +12,8 @@ from stretto.execution.member import processes, worker_of
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
 from stretto.run.crewed import assemble_crew
-from stretto.run.parts import assemble, make_plan
+from stretto.run.local import assemble
+from stretto.run.parts import make_plan
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,9 @@ from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import evaluate
 from stretto.run.gather import gather
 from stretto.run.learn import learn
+from stretto.run.local import assemble
 from stretto.run.metrics import lag
-from stretto.run.parts import assemble, make_plan
+from stretto.run.parts import make_plan
 from stretto.run.take import begin
 from stretto.weights.publish import publish
 

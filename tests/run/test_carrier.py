@@ -18,7 +18,8 @@ from stretto.execution.worker import Worker
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
 from stretto.run.crewed import assemble_crew
-from stretto.run.parts import assemble, make_plan
+from stretto.run.local import assemble
+from stretto.run.parts import make_plan
 
 ADAPTERS = [None, {"kind": "lora", "rank": 4, "alpha": 8}]
 DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]

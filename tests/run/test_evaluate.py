@@ -10,7 +10,8 @@ from stretto.config.schema import Holdout
 from stretto.errors import CheckpointError, RecipeError, RewardError
 from stretto.run import session
 from stretto.run.evaluate import evaluate, pass_at_k, wilson
-from stretto.run.parts import assemble, make_plan
+from stretto.run.local import assemble
+from stretto.run.parts import make_plan
 from stretto.tasks.source import load_prompts, split
 
 

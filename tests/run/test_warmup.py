@@ -11,7 +11,8 @@ from running import END, ONE, recipe_in, tensors
 from stretto.config.locate import ModelFiles
 from stretto.errors import RecipeError
 from stretto.rollout.render import Renderer
-from stretto.run.parts import assemble, make_plan
+from stretto.run.local import assemble
+from stretto.run.parts import make_plan
 from stretto.run.warmup import demonstration, warm_up
 from stretto.tasks.source import load_prompts
 from stretto.train.model import load

@@ -32,7 +32,8 @@ from stretto.rollout.base import Completion, Engine, Request, noise_key
 from stretto.rollout.collect import Launch
 from stretto.rollout.native import NativeEngine
 from stretto.run.learn import credit, learn
-from stretto.run.parts import LocalParts, assemble, make_plan
+from stretto.run.local import LocalParts, assemble
+from stretto.run.parts import make_plan
 from stretto.train.head import Head
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.packing import merge

@@ -22,7 +22,7 @@ from stretto.config.schema import AlgorithmSection, EngineSection, Optimizer, Re
 from stretto.config.schema import Batch as BatchSection
 from stretto.rollout.collect import Launch
 from stretto.run.learn import reference_streams
-from stretto.run.parts import LocalParts
+from stretto.run.local import LocalParts
 from stretto.types import Group, trajectory_key
 
 STORED = 0.5

@@ -15,7 +15,7 @@ from stretto.run import guards
 from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.learn import credit, critic_streams, reference_streams, value_streams
-from stretto.run.parts import LocalParts
+from stretto.run.local import LocalParts
 from stretto.types import Group
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.errors import TrainingError
-from stretto.run.parts import LocalParts, Parts
+from stretto.run.local import LocalParts
+from stretto.run.parts import Parts
 from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
 
 ConversationKey = tuple[str, int, int, int]

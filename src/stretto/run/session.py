@@ -31,8 +31,9 @@ from stretto.run.files import replace
 from stretto.run.guards import free_disk
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
+from stretto.run.local import EngineFactory, assemble
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import EngineFactory, Parts, assemble, devices_of, make_plan
+from stretto.run.parts import Parts, devices_of, make_plan
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful

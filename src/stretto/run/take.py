@@ -13,7 +13,8 @@ from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, take_step
 from stretto.run.gather import gather
 from stretto.run.learn import learn
-from stretto.run.parts import LocalParts, Parts
+from stretto.run.local import LocalParts
+from stretto.run.parts import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
-from stretto.run.parts import EngineFactory, Parts, assemble, make_plan
+from stretto.run.local import EngineFactory, assemble
+from stretto.run.parts import Parts, make_plan
 from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.run.watch import Watch, limits
 from stretto.tasks.source import load_prompts, split
