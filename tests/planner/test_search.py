@@ -142,6 +142,12 @@ def test_a_recipe_names_its_strategy_as_it_is_listed():
     assert named_by(own) in [variant.label for variant in variants_of(own)]
 
 
+def test_a_reference_that_reads_the_policy_on_half_of_the_devices_bounds_the_cells_that_train():
+    setting = setting_of("4xH100", roles=PPO, adapter=16, reading=frozenset({"generate", "value", "reference"}))
+    (best,) = search(setting, tuple(v for v in ALL if v.label == "interleave I1")).best
+    assert best.choice.train.width <= 2
+
+
 def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
     work = workload(
         "deepseek-v3", prompts=64, launched=64, samples=16, adapter=32, base="fp8",

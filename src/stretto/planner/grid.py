@@ -127,7 +127,8 @@ class Grid:
             return
         counts = {role: count for role, (_, count) in places.items()}
         frozen = math.gcd(*(counts[role] for role in self.frozen)) if self.frozen else 1
-        yield base, counts["generate"], math.gcd(counts["train"], counts.get("fit", counts["train"])), frozen
+        alike = ({"train", "fit"} & counts.keys()) | (self.setting.workload.reading - {"generate"})
+        yield base, counts["generate"], math.gcd(*(counts[role] for role in alike)), frozen
 
     def cuts(self, size: int) -> list[int]:
         """How many of so many devices may generate."""

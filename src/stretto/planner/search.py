@@ -94,7 +94,7 @@ def _simulated(grid: Grid, prices: Prices, variant: Variant, quota: int) -> list
     for size in grid.sizes():
         choices = list(grid.choices(variant, size))
         floors = sorted((floor(prices, choice), index) for index, choice in enumerate(choices))
-        if not floors or (found and floors[0][0] > min(map(_seconds, found))):
+        if not floors or (found and floors[0][0] > WORTH_A_LOOK * min(map(_seconds, found))):
             continue
         ranked = _ranked(grid, prices, variant, choices, floors)
         chosen = ranked[:quota]
