@@ -10,7 +10,7 @@ from running import END, ONE, ZERO, lines, metrics, resume, scripted, start
 from stretto.errors import CheckpointError, DeadlineError, GuardError, RewardError, StrettoError, TrainingError
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.scripted import ScriptedEngine
-from stretto.run import parts, take
+from stretto.run import local, take
 from stretto.run.checkpoint import Checkpoints
 
 FLAKY = """
@@ -161,7 +161,7 @@ def test_loading_that_takes_too_long_is_a_deadline(tmp_path):
 
 @pytest.mark.parametrize("stage", ["train", "publish"])
 def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_kept(tmp_path, monkeypatch, stage):
-    room, name, number = {"train": (take, "learn", 2), "publish": (parts, "publish", 3)}[stage]  # it begins with one
+    room, name, number = {"train": (take, "learn", 2), "publish": (local, "publish", 3)}[stage]  # it begins with one
     plain, calls = getattr(room, name), []
 
     def hangs(*given, **named):
