@@ -42,19 +42,24 @@ def estimate(prices: Prices, choice: Choice, pool: float) -> float:
 
 def floor(prices: Prices, choice: Choice) -> float:
     """Seconds that no memory could bring it below: its stages, one after the other or side by side, and its ending."""
-    at, ending = stages(prices, choice, float("inf")), prices.ending(choice)
+    at, ending = stages(prices, choice, float("inf"), even=True), prices.ending(choice)
     alone = (at.generate, at.forwards + at.train)
     if prices.setting.workload.staleness:
         return max(alone) + ending.switch
     return (max(alone) if choice.streamed else sum(alone)) + ending.publish + ending.switch
 
 
-def stages(prices: Prices, choice: Choice, pool: float) -> Stages:
-    """The stages; what lies side by side takes as long as the slower side, and is told as one stage."""
+def stages(prices: Prices, choice: Choice, pool: float, *, even: bool = False) -> Stages:
+    """The stages; what lies side by side takes as long as the slower side, and is told as one stage.
+
+    `even` is as in `Prices.stage`.
+    """
     sides, ending = choice.sides(prices.setting.workload.roles), prices.ending(choice)
 
     def slowest(roles: tuple[str, ...]) -> float:
-        return max(sum(prices.stage(choice, side, role) for role in side.roles if role in roles) for side in sides)
+        return max(
+            sum(prices.stage(choice, side, role, even=even) for role in side.roles if role in roles) for side in sides
+        )
 
     separate = choice.strategy == "separate"
     return Stages(

@@ -53,17 +53,24 @@ class Prices:
         self.total, self.most = float(drawn.sum()), int(drawn.max())
         self.ranked = sorted(int(tokens) for tokens in drawn.flat)
 
-    def stage(self, choice: Choice, side: Side, role: str) -> float:
-        """A whole stage that is no generation, on the cells that serve it, without the update."""
+    def stage(self, choice: Choice, side: Side, role: str, *, even: bool = False) -> float:
+        """A whole stage that is no generation, on the cells that serve it, without the update.
+
+        `even` takes it as dealt out to the token, which nothing can do better.
+        """
         work = self.setting.workload
         split = choice.split(role, work.reading)
         _, count = choice.places(work.roles)[role]
         cells = max(1, count // split.width)
-        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.count)
+        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.count, even)
         if key not in self.known:
             site = self.setting.site(split, side.first, side.count)
             portion = max(1 / cells, 1 / (work.prompts * work.samples)) / work.updates
-            each = self.piece(role, site, work.load.part(portion), choice)
+            load = work.load.part(1 / cells / work.updates if even else portion)
+            if even:
+                whole = math.ceil(load.sequences / site.mesh.dp) * site.mesh.dp
+                load = replace(load, longest=0.0, sequences=float(whole))
+            each = self.piece(role, site, load, choice)
             self.known[key] = each * work.updates
         return self.known[key]
 

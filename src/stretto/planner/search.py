@@ -23,6 +23,8 @@ from stretto.planner.simulate import Forecast, simulate
 
 SIMULATED = 10
 """Choices that are simulated of each number of devices that may be worth it."""
+SLACK = 1.1
+"""By so much a simulation may be faster than the closed forms, which know lengths by a few marks only."""
 ANSWERS = 40_000
 """Answers that all simulations together may generate where that leaves each strategy two."""
 CLOSE = 0.05
@@ -94,7 +96,7 @@ def _simulated(grid: Grid, prices: Prices, variant: Variant, quota: int) -> list
     for size in grid.sizes():
         choices = list(grid.choices(variant, size))
         floors = sorted((floor(prices, choice), index) for index, choice in enumerate(choices))
-        if not floors or (found and floors[0][0] > WORTH_A_LOOK * min(map(_seconds, found))):
+        if not floors or (found and floors[0][0] > SLACK * min(map(_seconds, found))):
             continue
         ranked = _ranked(grid, prices, variant, choices, floors)
         chosen = ranked[:quota]
