@@ -108,9 +108,9 @@ class Trials:
         assert self.parts is not None
         self.steps += 1
         recipe = trial_recipe(self.recipe, workload)
+        await self.parts.crew.restore(self.start)
         crew = Crew(plan, self.launcher, self.parts.crew.assign, patience=patience_of(recipe))
         await crew.start()
-        await crew.restore(self.start)
         devices = list(crew.members)
         told = [cell.token_budget for cell in plan.cells if cell.token_budget]
         budget = max(told, default=token_budget(recipe, "cpu" if "/cpu:" in devices[0] else "cuda"))
