@@ -42,18 +42,15 @@ def plan(
     """Say where the models should live on a cluster, what fits, and what a step will take. Loads no PyTorch."""
     from stretto.cli import planned
     from stretto.planner import explain
-    from stretto.planner.kept import as_measured
+    from stretto.planner.foresee import setting_of
     from stretto.planner.search import named_by, search, smallest_cluster, variants_of
-    from stretto.planner.setting import Setting
-    from stretto.planner.workload import workload_of
 
     if strategy not in (None, *STRATEGIES):
         raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
     root = folder_of(recipe)
     opened = open_recipe(recipe, changes or (), deep=False) if measure else recipe_to_plan(recipe, changes or ())
-    workload, there = workload_of(opened, root), _cluster(opened, cluster, root)
-    constants, source = as_measured(there)
-    setting = Setting.of(workload, constants, source=source)
+    there = _cluster(opened, cluster, root)
+    setting = setting_of(opened, root, there)
     variants = variants_of(opened.placement, strategy)
     found = search(setting, variants)
     if not found.best:
@@ -61,8 +58,7 @@ def plan(
     measured: dict[str, float] = {}
     if measure:
         measured = _measured(opened, root, setting, found)
-        constants, source = as_measured(there)
-        setting = Setting.of(workload, constants, source=source)
+        setting = setting_of(opened, root, there)
         found = search(setting, variants)
     if timeline is not None:
         _write(timeline, planned.spans(found.best[0]))

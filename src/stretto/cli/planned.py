@@ -129,7 +129,7 @@ def _lanes(forecast: Forecast) -> Text:
     end = forecast.ending.seconds + max(stretch.stop for stretch in forecast.stretches)
     on = {cell.name: cell.devices for cell in forecast.plan.cells}
     rows: dict[str, list[str]] = {}
-    used = list(dict.fromkeys(device for cell in forecast.plan.cells for device in cell.devices))
+    used = forecast.plan.devices
     shown = used if len(used) <= DRAWN else [used[i * (len(used) - 1) // (DRAWN - 1)] for i in range(DRAWN)]
     for device in shown:
         rows[device] = ["."] * COLUMNS

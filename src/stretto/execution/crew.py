@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -95,7 +95,7 @@ class Crew:
     async def start(self) -> None:
         """Starts every worker; they load side by side."""
         await self.launcher.open()
-        devices = list(dict.fromkeys(device for several in self.devices.values() for device in several))
+        devices = self.plan.devices
         started = await asyncio.gather(*(self._launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
         for cell in self.plan.cells:
@@ -154,18 +154,17 @@ class Crew:
 
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What the model of a cell says: a reference, a reward model or a critic; its devices share them."""
-        devices, role, seconds = self.devices[cell], self.role[cell], self.patience.train
-        shares = [list(conversations[index :: len(devices)]) for index in range(len(devices))]
-        calls = zip(devices, shares, strict=True)
-        found = await asyncio.gather(*(self.call(each, "score", role, share, seconds=seconds) for each, share in calls))
-        return [found[index % len(devices)][index // len(devices)] for index in range(len(conversations))]
+        role, seconds = self.role[cell], self.patience.train
+        return await dealt(
+            conversations,
+            self.devices[cell],
+            lambda device, share: self.call(device, "score", role, share, seconds=seconds),
+        )
 
     async def score_everywhere(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """The same outside of a step, by every cell of a role together."""
         cells = [cell for cell, its in self.role.items() if its == role]
-        shares = [conversations[index :: len(cells)] for index in range(len(cells))]
-        found = await asyncio.gather(*(self.score(cell, share) for cell, share in zip(cells, shares, strict=True)))
-        return [found[index % len(cells)][index // len(cells)] for index in range(len(conversations))]
+        return await dealt(conversations, cells, self.score)
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
         """Adds gradients on a training cell, whose devices work in lockstep."""
@@ -329,3 +328,15 @@ class _Deadline:
                 f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
                 "    fix: look what that process does, or raise the deadline"
             ) from late
+
+
+async def dealt(
+    conversations: Sequence[Conversation],
+    among: Sequence[str],
+    ask: Callable[[str, Sequence[Conversation]], Awaitable[Sequence[NDArray[np.float64]]]],
+) -> list[NDArray[np.float64]]:
+    """Numbers of each conversation, asked of several in turn and all at once."""
+    count = len(among)
+    shares = [list(conversations[index::count]) for index in range(count)]
+    found = await asyncio.gather(*(ask(each, share) for each, share in zip(among, shares, strict=True)))
+    return [found[index % count][index // count] for index in range(len(conversations))]

@@ -52,6 +52,11 @@ class Plan:
     tail: Mapping[str, Any] = field(default_factory=lambda: {"move": False, "gate": None})
     """When unfinished sequences move onto fewer cells."""
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every device of its cells, in their order."""
+        return tuple(dict.fromkeys(device for cell in self.cells for device in cell.devices))
+
     def to_json(self) -> dict[str, Any]:
         """As plan.json holds it."""
         return asdict(self)

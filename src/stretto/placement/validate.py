@@ -107,7 +107,7 @@ def stages_are_served(case: Case) -> Iterator[Problem]:
 def devices_exist(case: Case) -> Iterator[Problem]:
     """Every cell has devices, each once, and all of them are there."""
     there = set(case.devices)
-    asked = dict.fromkeys(device for cell in case.plan.cells for device in cell.devices)
+    asked = case.plan.devices
     short = len(asked) > len(there)
     if short:
         missing = _listed([device for device in asked if device not in there])

@@ -61,11 +61,10 @@ def choose(setting: Setting, section: Placement) -> Chosen:
 
 def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> Forecast | None:
     """What a plan is expected to take whose cells say no token budget; none for cells that no strategy makes."""
-    used = dict.fromkeys(device for cell in plan.cells for device in cell.devices)
     prices, rooms = Prices(setting), Rooms(setting)
     grid = Grid(setting, prices, rooms)
     for variant in variants_of(section):
-        for choice in grid.choices(variant, len(used)) if variant.cannot(setting) is None else ():
+        for choice in grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ():
             mine = replace(choice, budget=budget, recompute=bool(setting.workload.recompute))
             room = rooms.room(mine)
             if room.fits and _same(mine, plan, setting):

@@ -45,6 +45,11 @@ class KeyValueCache:
         """(slots, capacity) once there is room for so many sequences of so many tokens beside what is there."""
         return max(slots, self.slots), max(-(-tokens // GRAIN) * GRAIN, self.capacity)
 
+    @property
+    def taken(self) -> tuple[int, int]:
+        """(slots, capacity) that memory is taken for."""
+        return self.slots, self.capacity
+
     def reserve(self, *, slots: int, tokens: int) -> None:
         """Makes room for so many sequences of so many tokens, keeping what is there."""
         shape = self.shape_with(slots=slots, tokens=tokens)
@@ -76,8 +81,9 @@ class KeyValueCache:
         self.slots = self.capacity = 0
 
     def _room(self, heads: int, size: int, like: Tensor) -> Tensor:
-        shape, dtype = (self.slots, heads, self.capacity, size), kept_in(like.dtype, like.device)
-        return torch.zeros(shape, dtype=dtype, device=like.device)
+        slots, capacity = self.taken
+        dtype = kept_in(like.dtype, like.device)
+        return torch.zeros(slots, heads, capacity, size, dtype=dtype, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

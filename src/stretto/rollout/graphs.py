@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stretto.rollout.batch import Batch
-from stretto.rollout.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks, kept_in
+from stretto.rollout.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks
 from stretto.rollout.packed import PackedSteps, packs
 from stretto.rollout.sampling import draw_from
 from stretto.rollout.steps import Steps, newest, places
@@ -64,6 +64,11 @@ class LastingCache(KeyValueCache):
         self.held = (0, 0)
         self.generation = 0
 
+    @property
+    def taken(self) -> tuple[int, int]:
+        """What is held."""
+        return self.held
+
     def shape_with(self, *, slots: int, tokens: int) -> tuple[int, int]:
         """As of any cache, with slots for the sequences that fill a recorded step up."""
         return super().shape_with(slots=rounded(slots), tokens=tokens)
@@ -96,10 +101,6 @@ class LastingCache(KeyValueCache):
         super().clear()
         self.held = (0, 0)
         self.generation += 1
-
-    def _room(self, heads: int, size: int, like: Tensor) -> Tensor:
-        shape, dtype = (self.held[0], heads, self.held[1], size), kept_in(like.dtype, like.device)
-        return torch.zeros(shape, dtype=dtype, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

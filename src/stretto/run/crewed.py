@@ -183,9 +183,8 @@ async def assemble_crew(
     base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
     where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
     _, tokenizer = describe(where)
-    devices = list(dict.fromkeys(device for cell in plan.cells for device in cell.devices))
     mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
-    budgets = {device: _budget(plan, device, recipe) for device in devices}
+    budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
 
     def assign(device: str) -> Assignment:
         return Assignment(
@@ -199,7 +198,7 @@ async def assemble_crew(
             mates=mates.get(device, 1),
         )
 
-    launcher = launcher or processes(devices, seconds=recipe.deadlines.start, make=worker_of)
+    launcher = launcher or processes(plan.devices, seconds=recipe.deadlines.start, make=worker_of)
     crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=folder)
     try:
         await crew.start()

@@ -59,7 +59,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
             told = [setting.source or "usual constants", *setting.workload.assumed[:1]]
             note(f"plan: {chosen.why} ({'; '.join(told)})")
             plan = chosen.forecast.plan
-            return Planned(plan=plan, expected=foresee.document(chosen.forecast, setting, _devices(plan)))
+            return Planned(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
     plan = make_plan(recipe)
     return Planned(plan=plan, expected=expectation(recipe, root, plan))
 
@@ -73,11 +73,7 @@ def expectation(recipe: Recipe, root: Path, plan: Plan) -> dict[str, Any] | None
     kind = "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda"
     budget = token_budget(recipe, kind)
     forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=budget)
-    return None if forecast is None else foresee.document(forecast, setting, _devices(plan))
-
-
-def _devices(plan: Plan) -> list[str]:
-    return list(dict.fromkeys(device for cell in plan.cells for device in cell.devices))
+    return None if forecast is None else foresee.document(forecast, setting, plan.devices)
 
 
 def _cluster(recipe: Recipe) -> Cluster:

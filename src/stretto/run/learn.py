@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.errors import TrainingError
@@ -21,20 +23,22 @@ def reference_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     """Reference log-probabilities of every trained token, if the algorithm needs them."""
     if "reference" not in parts.algorithm.needs:
         return {}
-    keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
-    scores = parts.trainer.score(
-        [conversation for _, conversation in keyed],
-        reference=parts.reference,
-        without_adapter=parts.reference is None,
-    )
-    return {"reference": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
+    asked = partial(parts.trainer.score, reference=parts.reference, without_adapter=parts.reference is None)
+    return {"reference": _said(groups, asked)}
 
 
 def critic_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     """The critic's values of every trained token."""
+    return {"values": _said(groups, parts.gauges["value"].score)}
+
+
+def _said(
+    groups: Sequence[Group], asked: Callable[[Sequence[Conversation]], Sequence[NDArray[np.float64]]]
+) -> dict[ConversationKey, NDArray[np.float64]]:
+    """What a model says of every conversation, by key."""
     keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
-    scores = parts.gauges["value"].score([conversation for _, conversation in keyed])
-    return {"values": {key: score for (key, _), score in zip(keyed, scores, strict=True)}}
+    found = asked([conversation for _, conversation in keyed])
+    return {key: numbers for (key, _), numbers in zip(keyed, found, strict=True)}
 
 
 def keyed_conversations(trajectories: Iterable[Trajectory]) -> list[tuple[ConversationKey, Conversation]]:
