@@ -7,7 +7,7 @@ import torch
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection
 from stretto.train import flex
-from stretto.train.attention import TreeLayout, cut
+from stretto.train.attention import TreeLayout
 from stretto.train.model import load
 from stretto.train.packing import merge
 from tiny import SCRATCH_FILES, credited, distance, random_groups, scratch_model, step
@@ -63,7 +63,7 @@ def test_the_kernel_gives_the_values_and_gradients_of_the_pieces(case):
     ]
     outgoing = torch.randn(1, queries, len(tree.tokens), value_size, device=GPU, dtype=dtype)
     layout = TreeLayout.of(tree.segments, GPU)
-    pieces = TreeLayout(segments=layout.segments, blocks=cut(tree.segments, GPU), whole=None)
+    pieces = TreeLayout(segments=layout.segments)
     for window in (None, 64):
         how = {"scale": scale, "window": window}
         expected = values_and_gradients(

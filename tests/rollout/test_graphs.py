@@ -18,8 +18,10 @@ from stretto.rollout import admission
 from stretto.rollout.base import Request
 from stretto.rollout.graphs import LastingCache, RecordedSteps, Recordings, rounded, steps_for
 from stretto.rollout.native import NativeEngine
+from stretto.rollout.packed import PackedSteps
 from stretto.rollout.steps import Steps
 from stretto.types import Weights
+from tiny import scratch_policy
 
 MOST = 1 << 20
 
@@ -228,8 +230,10 @@ def test_nothing_that_is_recorded_asks_the_host(policy, requests_for):
 
 
 def test_on_a_cpu_steps_are_computed_as_they_come(plain_policy):
-    assert type(steps_for(plain_policy, MOST)) is Steps
-    assert type(NativeEngine(plain_policy).steps) is Steps
+    exact = scratch_policy(dtype="float64")
+    assert type(steps_for(exact, MOST)) is Steps
+    assert type(NativeEngine(exact).steps) is Steps
+    assert type(NativeEngine(plain_policy).steps) is PackedSteps
 
 
 def test_a_request_that_is_aborted_between_two_steps_leaves_the_others_alone(plain_policy):

@@ -225,8 +225,9 @@ def test_the_cache_grows_for_longer_requests_and_keeps_what_it_holds(plain_polic
         engine.step(0.0)
     before = engine.cache.capacity
     engine.submit([long])
-    done = drained(engine)
+    done = {each.key: each for each in engine.step(0.0)}
     assert engine.cache.capacity > before
+    done |= drained(engine)
     assert_alone(plain_policy, [short, long], done)
 
 
@@ -298,6 +299,16 @@ def test_weights_that_moved_are_sampled_from_at_once(plain_policy, requests_for)
     requests = requests_for(4)
     engine.submit(requests)
     assert_alone(policy, requests, drained(engine))
+
+
+def test_an_answer_under_way_is_not_lost_to_sleep(plain_policy, requests_for):
+    requests, engine = requests_for(3), NativeEngine(plain_policy)
+    engine.submit(requests)
+    done = engine.step(0.0)
+    engine.sleep(keep=True)
+    assert engine.active and engine.cache.keys
+    engine.wake()
+    assert_alone(plain_policy, requests, {completion.key: completion for completion in done} | drained(engine))
 
 
 def test_sleeping_gives_the_memory_back_and_closing_forgets_everything(plain_policy, requests_for):

@@ -35,6 +35,11 @@ def sampled(policy, steps, count=11):
     return found
 
 
+def whole(dtype):
+    """A policy that is trained as a whole."""
+    return scratch_policy(dtype=dtype, width=32)
+
+
 def with_adapter(dtype):
     """A policy whose adapter says something."""
     return stir(scratch_policy(dtype=dtype, width=32, adapter=Adapter(rank=4, alpha=8)))
@@ -50,7 +55,7 @@ def stir(policy):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("make", [lambda dtype: scratch_policy(dtype=dtype, width=32), with_adapter])
+@pytest.mark.parametrize("make", [whole, with_adapter])
 def test_the_same_tokens_and_log_probabilities_come_out(dtype, make):
     policy = make(dtype)
     plain, packed = sampled(policy, Steps(policy)), sampled(policy, PackedSteps(policy))
@@ -94,19 +99,29 @@ def test_layers_compute_as_ever_for_whoever_trains_them():
 
 def test_only_what_gains_is_packed():
     assert packs(scratch_policy(dtype="bfloat16", width=32)) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert packs(scratch_policy(dtype="float32", width=32))
     assert not packs(scratch_policy(dtype="float64"))
-    assert not packs(scratch_policy(dtype="float32"))
 
 
 def test_sleep_gives_the_copies_back():
-    policy = scratch_policy(dtype="bfloat16", width=32)
+    policy = with_adapter("bfloat16")
     steps = PackedSteps(policy)
     engine = NativeEngine(policy, steps=steps)
     engine.submit(requests(2))
-    engine.step(10.0)
+    while engine.step(60.0):
+        pass
     assert steps.ordered
     engine.sleep(keep=True)
-    assert not steps.ordered
+    assert not steps.ordered and not steps.ready
+
+
+@pytest.mark.parametrize(("make", "kept"), [(whole, False), (with_adapter, True)])
+def test_what_the_next_update_changes_is_not_kept_when_nothing_is_left_to_decode(make, kept):
+    steps = PackedSteps(make("bfloat16"))
+    sampled(steps.policy, steps)
+    assert bool(steps.ordered) == kept
+    assert not any(copy.trained for copy in steps.ordered.values())
+    assert not steps.cache.keys and not steps.trunks.keys
 
 
 def test_an_adapter_that_is_switched_off_is_off():

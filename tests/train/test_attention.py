@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.errors import RecipeError
-from stretto.train import attention, packing, siblings
+from stretto.train import attention, packing, tiles
 from stretto.train.attention import TreeLayout
 from stretto.train.head import logprobs_of
 from stretto.train.packing import divide, merge, pack
+from stretto.train.tiles import tiles_of
 from tiny import CPU, credited, distance, random_groups, scratch_policy, step
 from trees import trees
 
@@ -37,14 +38,22 @@ def plain(query, key, value, *, scale, window):
     window=st.sampled_from([None, 1, 3, 10, 100]),
     scale=st.sampled_from([None, 0.3]),
     worth=st.sampled_from([1, 16]),
-    block=st.sampled_from([1, 12, 256]),
+    together=st.sampled_from([1, 12, 256]),
     per_call=st.sampled_from([0, 40, 16_000]),
+    most=st.sampled_from([60, 900, 32_000]),
+    far=st.sampled_from([0, 4096]),
 )
-def test_a_tree_gives_every_conversation_its_own_attention(sequences, heads, window, scale, worth, block, per_call):
+def test_a_tree_gives_every_conversation_its_own_attention(
+    sequences, heads, window, scale, worth, together, per_call, most, far
+):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WORTH_SHARING", worth)
-        patch.setattr(attention, "BLOCK", block)
-        patch.setattr(siblings, "PER_CALL", per_call)
+        patch.setattr(attention, "BLOCK", together)
+        patch.setattr(tiles, "TOGETHER", together)
+        patch.setattr(tiles, "PER_CALL", per_call)
+        patch.setattr(tiles, "MOST_PAIRS", most)
+        patch.setattr(tiles, "LEAST_ROWS", 2)
+        patch.setattr(tiles, "FAR", far)
         tree = merge(sequences)
         layout = TreeLayout.of(tree.segments, CPU)
     generator = torch.Generator().manual_seed(len(tree.tokens))
@@ -70,12 +79,20 @@ def test_siblings_of_about_equal_length_are_computed_side_by_side():
     answers = [[7] * length for length in (3, 30, 4, 28, 3)]
     tree = merge([np.array([*prompt, index, *answer]) for index, answer in enumerate(answers)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(siblings, "PER_CALL", 200)
-        layout = TreeLayout.of(tree.segments, CPU)
-    batches = [block for block in layout.blocks if isinstance(block, siblings.Siblings)]
-    sizes = [(batch.count, len(batch.back), len(batch.there)) for batch in batches]
-    assert sizes == [(1, 20, 20), (3, 13, 15), (2, 60, 62)], "the prompt is an only child"
-    assert not any(isinstance(block, siblings.Siblings) for block in TreeLayout.of(tree.segments, CPU).blocks)
+        patch.setattr(tiles, "PER_CALL", 200)
+        found = tiles_of(tree.segments)
+    sizes = [(tile.family.count, len(tile.family.back), len(tile.family.there)) for tile in found if tile.family]
+    assert sizes == [(3, 13, 15), (2, 60, 62)]
+    assert not any(tile.family for tile in tiles_of(tree.segments)), "so few tokens are not worth calls of their own"
+
+
+def test_a_long_segment_is_cut_where_its_scores_would_outgrow_the_cache():
+    tree = merge([np.arange(700), np.arange(700)[::-1].copy()])
+    found = tiles_of(tree.segments)
+    pairs = [len(tile.asked) * len(tile.known) for tile in found]
+    assert max(pairs) <= tiles.MOST_PAIRS < 700 * 700
+    assert sum(len(tile.asked) for tile in found) == 1400
+    assert tiles_of(merge([np.arange(tiles.FAR + 1)]).segments) == ()
 
 
 def test_a_model_called_without_a_layout_says_what_to_call_instead():

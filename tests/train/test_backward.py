@@ -6,14 +6,15 @@ import pytest
 import torch
 from peft.tuners.lora import Linear as Adapted
 from torch import nn
+from transformers import LlamaConfig
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from stretto.config.schema import Adapter
 from stretto.train import backward
 from stretto.train.adapters import add_adapter
-from stretto.train.backward import take_over_norms
+from stretto.train.backward import take_over
 from tiny import scratch_policy
 
 
@@ -38,7 +39,7 @@ def test_a_norm_has_the_gradients_of_the_stock_one(kind, dtype, close, numbers, 
     with torch.no_grad():
         stock.weight.copy_(noise(16, seed=1) + 1)
     ours = copy.deepcopy(stock)
-    take_over_norms(nn.ModuleList([ours]))
+    take_over(nn.ModuleList([ours]))
     assert type(ours) is not kind and type(ours).__name__ == kind.__name__
     states, outgoing = noise(2, 5, 16, dtype=dtype), noise(2, 5, 16, seed=2, dtype=dtype)
     expected, found = (gradients(layer, states, outgoing) for layer in (stock, ours))
@@ -50,8 +51,37 @@ def test_a_norm_has_the_gradients_of_the_stock_one(kind, dtype, close, numbers, 
 
 def test_a_norm_of_another_kind_keeps_its_own_backward():
     gemma, exact = GemmaRMSNorm(8), LlamaRMSNorm(8).double()
-    take_over_norms(nn.ModuleList([gemma, exact]))
+    take_over(nn.ModuleList([gemma, exact]))
     assert (type(gemma), type(exact)) == (GemmaRMSNorm, LlamaRMSNorm)
+
+
+GATED = LlamaConfig(hidden_size=8, intermediate_size=24, num_attention_heads=1)
+
+
+@pytest.mark.parametrize("numbers", [40, 1 << 18])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 6e-2)])
+def test_a_gated_layer_has_the_gradients_of_the_stock_one(dtype, close, numbers, monkeypatch):
+    monkeypatch.setattr(backward, "CACHED_NUMBERS", numbers)
+    torch.manual_seed(0)
+    stock = LlamaMLP(GATED).to(dtype)
+    ours = copy.deepcopy(stock)
+    take_over(nn.ModuleList([ours]))
+    assert type(ours) is not LlamaMLP and type(ours).__name__ == "LlamaMLP"
+    states, outgoing = 3 * noise(2, 5, 8, dtype=dtype), noise(2, 5, 8, seed=2, dtype=dtype)
+    expected, found = (gradients(layer, states, outgoing) for layer in (stock, ours))
+    assert torch.equal(found[0], expected[0])
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=close, atol=close)
+    with torch.no_grad():
+        assert torch.equal(ours(states), stock(states))
+
+
+def test_a_gated_layer_of_another_kind_keeps_its_own_backward():
+    gelu, twisted = LlamaMLP(LlamaConfig(**(GATED.to_dict() | {"hidden_act": "gelu"}))), LlamaMLP(GATED)
+    twisted.down_proj = nn.Sequential(twisted.down_proj, nn.Tanh())
+    take_over(nn.ModuleList([gelu, twisted]))
+    assert (type(gelu), type(twisted)) == (LlamaMLP, LlamaMLP)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -27,7 +27,7 @@ from transformers import (
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection
 from stretto.errors import RecipeError
-from stretto.train import siblings
+from stretto.train import tiles
 from stretto.train.model import refuse_unknown_attention
 from tiny import VOCABULARY, credited, distance, naive_step, policy_from, random_groups, step
 
@@ -103,10 +103,10 @@ def type_norms(network):
                 setattr(parent, name, TypedNorm(child))
 
 
-@pytest.fixture(params=[0, siblings.PER_CALL], autouse=True, ids=["siblings apart", "as it pays"])
+@pytest.fixture(params=[0, tiles.PER_CALL], autouse=True, ids=["siblings apart", "as it pays"])
 def pieces(request, monkeypatch):
     """Whether siblings are computed side by side wherever they can be, or only where that is faster."""
-    monkeypatch.setattr(siblings, "PER_CALL", request.param)
+    monkeypatch.setattr(tiles, "PER_CALL", request.param)
 
 
 def both(policy):

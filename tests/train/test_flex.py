@@ -122,7 +122,7 @@ def on_gpu(monkeypatch):
     """Rows as they are laid out on a GPU."""
 
     def of(segments, device):
-        return TreeLayout(segments=tuple(segments), blocks=[], whole=FlexTree.of(segments, device))
+        return TreeLayout(segments=tuple(segments), whole=FlexTree.of(segments, device))
 
     monkeypatch.setattr(TreeLayout, "of", of)
 
@@ -141,7 +141,7 @@ def test_a_mask_is_made_once_for_all_layers(monkeypatch, dense):
     tree = merge([np.arange(9)])
     monkeypatch.setattr(flex, "sight", lambda *tables, make=flex.sight: made.append(tables) or make(*tables))
     monkeypatch.setattr(flex, "usable", lambda *asked: True)
-    layout = TreeLayout(segments=tree.segments, blocks=[], whole=FlexTree.of(tree.segments, CPU))
+    layout = TreeLayout(segments=tree.segments, whole=FlexTree.of(tree.segments, CPU))
     policy.hidden(torch.as_tensor(tree.tokens), torch.as_tensor(tree.positions), layout)
     assert len(made) == 1
     assert layout.blocks == []
@@ -161,9 +161,10 @@ def test_where_the_kernel_cannot_be_used_pieces_give_the_same_and_that_is_said_o
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
-            layout = TreeLayout(segments=tree.segments, blocks=[], whole=FlexTree.of(tree.segments, CPU))
+            layout = TreeLayout(segments=tree.segments, whole=FlexTree.of(tree.segments, CPU))
             found = layout.attend(0, *states, scale=None, window=5)
-    assert torch.equal(found, TreeLayout.of(tree.segments, CPU).attend(0, *states, scale=None, window=5))
+    blocks = TreeLayout(segments=tree.segments)
+    assert torch.equal(found, blocks.attend(0, *states, scale=None, window=5))
     told = [str(warning.message) for warning in said if "FlexAttention for" in str(warning.message)]
     assert len(told) == (reason is not None)
     assert all(reason in text and "exact attention in blocks" in text for text in told)

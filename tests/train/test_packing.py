@@ -152,6 +152,13 @@ def test_answers_to_one_prompt_share_a_row_because_the_prompt_counts_once():
     assert [len(row) for row in divide(talks, 49)] == [9, 1]
 
 
+def test_a_full_row_is_cut_between_groups_where_no_prompt_is_computed_twice():
+    groups = [[[*range(start, start + 60), 500 + index] for index in range(4)] for start in (0, 100, 200)]
+    talks = samples_of([talk for group in groups for talk in group])
+    assert [len(row) for row in divide(talks, 180)] == [8, 4], "two prompts of 60 and a part of the third had fit"
+    assert [len(row) for row in divide(talks, 62)] == [2] * 6, "a group that is too large is cut all the same"
+
+
 def test_unrelated_conversations_fill_rows_up_to_the_budget():
     talks = samples_of([[index] * 10 for index in range(7)])
     assert [len(row) for row in divide(talks, 30)] == [3, 3, 1]

@@ -106,7 +106,7 @@ class Engine(Stateful, Protocol):
         ...
 
     def sleep(self, keep: bool) -> None:
-        """Frees the memory of the cache, and of the weights too unless `keep`."""
+        """Frees the memory of the cache where nothing is under way, and of the weights too unless `keep`."""
         ...
 
     def wake(self) -> None:

@@ -141,12 +141,14 @@ class NativeEngine:
         self.drafts.restore(state)
 
     def sleep(self, keep: bool) -> None:
-        """Gives the cache's memory back; the weights are the trainer's."""
-        self._clear()
-        self.steps.release()
+        """Gives the cache's memory back, unless something is decoded in it; the weights are the trainer's."""
+        if not self.active:
+            self._clear()
+            self.steps.release()
 
     def wake(self) -> None:
-        """Nothing to undo: the cache is taken as needed."""
+        """The cache is taken as needed; weights may lie elsewhere than before."""
+        self.steps.weights_changed()
 
     def close(self) -> None:
         """Forgets everything."""
@@ -306,6 +308,7 @@ class NativeEngine:
         self._close_trunks(batch)
         if not self.active:
             self.batch = None
+            self.steps.rest()
         return done
 
     def _close_trunks(self, batch: Batch) -> None:

@@ -58,6 +58,9 @@ class Steps:
     def weights_changed(self) -> None:
         """Told after every publish; nothing is kept here that follows from weights."""
 
+    def rest(self) -> None:
+        """Told when nothing is left to decode: gives back what the next update makes worthless."""
+
     def release(self) -> None:
         """Gives all memory back."""
         self.cache.clear()

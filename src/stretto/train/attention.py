@@ -10,21 +10,18 @@ Shapes: T tokens of the row, H query heads, K key and value heads, D head size; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from stretto.errors import RecipeError
 from stretto.train.flex import FlexTree
-from stretto.train.segments import Cut, Segment, bounds_of, reach_of, spans_of
-from stretto.train.siblings import MOST_PAIRS, Siblings, batches_of, make_siblings
+from stretto.train.segments import Cut, Segment, bounds_of, kin_of, positions_of, spans_of
+from stretto.train.tiles import Tile, attend_in_tiles, tiles_of
 
 NAME = "stretto"
 """What models are loaded with as `attn_implementation`."""
@@ -82,103 +79,61 @@ class TreeLayout:
 
     segments: tuple[Segment, ...]
     """In row order, depth first, covering the row without gaps."""
-    blocks: list[Block | Siblings]
-    """The same in the pieces in which it is computed; on a GPU made only if they are needed."""
-    whole: FlexTree | None
+    whole: FlexTree | None = None
     """All of it for one kernel, on a GPU."""
+    tiles: tuple[Tile, ...] = ()
+    """All of it in small pieces, on a CPU."""
+    blocks: list[Block] = field(default_factory=list)
+    """All of it in pieces for torch's kernels, made when neither of the others can be used."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> TreeLayout:
-        """The tree as one kernel or in pieces, whichever costs less on this device."""
-        if device.type == "cuda":
-            return cls(segments=tuple(segments), blocks=[], whole=FlexTree.of(segments, device))
-        return cls(segments=tuple(segments), blocks=cut(segments, device), whole=None)
+        """The tree in the form that costs least on this device."""
+        whole = FlexTree.of(segments, device) if device.type == "cuda" else None
+        return cls(segments=tuple(segments), whole=whole, tiles=tiles_of(segments) if device.type == "cpu" else ())
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """Exact attention; no work is spent on padding, and little on masked branches."""
+        if self.tiles:
+            return attend_in_tiles(self.tiles, query, key, value, scale=scale, window=window)
         if self.whole is not None:
             output = self.whole.attend(query, key, value, scale=scale, window=window)
             if output is not None:
                 return output
-            if not self.blocks:
-                self.blocks.extend(cut(self.segments, query.device))
+        if not self.blocks:
+            self.blocks.extend(cut(self.segments, query.device))
         bounds = bounds_of(span for block in self.blocks for span in (*block.before, block.queries))
         q, k, v = (Cut(states, bounds) for states in (query, key, value))
         return torch.cat([block.attend(q, k, v, scale=scale, window=window) for block in self.blocks], dim=2)
 
 
-def cut(segments: Sequence[Segment], device: torch.device) -> list[Block | Siblings]:
-    """A tree in the pieces that cost least."""
-    blocks: list[Block | Siblings] = []
-    plain: list[int] = []
-    for run in runs(segments):
-        siblings = [segments[index] for index in run] if device.type == "cpu" else []
-        batches = batches_of(siblings, ancestors=reach_of(segments, run[0]), block=BLOCK)
-        if batches:
-            blocks += [piece(segments, members, device) for members in _blocks(segments, plain)]
-            plain = []
-            blocks += [make_siblings(segments, run[batch.start : batch.stop], device) for batch in batches]
-        else:
-            plain += run
-    return blocks + [piece(segments, members, device) for members in _blocks(segments, plain)]
-
-
-def piece(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> Block | Siblings:
-    """Consecutive segments that are no siblings; a small one by itself, such as a prompt, is an only child."""
-    length = segments[members[0]].length
-    pairs = length * (reach_of(segments, members[0]) + length)
-    if device.type == "cpu" and len(members) == 1 and pairs <= MOST_PAIRS:
-        return make_siblings(segments, members, device)
-    return make_block(segments, members, device)
-
-
-def runs(segments: Sequence[Segment]) -> list[list[int]]:
-    """Consecutive segments with the same ancestors."""
-    return [list(run) for _, run in groupby(range(len(segments)), key=lambda index: segments[index].ancestors)]
-
-
-def _blocks(segments: Sequence[Segment], plain: Sequence[int]) -> list[list[int]]:
-    """Segments that follow each other, together up to `BLOCK` tokens."""
+def cut(segments: Sequence[Segment], device: torch.device) -> list[Block]:
+    """Consecutive segments, together up to `BLOCK` tokens."""
     blocks: list[list[int]] = []
     size = 0
-    for index in plain:
-        size += segments[index].length
+    for index, segment in enumerate(segments):
+        size += segment.length
         if not blocks or size > BLOCK:
             blocks.append([])
-            size = segments[index].length
+            size = segment.length
         blocks[-1].append(index)
-    return blocks
+    return [make_block(segments, members, device) for members in blocks]
 
 
 def make_block(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> Block:
     """One block of consecutive segments."""
     start = segments[members[0]].start
     stop = segments[members[-1]].start + segments[members[-1]].length
-    outside = sorted({ancestor for member in members for ancestor in segments[member].ancestors} - set(members))
-    key_segment = np.concatenate([np.full(segments[index].length, index) for index in [*outside, *members]])
-    key_position = np.concatenate([_positions(segments, index) for index in [*outside, *members]])
-    visible = None
-    if len(members) > 1 or outside:
-        path = np.zeros((len(segments), len(segments)), dtype=np.bool_)
-        for member in members:
-            path[member, [*segments[member].ancestors, member]] = True
-        queries = slice(len(key_segment) - (stop - start), None)
-        visible = path[key_segment[queries, None], key_segment[None, :]]
-        visible &= key_position[queries, None] >= key_position[None, :]
+    outside, visible = kin_of(segments, members)
+    plain = len(members) == 1 and not outside
     return Block(
         queries=slice(start, stop),
         before=spans_of(segments, outside),
-        visible=None if visible is None else torch.as_tensor(visible, device=device),
-        positions=torch.as_tensor(key_position, device=device),
+        visible=None if plain else torch.as_tensor(visible, device=device),
+        positions=torch.as_tensor(positions_of(segments, [*outside, *members]), device=device),
     )
-
-
-def _positions(segments: Sequence[Segment], index: int) -> NDArray[np.int64]:
-    """Positions of a segment's tokens on their branch."""
-    first = sum(segments[ancestor].length for ancestor in segments[index].ancestors)
-    return np.arange(first, first + segments[index].length)
 
 
 def attend(

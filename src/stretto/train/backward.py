@@ -1,7 +1,8 @@
-"""Backward passes written by hand, for two kinds of layers whose automatic one moves far more bytes than it must.
+"""Backward passes written by hand, for three kinds of layers whose automatic one moves far more bytes than it must.
 
 An RMS norm is differentiated by torch as a dozen passes over the whole row in fp32; here it is a few over pieces that
-stay in the processor's cache. A layer with LoRA is a dozen operations, each over its whole output; here the adapter's
+stay in the processor's cache, and so for the product in a gated feed-forward layer, of which torch also keeps a factor
+that is easily made again. A layer with LoRA is a dozen operations, each over its whole output; here the adapter's
 product is added inside the matrix product. The forward of a norm is its own; the numbers are those of the stock layers
 to rounding. Layers keep their class's name and their weights, and copies of them are complete.
 """
@@ -9,7 +10,7 @@ to rounding. Layers keep their class's name and their weights, and copies of the
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners.lora import Linear as Adapted
@@ -56,6 +57,30 @@ class _Norm(torch.autograd.Function):
         )
 
 
+class _Gated(torch.autograd.Function):
+    """(gate (..., F), up (..., F)) -> silu(gate) * up, which keeps neither silu nor sigmoid for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        width, kind = gate.shape[-1], wide(gate.dtype)
+        gates, ups, outgoing = (states.reshape(-1, width) for states in (gate, up, gradients[0]))
+        gate_gradient, up_gradient = torch.empty_like(gates), torch.empty_like(ups)
+        for part in chunks(len(gates), width, CACHED_NUMBERS):
+            inner, slope = gates[part].to(kind, copy=True), outgoing[part].to(kind, copy=True)
+            share = inner.sigmoid()
+            silu = inner.mul_(share)
+            up_gradient[part] = slope * silu
+            # The slope of silu is sigmoid + silu * (1 - sigmoid).
+            gate_gradient[part] = slope.mul_(ups[part]).mul_(share.addcmul_(silu, 1 - share))
+        return gate_gradient.view_as(gate), up_gradient.view_as(up)
+
+
 class _LowRank(torch.autograd.Function):
     """(states (..., I), fixed weight (O, I), bias, down (r, I), up (O, r)) -> the layer with its adapter."""
 
@@ -95,6 +120,18 @@ class _HandNorm(nn.Module):
         return result
 
 
+class _HandGated(nn.Module):
+    """What the class of a feed-forward layer is given."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """As its class, with another backward where there is one."""
+        layer: Any = self
+        gate, up = layer.gate_proj(states), layer.up_proj(states)
+        differentiated = torch.is_grad_enabled() and gate.requires_grad
+        result: Tensor = layer.down_proj(_Gated.apply(gate, up) if differentiated else layer.act_fn(gate) * up)
+        return result
+
+
 class _HandAdapter(Adapted):
     """A linear layer with adapters."""
 
@@ -110,9 +147,9 @@ class _HandAdapter(Adapted):
 
 
 @cache
-def hand_norm(stock: Any) -> Any:
-    """A norm's class with our forward, under its own name."""
-    return type(stock.__name__, (_HandNorm, stock), {"__module__": stock.__module__})
+def by_hand(ours: Any, stock: Any) -> Any:
+    """A layer's class with our forward, under its own name."""
+    return type(stock.__name__, (ours, stock), {"__module__": stock.__module__})
 
 
 def eps_of(layer: Any) -> float:
@@ -120,12 +157,14 @@ def eps_of(layer: Any) -> float:
     return float(getattr(layer, "variance_epsilon", getattr(layer, "eps", 0.0)))
 
 
-def take_over_norms(network: nn.Module) -> None:
-    """Gives every RMS norm of a CPU the backward from here, if it is the plain kind, which is tried."""
+def take_over(network: nn.Module) -> None:
+    """Gives RMS norms and gated layers of a CPU the backward from here, if they are the plain kind, which is tried."""
     for layer in network.modules():
         stock: Any = type(layer)
         if stock.__name__.endswith("RMSNorm") and is_plain(layer):
-            layer.__class__ = hand_norm(stock)
+            layer.__class__ = by_hand(_HandNorm, stock)
+        elif stock.__name__.endswith("MLP") and is_gated(layer):
+            layer.__class__ = by_hand(_HandGated, stock)
 
 
 def take_over_adapters(network: nn.Module) -> None:
@@ -148,6 +187,17 @@ def is_plain(layer: Any) -> bool:
     expected = weight.double() * exact / (exact.square().mean(-1, keepdim=True) + eps_of(layer)).sqrt()
     close = torch.finfo(weight.dtype).eps * 4
     return torch.allclose(layer(states).double(), expected, rtol=close, atol=close)
+
+
+@torch.no_grad()
+def is_gated(layer: Any) -> bool:
+    """True if a feed-forward layer on a CPU gives down(silu(gate) * up)."""
+    parts = [getattr(layer, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(type(part) is nn.Linear and part.weight.device.type == "cpu" for part in parts):
+        return False
+    gate, up, down = cast(list[nn.Linear], parts)
+    states = torch.linspace(-2, 3, 2 * gate.in_features, dtype=gate.weight.dtype).view(2, -1)
+    return torch.equal(layer(states), down(nn.functional.silu(gate(states)) * up(states)))
 
 
 def simple(module: Any) -> bool:

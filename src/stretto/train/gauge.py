@@ -57,6 +57,10 @@ class Gauge:
         self.network, self.head, self.reads = network.requires_grad_(False), head.requires_grad_(False), reads
         self.token_budget = token_budget
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its weights; those of the head are the network's own, or beside it."""
+        return nn.ModuleList([self.network, self.head]).parameters()
+
     @torch.no_grad()
     def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """Its numbers for each conversation; none for one in which nothing was sampled."""

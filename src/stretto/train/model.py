@@ -25,7 +25,7 @@ from stretto.config.schema import Model, Scratch
 from stretto.errors import RecipeError
 from stretto.train import attention, probe
 from stretto.train.adapters import add_adapter
-from stretto.train.backward import take_over_norms
+from stretto.train.backward import take_over
 from stretto.train.head import Head
 from stretto.train.scratch import character_tokenizer, fresh_network, keep_norms_exact
 
@@ -143,7 +143,7 @@ def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, 
     # Never in eval mode: quantised bases repack their weights there, and without dropout the modes are equal.
     network.train()
     switch_dropout_off(network)
-    take_over_norms(network)
+    take_over(network)
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.kind in ("hub", "folder"))
     take_over_attention(policy)
     if section.adapter is None:

@@ -21,6 +21,9 @@ from stretto.types import Sample
 
 Tokens = NDArray[np.int64]
 
+ROW_COST = 128
+"""What a row costs beside its tokens, in tokens: adding up the gradients of all weights once more."""
+
 WORTH_SHARING = 16
 """Fewest tokens that sharing a prefix must save; below, a segment of its own costs more in kernel calls."""
 
@@ -124,20 +127,32 @@ def divide(samples: Sequence[Sample], budget: int) -> list[tuple[Sample, ...]]:
     """Cuts samples, in their order, into rows of at most `budget` tokens; a conversation is never cut.
 
     A token that a conversation shares with the one before it in the row is not counted again, which is what `merge`
-    saves when the answers of a group stand side by side. Where it saves less, the row is cut once more.
+    saves when the answers of a group stand side by side. A full row is cut where that costs least: inside a group its
+    prompt must be computed once more, before it the row stays shorter. Where `merge` saves less than was counted on,
+    the row is cut once more.
     """
-    rows: list[list[Sample]] = []
-    used = 0
+    rows: list[tuple[Sample, ...]] = []
+    row: list[Sample] = []
+    shared: list[int] = []  # with the conversation before
+    size = 0
     for sample in samples:
         tokens = sample.conversation.tokens
-        shared = shared_prefix(rows[-1][-1].conversation.tokens, tokens) if rows else 0
-        if rows and used + len(tokens) - shared <= budget:
-            rows[-1].append(sample)
-            used += len(tokens) - shared
-        else:
-            rows.append([sample])
-            used = len(tokens)
-    return [piece for row in rows for piece in fitting(tuple(row), budget)]
+        shared.append(shared_prefix(row[-1].conversation.tokens, tokens) if row else 0)
+        row.append(sample)
+        size += len(tokens) - shared[-1]
+        while size > budget and len(row) > 1:
+            place = _cheapest_cut(row, shared, budget)
+            rows.append(tuple(row[:place]))
+            row, shared = row[place:], [0, *shared[place + 1 :]]
+            size = sum(len(each.conversation.tokens) for each in row) - sum(shared)
+    return [piece for each in (*rows, tuple(row)) if each for piece in fitting(each, budget)]
+
+
+def _cheapest_cut(row: Sequence[Sample], shared: Sequence[int], budget: int) -> int:
+    """Before which conversation to cut: its shared tokens are computed once more, and what comes after leaves a gap."""
+    added = [len(sample.conversation.tokens) - same for sample, same in zip(row, shared, strict=True)]
+    gaps = np.cumsum(added[::-1])[::-1]
+    return 1 + int(np.argmin([shared[place] + gaps[place] * ROW_COST / budget for place in range(1, len(row))]))
 
 
 def fitting(row: tuple[Sample, ...], budget: int) -> list[tuple[Sample, ...]]:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -37,6 +39,30 @@ def spans_of(segments: Sequence[Segment], members: Sequence[int]) -> tuple[slice
         else:
             spans.append(slice(segment.start, stop))
     return tuple(spans)
+
+
+def positions_of(segments: Sequence[Segment], members: Sequence[int]) -> NDArray[np.int64]:
+    """Positions of the tokens of some segments, each on its own branch."""
+    firsts = [(reach_of(segments, index), segments[index].length) for index in members]
+    return np.concatenate([np.arange(first, first + length) for first, length in firsts])
+
+
+def kin_of(segments: Sequence[Segment], members: Sequence[int]) -> tuple[list[int], NDArray[np.bool_]]:
+    """Ancestors of consecutive segments outside of these, and (queries, keys) True where a query may look.
+
+    Queries are the tokens of the members, keys those of the ancestors and then those of the members.
+    """
+    outside = sorted({ancestor for member in members for ancestor in segments[member].ancestors} - set(members))
+    path = np.zeros((len(segments), len(segments)), dtype=np.bool_)
+    for member in members:
+        path[member, [*segments[member].ancestors, member]] = True
+    everyone = [*outside, *members]
+    owner = np.repeat(everyone, [segments[index].length for index in everyone])
+    position = positions_of(segments, everyone)
+    own = sum(segments[member].length for member in members)
+    visible = path[owner[-own:, None], owner[None, :]]
+    visible &= position[-own:, None] >= position[None, :]
+    return outside, visible
 
 
 class Cut:
