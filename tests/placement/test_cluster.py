@@ -51,7 +51,9 @@ def test_memory_counts_binary_gigabytes_and_variants_differ():
         ("8xH100+", "no cluster"),
         ("0x8xH100", "no devices"),
         ("8x0xH100", "no devices"),
-        ("999999x999999xH100", "too many"),
+        ("999999x999999xH100", "the largest cluster"),
+        ("16384xH100+8xH100", "16392 devices"),
+        ("100000000000xL4", "the largest cluster"),
         ("-8xH100", "no cluster"),
     ],
 )
@@ -102,6 +104,10 @@ def test_a_file_may_correct_a_known_device():
         ({"hosts": [{"device": "H101", "devices": 8}]}, "H100"),
         ({"hosts": [{"device": "M", "devices": 8}], "devices": {"M": {"flops": 1e14}}}, "it needs"),
         ({"hosts": [{"device": "M", "devices": 8}], "devices": {"M": {"like": "H1000"}}}, "H100"),
+        ({"hosts": [{"device": "H100", "devices": 1024, "count": 10_000}]}, "the largest cluster"),
+        ({"hosts": 3}, "is no list"),
+        ({"hosts": [{"device": "H100", "devices": 8}], "rates": {"tick": -1.0}}, "tick is -1"),
+        ({"hosts": [{"device": "M", "devices": 8}], "devices": {"M": {"like": "L4", "flops": 1e-300}}}, "greater than"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(document, said):
@@ -114,6 +120,12 @@ def test_a_wrong_file_is_refused_by_name(document, said):
 def test_rates_that_cannot_be_are_refused(rates):
     with pytest.raises(RecipeError, match=next(iter(rates))):
         Rates.of(rates)
+
+
+def test_a_host_without_a_device_is_one_problem():
+    with pytest.raises(RecipeError) as refused:
+        read_cluster({"hosts": ({"devices": 8},)}, file="c.yaml")
+    assert [problem.field for problem in refused.value.problems] == ["c.yaml: hosts.0.device"]
 
 
 def test_a_thread_of_a_cpu_has_constants_of_its_own():

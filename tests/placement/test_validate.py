@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as given_by
 
-from stretto.placement.strategies import MODELS, ORDER, STRATEGIES, Layout, flatten, separate
+from stretto.placement.strategies import MODELS, ORDER, STRATEGIES, Layout, elastic, flatten, separate
 from stretto.placement.validate import problems
 
 DEVICES = tuple(f"localhost/gpu:{index}" for index in range(4))
@@ -159,11 +159,24 @@ def test_an_engine_is_what_a_generate_cell_runs(index, engine, reason):
 
 
 @pytest.mark.parametrize(
-    ("phase", "reason"), [("trane", "did you mean train?"), ("generate", "works in the phase generate")]
+    ("phase", "reason"),
+    [
+        ("trane", "did you mean train?"),
+        ("generate", "works in the phase generate"),
+        ("reward", "no cell works in the phase reward on the devices of generate"),
+    ],
 )
 def test_a_cell_sleeps_while_others_work(phase, reason):
     assert reason in told(with_cell(plan_on(1), 0, sleeps=(phase,)))["placement.cells.0.sleeps"]
     assert told(with_cell(plan_on(1), 0, sleeps=("train",))) == {}
+
+
+def test_nothing_sleeps_where_stages_flow_or_where_the_others_are_elsewhere():
+    assert "stages flow" in told(with_cell(plan_on(2, elastic), 0, sleeps=("train",)))["placement.cells.0.sleeps"]
+    apart = replace(plan_on(2, separate), flow="phased")
+    assert (
+        "no cell works in the phase train" in told(with_cell(apart, 0, sleeps=("train",)))["placement.cells.0.sleeps"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,32 @@ def test_more_devices_never_make_the_best_plan_slower(model, prompts):
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(steps))
 
 
+@pytest.mark.parametrize(
+    ("cluster", "changes"),
+    [("8xA100-80", {"roles": PPO}), ("16xA100-80", {"model": "llama-7b", "prompts": 64}), ("4xH800+4xH20", {})],
+)
+def test_what_is_passed_over_is_not_faster(cluster, changes, monkeypatch):
+    setting = setting_of(cluster, **changes)
+    usual = search(setting, ALL)
+    for name in ("SLACK", "MIXED"):
+        monkeypatch.setattr("stretto.planner.search." + name, 1e9)
+    every = search(setting, ALL)
+    assert usual.simulated < every.simulated
+    assert [(each.choice, each.step) for each in usual.best] == [(each.choice, each.step) for each in every.best]
+
+
+def test_a_model_that_no_cluster_holds_has_no_smallest_one():
+    setting = setting_of("8xH100", prompt=10**9)
+    assert search(setting, ALL).best == ()
+    assert smallest_cluster(setting, ALL) is None
+
+
+def test_of_several_kinds_of_devices_the_one_with_most_memory_is_counted():
+    setting = setting_of("8xL4+4xH100", "llama-65b")
+    count = smallest_cluster(setting, ALL)
+    assert search(replace(setting, cluster=parse_cluster(f"{count}xH100")), ALL).best
+
+
 def test_the_same_question_has_the_same_answer():
     documents = []
     for _ in range(2):
@@ -113,7 +139,7 @@ def test_a_model_that_fits_nowhere_names_the_term_and_the_smallest_cluster():
     assert "optimizer" in found.misses[0] and "GB too much" in found.misses[0]
     count = smallest_cluster(setting, ALL)
     assert count is not None and count > 8
-    assert search(replace(setting, cluster=parse_cluster(f"{count}xH100"), memo={}), ALL).best
+    assert search(replace(setting, cluster=parse_cluster(f"{count}xH100")), ALL).best
 
 
 def test_a_batch_too_small_for_the_cluster_says_so():

@@ -152,6 +152,7 @@ LAYOUTS = [
         strategy="interleave", devices=8, fractions=PRESETS["I1"], train=Split(tp=2), lane=Split(tp=2), sharded=True
     ),
     Choice(strategy="interleave", devices=8, fractions=PRESETS["I2"], train=Split(dp=4), recompute=True),
+    Choice(strategy="interleave", devices=8, fractions=PRESETS["I1"], sleeps=True),
     Choice(strategy="separate", devices=8, generating=2, train=Split(dp=3), lane=Split(tp=2)),
     Choice(strategy="elastic", devices=6, train=Split(dp=2), lane=Split(), budget=4096),
 ]
@@ -169,6 +170,15 @@ def test_a_choice_makes_a_plan_without_problems_that_says_the_same(choice):
         assert {cell.weights.partition(":")[0] for cell in cells} == {choice.source(role, work)}
         used = [device for cell in cells for device in cell.devices]
         assert used == list(setting.names[places[role][0] : sum(places[role])])
+
+
+def test_what_sleeps_waits_for_nothing():
+    work = workload(("generate", "reward", "train"))
+    choice = Choice(strategy="interleave", devices=4, fractions=PRESETS["I1"], sleeps=True)
+    plan = choice.plan(Setting.of(work, parse_cluster("4xH100")))
+    assert list(choice.waits_for(work)) == []
+    told = {(cell.role, cell.devices[0][-1]): cell.sleeps for cell in plan.cells}
+    assert (told["train", "0"], told["train", "3"]) == (("generate",), ("generate", "reward"))
 
 
 @pytest.mark.parametrize("choice", LAYOUTS, ids=lambda choice: choice.label)

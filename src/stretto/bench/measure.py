@@ -155,7 +155,7 @@ def own(setting: Setting) -> Iterator[Ask]:
         if count > 1 and probe.prompts > 2:
             choices.append(Choice(strategy="separate", devices=count, generating=count // 2, budget=budget))
         for choice in choices:
-            yield _ask(probe.name, replace(setting, workload=work, memo={}), choice)
+            yield _ask(probe.name, replace(setting, workload=work), choice)
 
 
 def _may_score(work: Workload) -> bool:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from stretto.bench.machine import PeakMemory
 from stretto.bench.ours import endless
-from stretto.execution.worker import Assignment, Worker
+from stretto.execution.assignment import Assignment
+from stretto.execution.worker import Worker
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.model import Policy

@@ -50,7 +50,7 @@ def plan(
     root = folder_of(recipe)
     opened = open_recipe(recipe, changes or (), deep=False) if measure else recipe_to_plan(recipe, changes or ())
     there = _cluster(opened, cluster, root)
-    setting = setting_of(opened, root, there)
+    setting = setting_of(opened, root, there, running=measure)
     variants = variants_of(opened.placement, strategy)
     found = search(setting, variants)
     if not found.best:
@@ -58,7 +58,7 @@ def plan(
     measured: dict[str, float] = {}
     if measure:
         measured = _measured(opened, root, setting, found)
-        setting = setting_of(opened, root, there)
+        setting = setting_of(opened, root, there, running=measure)
         found = search(setting, variants)
     if timeline is not None:
         _write(timeline, planned.spans(found.best[0]))

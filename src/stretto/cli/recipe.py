@@ -74,7 +74,8 @@ def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
 def _plan(recipe: Recipe) -> Iterable[Problem]:
     section = recipe.placement
     try:
-        devices = ("localhost/gpu:0",) if section.cluster in ONE else tuple(parse_cluster(section.cluster).devices)
+        unknown = section.cluster in ONE and section.cluster != "1xcpu"
+        devices = ("localhost/gpu:0",) if unknown else tuple(parse_cluster(section.cluster).devices)
         plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
     except RecipeError as error:
         return error.problems

@@ -116,7 +116,7 @@ class WrittenCell(Section):
     weights: str | None = None
     """Where its weights come from; default: the training cell's own tensors where that is possible."""
     sleeps: Sequence[str] = ()
-    """Phases in which its memory may be given to others."""
+    """Phases in which it leaves its memory to others."""
     token_budget: Count | None = None
     """Most tokens in a micro-batch."""
 
@@ -133,20 +133,21 @@ def _by_hand(section: Placement, layout: Layout) -> Plan:
         usual = cell.role if wide[cell.role] == 1 else f"{cell.role}-{taken[cell.role]}"
         taken[cell.role] += 1
         cells.append(_filled(cell, name=usual if cell.name is None else cell.name, engine=layout.engine))
+    trainers = strategies.Trainers(cells)
     placed = tuple(
-        strategies.with_weights(made, cells) if cell.weights is None and made.role in layout.reading else made
+        trainers.with_weights(made) if cell.weights is None and made.role in layout.reading else made
         for cell, made in zip(told, cells, strict=True)
     )
     flow, tail = COURSES["flatten" if section.strategy == "auto" else section.strategy]
-    used = dict.fromkeys(device for cell in placed for device in cell.devices)
-    served = sorted(placed, key=lambda cell: ORDER.index(cell.role) if cell.role in ORDER else len(ORDER))
+    used = (device for cell in placed for device in cell.devices)
+    in_turn = sorted(placed, key=lambda cell: ORDER.index(cell.role) if cell.role in ORDER else len(ORDER))
     return Plan(
         strategy="by hand" if section.strategy == "auto" else section.strategy,
         flow=flow,
         staleness=layout.staleness,
         optimizer=layout.optimizer,
         cells=placed,
-        priority={device: tuple(cell.name for cell in served if device in cell.devices) for device in used},
+        priority=strategies.served(in_turn, used),
         tail=tail,
     )
 

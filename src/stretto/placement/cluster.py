@@ -15,12 +15,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from stretto.config.schema import Count, Positive, Section
+from stretto.config.schema import Count, Section
 from stretto.errors import Problem, RecipeError
 from stretto.placement.devices import GB, Device, find_device
+from stretto.placement.rates import Rates
 
-MOST_DEVICES = 100_000
-"""More than anyone has; a slip of the finger otherwise fills the memory."""
+MOST_DEVICES = 16_384
+"""As many as the largest published trainings of one model used; a slip of the finger otherwise fills the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +74,13 @@ class Cluster:
 def parse_cluster(text: str, *, field: str = "placement.cluster") -> Cluster:
     """A cluster from text: parts `[hosts x] devices x NAME`, joined by `+`."""
     parts = [_part(part.strip(), text, field) for part in text.split("+")]
+    _check_size(sum(sum(counts) for _, counts in parts), text, field)
     sizes = [(device, count) for device, counts in parts for count in counts]
     return Cluster(hosts=tuple(_named(sizes)))
 
 
 def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
-    match = re.fullmatch(r"(?:(\d{1,6})\s*x\s*)?(\d{1,6})\s*x\s*([A-Za-z][\w .-]*)", part, re.IGNORECASE)
+    match = re.fullmatch(r"(?:(\d{1,18})\s*x\s*)?(\d{1,18})\s*x\s*([A-Za-z][\w .-]*)", part, re.IGNORECASE)
     if match is None:
         raise RecipeError.of(
             field,
@@ -86,13 +88,19 @@ def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
             "write 8xH100, 6x8xH100 (hosts first), 8xH800+8xH20, 2xcpu or a file",
         )
     hosts, count, device = match[1], int(match[2]), find_device(match[3], field=field)
-    if not count or hosts == "0" or count * int(hosts or 1) > MOST_DEVICES:
-        reason = f"{part!r} has {'no' if not count or hosts == '0' else 'too many'} devices"
-        raise RecipeError.of(field, reason, f"give a number from 1 to {MOST_DEVICES}")
+    if not count * int(hosts or 1):
+        raise RecipeError.of(field, f"{part!r} has no devices", f"give a number from 1 to {MOST_DEVICES}")
+    _check_size(count * int(hosts or 1), part, field)
     if hosts:
         return device, [count] * int(hosts)
     full, rest = divmod(count, device.per_host)
     return device, [device.per_host] * full + [rest] * (rest > 0)
+
+
+def _check_size(count: int, told: str, field: str) -> None:
+    if count > MOST_DEVICES:
+        reason = f"{told!r} has {count} devices, and the largest cluster that can be planned has {MOST_DEVICES}"
+        raise RecipeError.of(field, reason, f"give a number from 1 to {MOST_DEVICES}")
 
 
 def _named(sizes: list[tuple[Device, int]]) -> Iterator[Host]:
@@ -109,24 +117,28 @@ def _own_memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
+PerSecond = Annotated[float, Field(ge=1.0, le=1e30)]
+Gigabytes = Annotated[float, Field(ge=1e-3, le=1e9)]
+
+
 class DeviceNumbers(Section):
     """Numbers of a device in a cluster file; what is left out is taken from `like`, or guessed from the rest."""
 
     like: str | None = None
     """A device of the table to start from."""
-    flops: Positive | None = None
+    flops: PerSecond | None = None
     """Peak of dense bf16 products, FLOP/s."""
-    matmul: Positive | None = None
+    matmul: PerSecond | None = None
     """Best measured on large products, FLOP/s."""
-    memory_gb: Positive | None = None
+    memory_gb: Gigabytes | None = None
     """Memory in GB of 2^30 bytes."""
-    bandwidth: Positive | None = None
+    bandwidth: PerSecond | None = None
     """Of its memory, bytes/s."""
-    link: Positive | None = None
+    link: PerSecond | None = None
     """To its neighbours, bytes/s in one direction."""
-    nic: Positive | None = None
+    nic: PerSecond | None = None
     """Its share of the host's network, bytes/s."""
-    host_link: Positive | None = None
+    host_link: PerSecond | None = None
     """To host memory, bytes/s."""
     domain: Count | None = None
     """How many devices `link` joins."""
@@ -141,7 +153,7 @@ class HostNumbers(Section):
     """How many each host has."""
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
     """How many such hosts."""
-    memory_gb: Positive | None = None
+    memory_gb: Gigabytes | None = None
     """Host memory in GB."""
 
 
@@ -161,7 +173,9 @@ def read_cluster(document: Any, *, file: str) -> Cluster:
     try:
         told = ClusterFile.model_validate(_tuples(document))
     except ValidationError as wrong:
-        raise RecipeError(*(_problem(error, file) for error in wrong.errors())) from None
+        raise RecipeError(*_problems(wrong, file)) from None
+    Rates.of(told.rates, field=f"{file}: rates")
+    _check_size(sum(group.devices * group.count for group in told.hosts), "hosts", f"{file}: hosts")
     own = {name: _device(name, numbers, file) for name, numbers in told.devices.items()}
     sizes: list[tuple[Device, int, float | None]] = []
     for group in told.hosts:
@@ -182,10 +196,23 @@ def _tuples(document: Any) -> Any:
     return tuple(_tuples(value) for value in document) if isinstance(document, list) else document
 
 
-def _problem(error: Mapping[str, Any], file: str) -> Problem:
-    where = ".".join(str(part) for part in error["loc"]) or "the whole file"
+KINDS = {"tuple_type": "is no list", "model_type": "is no section of keys and values", "extra_forbidden": "is no key"}
+"""What pydantic calls an error -> our words, where its own speak of Python."""
+
+
+def _problems(wrong: ValidationError, file: str) -> Iterator[Problem]:
+    """Every complaint of the schema, in words; what is only short of items that are wrong themselves is left out."""
+    errors = wrong.errors()
     fix = "a cluster file has hosts (device, devices, count, memory_gb), devices and rates"
-    return Problem(field=f"{file}: {where}", reason=f"{error['msg'][:1].lower()}{error['msg'][1:]}", fix=fix)
+    for error in errors:
+        inside = any(other["loc"][:-1][: len(error["loc"])] == error["loc"] for other in errors)
+        if error["type"] == "too_short" and inside:
+            continue
+        where = ".".join(str(part) for part in error["loc"]) or "the whole file"
+        reason = KINDS.get(error["type"]) or f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+        yield Problem(
+            field=f"{file}: {where}", reason="there are none" if error["type"] == "too_short" else reason, fix=fix
+        )
 
 
 def _device(name: str, told: DeviceNumbers, file: str) -> Device:

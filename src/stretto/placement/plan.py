@@ -28,7 +28,7 @@ class Cell:
     weights: str = "own"
     """own, shared:<cell> or gather:<cell>."""
     sleeps: tuple[str, ...] = ()
-    """Phases in which its memory may be given to others."""
+    """Phases in which it leaves its memory to others; what that means for each role is in `execution.sleepers`."""
     token_budget: int | None = None
     """Most tokens in a micro-batch; none if measured at run time."""
 
@@ -56,6 +56,19 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Every device of its cells, in their order."""
         return tuple(dict.fromkeys(device for cell in self.cells for device in cell.devices))
+
+    @property
+    def roles_on(self) -> dict[str, frozenset[str]]:
+        """Device -> roles of the cells on it."""
+        found: dict[str, set[str]] = {}
+        for cell in self.cells:
+            for device in cell.devices:
+                found.setdefault(device, set()).add(cell.role)
+        return {device: frozenset(roles) for device, roles in found.items()}
+
+    def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
+        """Role -> phases in which its cell on a device leaves the memory there to others."""
+        return {cell.role: cell.sleeps for cell in self.cells if device in cell.devices}
 
     def to_json(self) -> dict[str, Any]:
         """As plan.json holds it."""

@@ -72,10 +72,11 @@ class Rates:
             raise RecipeError.of(
                 field, f"no rate is called {', '.join(unknown)}", f"the rates are {', '.join(sorted(known))}"
             )
-        wrong = [name for name, value in measured.items() if not 0 <= value < float("inf")]
-        wrong += [name for name in DIVISORS if name not in wrong and measured.get(name) == 0]
+        least = {name: SMALL if name in DIVISORS else 0.0 for name in measured}
+        wrong = [f"{name} is {value:g}" for name, value in measured.items() if not least[name] <= value <= LARGE]
         if wrong:
-            raise RecipeError.of(field, f"{', '.join(wrong)} cannot be", "give finite numbers above zero")
+            fix = f"give numbers up to {LARGE:g}: not below zero, and above it where something is divided by them"
+            raise RecipeError.of(field, ", ".join(wrong), fix)
         return replace(THREADS if kind == "cpu" else cls(), **measured)
 
 
@@ -84,6 +85,9 @@ DIVISORS = (
     "reshard", "fp8_gain",
 )  # fmt: skip
 """Rates that something is divided by."""
+
+SMALL, LARGE = 1e-9, 1e18
+"""Between these no sum of seconds overflows; no machine comes near them."""
 
 THREADS = Rates(
     matmul_share=0.3, attention_share=0.1, layer_passes=30.0, decode_share=0.6, tick=1e-3, tick_layer=1e-4,

@@ -8,7 +8,7 @@ elastic     every device generates; those that are done turn to finished groups 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
@@ -155,7 +155,8 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
             )
             for index, group in enumerate(groups)
         ]
-    cells = [with_weights(cell, cells) if cell.role in layout.reading else cell for cell in cells]
+    trainers = Trainers(cells)
+    cells = [trainers.with_weights(cell) if cell.role in layout.reading else cell for cell in cells]
     flow, tail = COURSES[strategy]
     return Plan(
         strategy=strategy,
@@ -163,17 +164,35 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
         staleness=layout.staleness,
         optimizer=layout.optimizer,
         cells=tuple(cells),
-        priority={device: tuple(c.name for c in cells if device in c.devices) for device in layout.devices},
+        priority=served(cells, layout.devices),
         tail=tail,
     )
 
 
-def with_weights(cell: Cell, cells: Sequence[Cell]) -> Cell:
-    """Where a cell's weights come from, if it need not hold its own: values are the critic's, all else the policy's."""
-    update = "fit" if cell.role == "value" else "train"
-    for trainer in cells:
-        if trainer.role == update and set(cell.devices) <= set(trainer.devices):
-            alike = cell.devices == trainer.devices and cell.mesh == trainer.mesh
-            same = alike and trainer.mesh.get("dp_shard", 1) == 1
-            return replace(cell, weights=f"{'shared' if same else 'gather'}:{trainer.name}")
-    return cell
+class Trainers:
+    """The cells that train, by their devices: whose tensors the others may read."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self.at: dict[tuple[str, str], list[Cell]] = {}
+        for cell in cells:
+            for device in cell.devices if cell.role in ("train", "fit") else ():
+                self.at.setdefault((cell.role, device), []).append(cell)
+
+    def with_weights(self, cell: Cell) -> Cell:
+        """Whose weights a cell reads, if it need not hold its own: for values the critic's, else the policy's."""
+        update = "fit" if cell.role == "value" else "train"
+        for trainer in self.at.get((update, cell.devices[0]), ()) if cell.devices else ():
+            if set(cell.devices) <= set(trainer.devices):
+                alike = cell.devices == trainer.devices and cell.mesh == trainer.mesh
+                same = alike and trainer.mesh.get("dp_shard", 1) == 1
+                return replace(cell, weights=f"{'shared' if same else 'gather'}:{trainer.name}")
+        return cell
+
+
+def served(cells: Iterable[Cell], devices: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Device -> names of its cells, in this order."""
+    found: dict[str, list[str]] = {device: [] for device in devices}
+    for cell in cells:
+        for device in dict.fromkeys(cell.devices):
+            found[device].append(cell.name)
+    return {device: tuple(names) for device, names in found.items()}

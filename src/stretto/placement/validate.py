@@ -216,14 +216,25 @@ def engines_generate(case: Case) -> Iterator[Problem]:
 
 
 def cells_sleep_while_others_work(case: Case) -> Iterator[Problem]:
-    """A phase in which a cell's memory is given away is one of the others'."""
+    """A phase in which a cell leaves its memory to others is a time of its own, and theirs, on the same devices."""
+    on = case.plan.roles_on
     for field, cell in case.cells():
+        if cell.sleeps and case.plan.flow == "streamed":
+            reason = "nothing sleeps where stages flow: what a device holds would move with every piece of work"
+            yield Problem(
+                field=f"{field}.sleeps", reason=reason, fix="leave it out, or use placement.strategy: flatten"
+            )
+            continue
+        there = {role for device in cell.devices for role in on[device]}
         for phase in cell.sleeps:
             if phase not in ORDER:
                 reason = f"there is no phase {phase!r}"
                 yield Problem(field=f"{field}.sleeps", reason=reason, fix=hint(phase, ORDER))
             elif phase == cell.role:
                 reason = f"{cell.name} works in the phase {phase} and cannot sleep in it"
+                yield Problem(field=f"{field}.sleeps", reason=reason, fix="leave that phase out")
+            elif phase not in there:
+                reason = f"no cell works in the phase {phase} on the devices of {cell.name}"
                 yield Problem(field=f"{field}.sleeps", reason=reason, fix="leave that phase out")
 
 

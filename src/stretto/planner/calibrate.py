@@ -125,7 +125,7 @@ Known = Sequence[tuple[Seen, Sequence[Part]]]
 def _pairs(known: Known, rates: Rates) -> Iterator[tuple[Seen, float, float]]:
     """(step, measured, predicted) of every part."""
     for seen, of_it in known:
-        setting = replace(seen.setting, costs=Costs(rates=rates), memo={})
+        setting = replace(seen.setting, costs=Costs(rates=rates))
         priced = Priced(Prices(setting), seen.choice, seen.plan)
         for part in of_it:
             yield seen, part.seconds, part.predicted(priced)

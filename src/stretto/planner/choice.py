@@ -6,15 +6,15 @@ roles then lie together, and whose tensors they read, is known here without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 from stretto.placement import strategies
-from stretto.placement.plan import Plan
+from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER, PRESETS, Layout
 from stretto.planner.setting import ALONE, Setting, Split
 from stretto.planner.workload import Workload
@@ -38,6 +38,16 @@ class Side:
     """Index of the first device."""
     count: int
     """How many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """Where the roles of a step lie."""
+
+    places: Mapping[str, tuple[int, int]]
+    """Role -> (index of its first device, how many)."""
+    sides: tuple[Side, ...]
+    """The devices by what they serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +76,8 @@ class Choice:
     """Whether copies of what is trained share its optimizer."""
     sleeps: bool = False
     """Whether cells leave their memory to others while those work."""
+    laid: dict[frozenset[str], Laid] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By roles, as far as it was asked: everything that is priced begins with it."""
 
     @property
     def label(self) -> str:
@@ -86,18 +98,19 @@ class Choice:
             return self.lane
         return self.train if role in ("train", "fit") or role in reading else self.frozen
 
-    def places(self, roles: frozenset[str]) -> dict[str, tuple[int, int]]:
+    def places(self, roles: frozenset[str]) -> Mapping[str, tuple[int, int]]:
         """Role -> (index of its first device, how many)."""
-        if self.strategy == "separate":
-            first = self.generating or 0
-            return {r: (0, first) if r == "generate" else (first, self.devices - first) for r in roles}
-        if self.fractions is None:
-            return dict.fromkeys(roles, (0, self.devices))
-        return _rows(self.devices, self.fractions, roles)
+        return self._lay(roles).places
 
     def sides(self, roles: frozenset[str]) -> tuple[Side, ...]:
         """The devices by what they serve."""
-        return _sides(tuple(sorted(self.places(roles).items())))
+        return self._lay(roles).sides
+
+    def _lay(self, roles: frozenset[str]) -> Laid:
+        if roles not in self.laid:
+            generating = (self.generating or 0) if self.strategy == "separate" else None
+            self.laid[roles] = _lay(self.devices, generating, self.fractions, roles)
+        return self.laid[roles]
 
     def source(self, role: str, workload: Workload) -> Source:
         """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those."""
@@ -121,7 +134,6 @@ class Choice:
             ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded, "a shared optimizer"),
-            (self.sleeps, "cells that sleep"),
             (workload.base != workload.precision, "a quantised base"),
             (workload.engine != "native", f"the engine {workload.engine}"),
             (workload.updates > 1 and self.devices > 1, "several updates on several devices"),
@@ -153,34 +165,38 @@ class Choice:
             plan = strategies.interleave(layout, self.fractions)
         else:
             plan = strategies.STRATEGIES[self.strategy](layout)
-        sides = self.sides(workload.roles)
-        others = {role: _others(role, sides) if self.sleeps else () for role in workload.roles}
+        on = plan.roles_on
         budgets = {role: self.piece(split) for role, split in splits.items() if role != "generate"}
-        cells = (replace(cell, sleeps=others[cell.role], token_budget=budgets.get(cell.role)) for cell in plan.cells)
+        cells = (
+            replace(cell, sleeps=_others(cell, on) if self.sleeps else (), token_budget=budgets.get(cell.role))
+            for cell in plan.cells
+        )
         return replace(plan, cells=tuple(cells))
 
 
-def _others(role: str, sides: tuple[Side, ...]) -> tuple[str, ...]:
-    """Roles that some device serves beside this one."""
-    beside = {other for side in sides if role in side.roles for other in side.roles} - {role}
+def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """Roles that some device of a cell serves besides; `on` has those of each device."""
+    beside = {role for device in cell.devices for role in on[device]} - {cell.role}
     return tuple(sorted(beside, key=ORDER.index))
 
 
 @lru_cache(maxsize=4096)
-def _rows(devices: int, fractions: tuple[Fraction, ...], roles: frozenset[str]) -> dict[str, tuple[int, int]]:
-    names = tuple(map(str, range(devices)))
-    laid = strategies.rows(Layout(devices=names, roles=roles), fractions)
-    return {role: (int(there[0]), len(there)) for role, there in laid.items()}
+def _lay(devices: int, generating: int | None, fractions: tuple[Fraction, ...] | None, roles: frozenset[str]) -> Laid:
+    """On the first devices `generate` and on the others everything else; or rows of fractions; or all on all."""
+    if generating is not None:
+        places = {r: (0, generating) if r == "generate" else (generating, devices - generating) for r in roles}
+    elif fractions is None:
+        places = dict.fromkeys(roles, (0, devices))
+    else:
+        names = tuple(map(str, range(devices)))
+        laid = strategies.rows(Layout(devices=names, roles=roles), fractions)
+        places = {role: (int(there[0]), len(there)) for role, there in laid.items()}
+    return Laid(places=places, sides=tuple(_each_side(places)))
 
 
-@lru_cache(maxsize=4096)
-def _sides(places: tuple[tuple[str, tuple[int, int]], ...]) -> tuple[Side, ...]:
-    return tuple(_each_side(places))
-
-
-def _each_side(places: tuple[tuple[str, tuple[int, int]], ...]) -> Iterator[Side]:
-    edges = sorted({edge for _, (first, count) in places for edge in (first, first + count)})
+def _each_side(places: Mapping[str, tuple[int, int]]) -> Iterator[Side]:
+    edges = sorted({edge for first, count in places.values() for edge in (first, first + count)})
     for low, high in pairwise(edges):
-        roles = [role for role, (first, count) in places if first <= low and high <= first + count]
+        roles = [role for role, (first, count) in places.items() if first <= low and high <= first + count]
         if roles:
             yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, count=high - low)

@@ -5,22 +5,23 @@ Stages are whole and undisturbed here. What tails, idle cells and streams of gro
 
 from __future__ import annotations
 
+import math
+
 from stretto.placement import closed
 from stretto.placement.closed import Stages
 from stretto.planner.choice import Choice
-from stretto.planner.price import Prices
+from stretto.planner.price import Ending, Prices
 from stretto.step.work import FORWARD, UPDATE
 
 STREAM = 8
 """Parts in which a stream of groups is taken to arrive."""
 
 
-def estimate(prices: Prices, choice: Choice, pool: float) -> float:
-    """Seconds of a step."""
-    at = stages(prices, choice, pool)
-    work = prices.setting.workload
+def estimate(prices: Prices, choice: Choice, pool: float = math.inf) -> float:
+    """Seconds of a step, with room for so many tokens in the caches of a lane; by default with all that they need."""
+    work, ending = prices.setting.workload, prices.ending(choice)
+    at = stages(prices, choice, pool, ending)
     if choice.strategy == "separate":
-        ending = prices.ending(choice)
         if work.staleness:
             return max(at.generate, at.forwards + at.train - ending.update) + ending.seconds
         pieces = 1 if work.barrier or work.updates > 1 else min(STREAM, work.prompts)
@@ -40,26 +41,12 @@ def estimate(prices: Prices, choice: Choice, pool: float) -> float:
     return closed.flatten(at)
 
 
-def floor(prices: Prices, choice: Choice) -> float:
-    """Seconds that no memory could bring it below: its stages, one after the other or side by side, and its ending."""
-    at, ending = stages(prices, choice, float("inf"), even=True), prices.ending(choice)
-    alone = (at.generate, at.forwards + at.train)
-    if prices.setting.workload.staleness:
-        return max(alone) + ending.switch
-    return (max(alone) if choice.streamed else sum(alone)) + ending.publish + ending.switch
-
-
-def stages(prices: Prices, choice: Choice, pool: float, *, even: bool = False) -> Stages:
-    """The stages; what lies side by side takes as long as the slower side, and is told as one stage.
-
-    `even` is as in `Prices.stage`.
-    """
-    sides, ending = choice.sides(prices.setting.workload.roles), prices.ending(choice)
+def stages(prices: Prices, choice: Choice, pool: float, ending: Ending) -> Stages:
+    """The stages; what lies side by side takes as long as the slower side, and is told as one stage."""
+    sides = choice.sides(prices.setting.workload.roles)
 
     def slowest(roles: tuple[str, ...]) -> float:
-        return max(
-            sum(prices.stage(choice, side, role, even=even) for role in side.roles if role in roles) for side in sides
-        )
+        return max(sum(prices.stage(choice, side, role) for role in side.roles if role in roles) for side in sides)
 
     separate = choice.strategy == "separate"
     return Stages(

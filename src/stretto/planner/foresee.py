@@ -38,10 +38,13 @@ class Chosen:
     """In a line."""
 
 
-def setting_of(recipe: Recipe, root: Path, cluster: Cluster) -> Setting:
-    """A recipe's step on a cluster, with the constants that were measured here where there are any."""
+def setting_of(recipe: Recipe, root: Path, cluster: Cluster, *, running: bool = False) -> Setting:
+    """A recipe's step on a cluster, with the constants that were measured here where there are any.
+
+    `running` is as in `workload_of`.
+    """
     constants, source = as_measured(cluster)
-    return Setting.of(workload_of(recipe, root), constants, source=source)
+    return Setting.of(workload_of(recipe, root, running=running), constants, source=source)
 
 
 def choose(setting: Setting, section: Placement) -> Chosen:

@@ -21,7 +21,7 @@ from stretto.planner.price import Prices
 from stretto.planner.room import Room, Rooms
 from stretto.planner.setting import ALONE, Setting, Split
 
-MICRO_BATCHES = {"cpu": 4096, "gpu": int(MICRO_BATCH)}
+MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
 """Kind of device -> tokens of the largest micro-batch on it."""
 PARTS = 8
 """Into how many parts `separate` divides devices; hosts and kinds of devices are other places to cut."""
@@ -116,7 +116,8 @@ class Grid:
 
     def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Choice, int, int, int]]:
         """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
-        base = Choice(strategy=variant.strategy, devices=size, fractions=variant.fractions)
+        most = self.budgets(size)[0]
+        base = Choice(strategy=variant.strategy, devices=size, fractions=variant.fractions, budget=most)
         if variant.strategy == "separate":
             for first in self.cuts(size):
                 yield replace(base, generating=first), first, size - first, size - first
@@ -212,20 +213,24 @@ class Grid:
 
     def _largest(self, choice: Choice, variant: Variant) -> tuple[Choice, Room] | None:
         """With the largest budget that fits, or none if not even the smallest does."""
-        budgets = self.budgets(choice.devices)
-        smallest = replace(choice, budget=budgets[-1])
-        room = self.rooms.room(smallest)
         self.weighed += 1
-        if not room.fits:
+        largest, *smaller = self.budgets(choice.devices)
+        choice = replace(choice, budget=largest)
+        room = self.rooms.room(choice)
+        if room.fits:
+            return choice, room
+        smallest = replace(choice, budget=smaller[-1]) if smaller else choice
+        least = self.rooms.room(smallest) if smaller else room
+        if not least.fits:
             miss = self.misses.get(variant.label)
-            if miss is None or room.over < miss.room.over:
-                self.misses[variant.label] = Miss(room=room, choice=smallest)
+            if miss is None or least.over < miss.room.over:
+                self.misses[variant.label] = Miss(room=least, choice=smallest)
             return None
-        for budget in budgets[:-1]:
-            larger = replace(choice, budget=budget)
-            if (found := self.rooms.room(larger)).fits:
-                return larger, found
-        return smallest, room
+        for budget in smaller[:-1]:
+            between = replace(choice, budget=budget)
+            if (found := self.rooms.room(between)).fits:
+                return between, found
+        return smallest, least
 
 
 def _power(number: int) -> int:

@@ -52,26 +52,21 @@ class Prices:
         drawn = setting.workload.drawn
         self.total, self.most = float(drawn.sum()), int(drawn.max())
         self.ranked = sorted(int(tokens) for tokens in drawn.flat)
+        # An answer that is looked at in the middle of the work is longer than most, and half done on average.
+        squares = math.fsum(tokens * tokens for tokens in self.ranked)
+        self.live = setting.workload.prompt + squares / self.total / 2
 
-    def stage(self, choice: Choice, side: Side, role: str, *, even: bool = False) -> float:
-        """A whole stage that is no generation, on the cells that serve it, without the update.
-
-        `even` takes it as dealt out to the token, which nothing can do better.
-        """
+    def stage(self, choice: Choice, side: Side, role: str) -> float:
+        """A whole stage that is no generation, on the cells that serve it, without the update."""
         work = self.setting.workload
         split = choice.split(role, work.reading)
         _, count = choice.places(work.roles)[role]
         cells = max(1, count // split.width)
-        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.count, even)
+        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.count)
         if key not in self.known:
             site = self.setting.site(split, side.first, side.count)
             portion = max(1 / cells, 1 / (work.prompts * work.samples)) / work.updates
-            load = work.load.part(1 / cells / work.updates if even else portion)
-            if even:
-                whole = math.ceil(load.sequences / site.mesh.dp) * site.mesh.dp
-                load = replace(load, longest=0.0, sequences=float(whole))
-            each = self.piece(role, site, load, choice)
-            self.known[key] = each * work.updates
+            self.known[key] = self.piece(role, site, work.load.part(portion), choice) * work.updates
         return self.known[key]
 
     def piece(self, role: str, site: Site, load: Load, choice: Choice) -> float:
@@ -105,14 +100,8 @@ class Prices:
         return self.known[key]
 
     def slots(self, choice: Choice, pool: float) -> int:
-        """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing.
-
-        An answer that is looked at in the middle of the work is longer than most, and half done on average.
-        """
-        work = self.setting.workload
-        squares = math.fsum(tokens * tokens for tokens in self.ranked)
-        live = work.prompt + squares / self.total / 2
-        return max(1, int(min(pool / live, SLOTS * choice.lane.mesh.dp)))
+        """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing."""
+        return max(1, int(min(pool / self.live, SLOTS * choice.lane.mesh.dp)))
 
     def _generate(self, site: Site, answers: int, lanes: int, slots: int) -> float:
         work = self.setting.workload
@@ -158,26 +147,37 @@ class Prices:
 
     def _asleep(self, choice: Choice, side: Side, role: str) -> float:
         """Moving what a role holds to host memory, or back."""
-        work, source = self.setting.workload, choice.source(role, self.setting.workload)
-        site = self.setting.site(choice.split(role, work.reading), side.first, side.count)
-        shape = work.shapes[role]
-        if role in UPDATE:
-            held = memory.states(
-                shape, site, adapter=work.adapter, base=work.precision_of("train"), optimizer=work.optimizer
-            )
-            return self.costs.move(held.optimizer + held.weights, site)
-        return self.costs.move(memory.weights(shape, site, work.precision_of(role)), site) if source == "own" else 0.0
+        work = self.setting.workload
+        if role not in UPDATE and choice.source(role, work) != "own":
+            return 0.0
+        split = choice.split(role, work.reading)
+        key = ("asleep", role, split, side.first, side.count)
+        if key not in self.known:
+            shape, site = work.shapes[role], self.setting.site(split, side.first, side.count)
+            if role in UPDATE:
+                base = work.precision_of("train")
+                held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
+                size = held.optimizer + held.weights
+            else:
+                size = memory.weights(shape, site, work.precision_of(role))
+            self.known[key] = self.costs.move(size, site)
+        return self.known[key]
 
     def _publish(self, choice: Choice) -> float:
         work, source = self.setting.workload, choice.source("generate", self.setting.workload)
         if source == "shared":
             return 0.0
         places = choice.places(work.roles)
-        engine = self.setting.site(choice.lane, *places["generate"])
-        if source == "own":
-            precision = work.precision_of("generate")
-            return self.costs.publish(work.shapes["generate"], engine, adapter=work.adapter, precision=precision)
-        return self.costs.reshard(work.shapes["generate"], self.setting.site(choice.train, *places["train"]), engine)
+        key = ("publish", source, choice.lane, choice.train, places["generate"], places["train"])
+        if key not in self.known:
+            shape, engine = work.shapes["generate"], self.setting.site(choice.lane, *places["generate"])
+            if source == "own":
+                precision = work.precision_of("generate")
+                self.known[key] = self.costs.publish(shape, engine, adapter=work.adapter, precision=precision)
+            else:
+                trainer = self.setting.site(choice.train, *places["train"])
+                self.known[key] = self.costs.reshard(shape, trainer, engine)
+        return self.known[key]
 
 
 class Priced:

@@ -17,6 +17,8 @@ from stretto.planner.choice import Choice, Side, Source
 from stretto.planner.setting import Setting
 
 NOTHING = Held()
+CONTEXT = Held(context=memory.CONTEXT)
+"""The process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,8 @@ class SideRoom:
     @property
     def over(self) -> float:
         """Bytes by which the worst phase, or what sleeps, is too large; not above 0 where it fits."""
-        return max(self.phases[self.worst].total - self.usable, self.asleep - self.device.host_memory)
+        most = max(held.total for held in self.phases.values())
+        return max(most - self.usable, self.asleep - self.device.host_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +124,17 @@ class Rooms:
         device = self.setting.weakest(side.first, side.count)
         sources = {role: choice.source(role, work) for role in side.roles}
         resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
-        context = Held(context=memory.CONTEXT)
+        always = sum((NOTHING if choice.sleeps else held for held in resident.values()), CONTEXT)
         phases = {}
         for phase in side.roles:
-            held = self._working(choice, side, phase, sources[phase]) + context
-            for role in side.roles:
-                held += self._kept(choice, role, phase, sources, resident[role])
-            phases[phase] = held
+            phases[phase] = self._working(choice, side, phase, sources[phase]) + always
+            for role in side.roles if choice.sleeps else ():
+                phases[phase] += self._kept(role, phase, sources, resident[role])
         if sources.get("generate") == "own":
-            awake = [resident[role] for role in ("generate", "train") if role in resident] if choice.sleeps else None
+            awake = [resident[role] for role in ("generate", "train") if role in resident] if choice.sleeps else []
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
-            phases["publish"] = sum(awake or resident.values(), Held(gathered=bucket) + context)
+            phases["publish"] = sum(awake, Held(gathered=bucket) + always)
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
         pool = token = 0.0
         if "generate" in side.roles:
@@ -153,9 +155,9 @@ class Rooms:
     def _site(self, choice: Choice, side: Side, role: str) -> Site:
         return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.count)
 
-    def _kept(self, choice: Choice, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
-        """What of a role stays on the device while another works."""
-        if not choice.sleeps or role == phase:
+    def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
+        """What of a role that may sleep stays on the device while another works."""
+        if role == phase:
             return resident
         update = "fit" if phase == "value" else "train"
         read = role == update and sources[phase] != "own"

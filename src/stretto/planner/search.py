@@ -6,7 +6,9 @@ on a clock. Of every strategy the best plan is kept, so that they can be compare
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from bisect import insort
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -14,7 +16,7 @@ from stretto.config.schema import Placement
 from stretto.placement.cluster import Cluster, Host
 from stretto.placement.strategies import PRESETS
 from stretto.planner.choice import Choice
-from stretto.planner.estimate import estimate, floor
+from stretto.planner.estimate import estimate
 from stretto.planner.grid import WORTH_A_LOOK, Grid, Variant
 from stretto.planner.price import Prices
 from stretto.planner.room import Room, Rooms
@@ -23,10 +25,11 @@ from stretto.planner.simulate import Forecast, simulate
 
 SIMULATED = 10
 """Choices that are simulated of each number of devices that may be worth it."""
-SLACK = 1.1
-"""By so much a simulation may be faster than the closed forms, which know lengths by a few marks only."""
+SLACK, MIXED = 1.15, 1.3
+"""What takes this many times as long by its closed forms as something did in a simulation is not simulated itself:
+closed forms know lengths by a few marks only, and where devices are of several kinds every cell as the weakest."""
 ANSWERS = 40_000
-"""Answers that all simulations together may generate where that leaves each strategy two."""
+"""Answers that the simulations of a number of devices may generate together; each strategy has one at least."""
 CLOSE = 0.05
 """Seconds that differ by a smaller share are as good as equal, because the cost model is not that exact."""
 LARGEST = 8192
@@ -56,11 +59,25 @@ class Found:
         return self.ready[0] if self.ready else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A choice that fits, before it is simulated."""
+
+    seconds: float
+    """By its closed form."""
+    choice: Choice
+    """Itself."""
+    room: Room
+    """Its memory."""
+    runs: bool
+    """True if it can be executed today."""
+
+
 def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
     """The best plan of each of these strategies."""
     prices, rooms = Prices(setting), Rooms(setting)
     grid = Grid(setting, prices, rooms)
-    most = min(SIMULATED, max(2 * len(variants), ANSWERS // setting.workload.answers))
+    most = min(SIMULATED, ANSWERS // setting.workload.answers)
     rejected: dict[str, str] = {}
     best: list[Forecast] = []
     tried = 0
@@ -89,19 +106,22 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
 def _simulated(grid: Grid, prices: Prices, variant: Variant, quota: int) -> list[Forecast]:
     """Forecasts of a strategy: of each number of devices the most promising choices, from all devices to one.
 
-    What is simulated for a number of devices does not depend on how many there are besides. So the best plan never
-    gets worse with more of them. A number is passed over where its stages alone take longer than a forecast.
+    What is simulated for a number of devices does not depend on how many there are besides, but for what its closed
+    forms say is slower than a forecast that there is. So the best plan never gets worse with more of them. What can be
+    executed today is held against its like.
     """
     found: list[Forecast] = []
+    slack = MIXED if grid.setting.mixed else SLACK
+    bars = {True: math.inf, False: math.inf}
     for size in grid.sizes():
-        choices = list(grid.choices(variant, size))
-        floors = sorted((floor(prices, choice), index) for index, choice in enumerate(choices))
-        if not floors or (found and floors[0][0] > SLACK * min(map(_seconds, found))):
+        bounds = _bounds(grid, prices, variant, size)
+        if not bounds or bounds[0][0] > bars[False]:
             continue
-        ranked = _ranked(grid, prices, variant, choices, floors)
-        chosen = ranked[:quota]
-        chosen += [item for item in ranked[quota:] if _runs(item[1], grid.setting)][:1]
-        found += [simulate(prices, choice, room) for _, choice, room in chosen]
+        for each in _ranked(grid, prices, variant, bounds, quota, bars):
+            if each.seconds <= bars[each.runs]:
+                found.append(simulate(prices, each.choice, each.room))
+                for kind in {False, each.runs}:
+                    bars[kind] = min(bars[kind], slack * found[-1].step)
     return found
 
 
@@ -141,21 +161,39 @@ def _shares(section: Placement) -> tuple[Fraction, ...]:
     return tuple(Fraction(str(share)).limit_denominator(LARGEST) for share in told)
 
 
+def _bounds(grid: Grid, prices: Prices, variant: Variant, size: int) -> list[tuple[float, Choice]]:
+    """Every choice on so many devices with its closed form if memory were no matter, the least first."""
+    found = [(estimate(prices, choice), choice) for choice in grid.choices(variant, size)]
+    return sorted(found, key=lambda item: item[0])
+
+
 def _ranked(
-    grid: Grid, prices: Prices, variant: Variant, choices: list[Choice], floors: list[tuple[float, int]]
-) -> list[tuple[float, Choice, Room]]:
-    """Of these choices those that fit, by their closed forms."""
-    found: list[tuple[float, Choice, Room]] = []
-    best = float("inf")
-    for least, index in floors:
-        if least > WORTH_A_LOOK * best:
+    grid: Grid,
+    prices: Prices,
+    variant: Variant,
+    bounds: list[tuple[float, Choice]],
+    quota: int,
+    bars: Mapping[bool, float],
+) -> list[Ranked]:
+    """Of these choices those that fit, the best by their closed forms: so many, and one that can be executed.
+
+    `bars` say above which seconds those that cannot be executed, and those that can, are not worth a look.
+    """
+    found: list[Ranked] = []
+    able: list[Ranked] = []
+    for least, choice in bounds:
+        if found and least > min(WORTH_A_LOOK * found[0].seconds, max(bars.values())):
             break
-        for fitting, room in grid.fitting(choices[index], variant):
+        runs = _runs(choice, grid.setting)
+        beaten = len(found) >= quota and least >= found[quota - 1].seconds
+        if least > bars[runs] or (beaten and (not runs or (able and least >= able[0].seconds))):
+            continue
+        for fitting, room in grid.fitting(choice, variant):
             seconds = estimate(prices, fitting, room.pool)
-            best = min(best, seconds)
-            found.append((seconds, fitting, room))
-    found.sort(key=lambda item: item[0])
-    return found
+            each = Ranked(seconds=seconds, choice=fitting, room=room, runs=_runs(fitting, grid.setting))
+            for kind in (found, able) if each.runs else (found,):
+                insort(kind, each, key=lambda item: item.seconds)
+    return found[:quota] + [each for each in able[:1] if each not in found[:quota]]
 
 
 def _miss(grid: Grid, variant: Variant, setting: Setting) -> str:
@@ -166,16 +204,19 @@ def _miss(grid: Grid, variant: Variant, setting: Setting) -> str:
 
 
 def smallest_cluster(setting: Setting, variants: tuple[Variant, ...]) -> int | None:
-    """How many devices, of the kind that there are most of, would hold the step; none if no number would."""
-    for count in _counts(len(setting.names)):
-        larger = replace(setting, cluster=_cluster(setting, count), memo={})
-        grid = Grid(larger, Prices(larger), Rooms(larger))
-        for variant in variants:
-            if variant.cannot(larger) is None:
-                choices = grid.choices(variant, count)
-                if any(True for choice in choices for _ in grid.fitting(choice, variant)):
-                    return count
-    return None
+    """How many devices, of the kind that has most memory in all, would hold the step; none if no number would."""
+    counts = list(_counts(len(setting.names)))
+    if not any(_holds(setting, variants, count) for count in counts[-2:]):
+        return None
+    return next(count for count in counts if _holds(setting, variants, count))
+
+
+def _holds(setting: Setting, variants: tuple[Variant, ...], count: int) -> bool:
+    """True if there is a plan over so many devices, without a look at its seconds."""
+    larger = replace(setting, cluster=_cluster(setting, count))
+    grid = Grid(larger, Prices(larger), Rooms(larger))
+    able = [variant for variant in variants if variant.cannot(larger) is None]
+    return any(True for each in able for choice in grid.choices(each, count) for _ in grid.fitting(choice, each))
 
 
 def _counts(beyond: int) -> Iterator[int]:
@@ -184,7 +225,8 @@ def _counts(beyond: int) -> Iterator[int]:
 
 
 def _cluster(setting: Setting, count: int) -> Cluster:
-    host = max(setting.cluster.hosts, key=lambda host: host.count)
+    memory = {device: count * device.memory for device, count in setting.cluster.pools()}
+    host = max(setting.cluster.hosts, key=lambda host: (memory[host.device], host.count))
     per = max(host.count, host.device.per_host)
     full, rest = divmod(count, per)
     sizes = [per] * full + [rest] * bool(rest)

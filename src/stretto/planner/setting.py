@@ -65,10 +65,12 @@ class Setting:
     """The cost model with its constants."""
     source: str | None = None
     """Where the constants come from, in words; none for the usual ones."""
-    memo: dict[object, Device] = field(default_factory=dict, repr=False)
+    memo: dict[tuple[int, int], Device] = field(default_factory=dict, init=False, repr=False)
     """Devices that were compared already."""
-    beside: dict[object, int] = field(default_factory=dict, repr=False)
+    beside: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)
     """How many of them share a host, as far as it was asked."""
+    sites: dict[tuple[Split, int, int], Site] = field(default_factory=dict, init=False, repr=False)
+    """Cells on some of them, as far as they were asked for."""
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster, *, source: str | None = None) -> Setting:
@@ -119,7 +121,11 @@ class Setting:
 
     def site(self, split: Split, first: int, count: int) -> Site:
         """A cell on some of these devices."""
-        return Site(device=self.weakest(first, count), mesh=split.mesh, per_host=self.together(first, count))
+        key = (split, first, count)
+        if key not in self.sites:
+            together = self.together(first, count)
+            self.sites[key] = Site(device=self.weakest(first, count), mesh=split.mesh, per_host=together)
+        return self.sites[key]
 
 
 def _weakest(devices: Iterable[Device]) -> Device:

@@ -21,8 +21,10 @@ from stretto.step.state import Step
 from stretto.step.virtual import Simulated, Simulation, Stretch
 from stretto.step.work import FORWARD, UPDATE, Carried, Launch, Speeds, Terms
 
-TRIES = 4
-"""How often the interval is halved in which the number of answers at a time lies."""
+TRIES = 5
+"""Numbers of answers at a time that are tried before one that cannot fail."""
+FEWER = 0.9
+"""Of the answers that would have had room if all had held as much: the fewer there are, the more of them are long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,25 +83,18 @@ def simulate(prices: Prices, choice: Choice, room: Room) -> Forecast:
 def _within(prices: Prices, choice: Choice, plan: Plan, durations: Priced, pool: float) -> tuple[int, Simulated]:
     """How many answers a lane may generate at a time without its caches outgrowing the pool, and the step with them.
 
-    The largest number that usually has room is tried first, then numbers between it and one that cannot fail.
+    The largest number that usually has room is tried first, then fewer by somewhat more than it was too many, and
+    in the end a number that cannot fail.
     """
     work = prices.setting.workload
-    high = min(prices.slots(choice, pool), work.answers)
-    took = run_step(prices, choice, plan, durations, high)
-    if max(took.contexts.values()) <= pool:
-        return high, took
-    low = max(1, int(pool // work.longest))
-    best = low, run_step(prices, choice, plan, durations, low)
+    slots, least = min(prices.slots(choice, pool), work.answers), max(1, int(pool // work.longest))
     for _ in range(TRIES):
-        middle = (low + high) // 2
-        if middle == low:
-            break
-        took = run_step(prices, choice, plan, durations, middle)
-        if max(took.contexts.values()) <= pool:
-            low, best = middle, (middle, took)
-        else:
-            high = middle
-    return best
+        took = run_step(prices, choice, plan, durations, slots)
+        peak = max(took.contexts.values())
+        if peak <= pool:
+            return slots, took
+        slots = max(least, int(FEWER * min(slots, took.active) * pool / peak))
+    return least, run_step(prices, choice, plan, durations, least)
 
 
 def run_step(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Simulated:
@@ -110,10 +105,11 @@ def run_step(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slot
     # Nobody knows yet which prompt has long answers.
     launch = {"prompt_tokens": work.prompt, "samples": work.samples}
     launches = [Launch(prompt=str(i), expected=work.lengths.mean, **launch) for i in range(work.launched)]
+    simulation = Simulation(step, durations, lengths)
     if not work.staleness:
-        return Simulation(step, durations, lengths).run(launches)
+        return simulation.run(launches)
     carried = [Carried(launch=launches[i], sizes=tuple(enumerate(durations.lengths[i]))) for i in range(work.prompts)]
-    return Simulation(step, durations, lengths).run(launches, carried)
+    return simulation.run(launches, carried)
 
 
 def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Terms:

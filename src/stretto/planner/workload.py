@@ -103,15 +103,19 @@ class Workload:
         return self.base if self.adapter and role in ("generate", "train", "reference") else self.precision
 
 
-def workload_of(recipe: Recipe, root: Path) -> Workload:
-    """The step of a recipe; raises a RecipeError with everything that keeps it from being planned."""
+def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> Workload:
+    """The step of a recipe; raises a RecipeError with everything that keeps it from being planned.
+
+    `running` asks for the step as a run takes it today: its critic comes trained, and is only read.
+    """
     if problems := list(_problems(recipe)):
         raise RecipeError(*problems)
     prompt, lengths, assumed = _lengths(recipe, root)
-    shapes = _shapes(recipe, root)
+    shapes = _shapes(recipe, root, running=running)
     base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
     adapter, algorithm, batch = recipe.model.adapter, CATALOG[recipe.algorithm.name], recipe.batch
-    borrowed = {"generate", "value"} | ({"reference"} if adapter and recipe.roles.reference == "adapter-off" else set())
+    borrowed = {"generate"} | ({"reference"} if adapter and recipe.roles.reference == "adapter-off" else set())
+    borrowed |= {"value"} if "fit" in shapes else set()
     return Workload(
         shapes=shapes,
         prompts=batch.prompts,
@@ -144,7 +148,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(field="placement.cells", reason=reason, fix="leave them out of what is planned")
 
 
-def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
+def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShape]:
     """Role -> shape. A model that is asked for without name or shape is like the policy."""
     policy = shape_of_model(recipe.model, root, field="model")
     assert policy is not None  # a model has a name
@@ -160,7 +164,8 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     if roles.reward_model is not None:
         shapes["reward"] = other(roles.reward_model, "roles.reward_model")
     if roles.critic is not None:
-        shapes["value"] = shapes["fit"] = other(roles.critic, "roles.critic")
+        critic = other(roles.critic, "roles.critic")
+        shapes |= {"value": critic} if running else {"value": critic, "fit": critic}
     return shapes
 
 

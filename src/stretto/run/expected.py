@@ -50,7 +50,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
         return Planned(plan=make_plan(recipe), expected=None)
     if section.strategy == "auto" and section.cells is None:
         try:
-            setting = foresee.setting_of(recipe, root, parse_cluster(section.cluster))
+            setting = foresee.setting_of(recipe, root, parse_cluster(section.cluster), running=True)
             chosen = foresee.choose(setting, section)
         except RecipeError as error:
             reasons = "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
@@ -67,7 +67,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
 def expectation(recipe: Recipe, root: Path, plan: Plan) -> dict[str, Any] | None:
     """What a plan is expected to take, or none where the planner cannot tell."""
     try:
-        setting = foresee.setting_of(recipe, root, _cluster(recipe))
+        setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
     except RecipeError:
         return None
     kind = "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda"

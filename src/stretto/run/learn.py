@@ -23,12 +23,14 @@ def reference_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     """Reference log-probabilities of every trained token, if the algorithm needs them."""
     if "reference" not in parts.algorithm.needs:
         return {}
+    parts.sleepers.enter("reference")
     asked = partial(parts.trainer.score, reference=parts.reference, without_adapter=parts.reference is None)
     return {"reference": _said(groups, asked)}
 
 
 def critic_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
     """The critic's values of every trained token."""
+    parts.sleepers.enter("value")
     return {"values": _said(groups, parts.gauges["value"].score)}
 
 
@@ -67,6 +69,7 @@ def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> t
 
 def learn(parts: LocalParts, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
     """Accumulates and applies: one update, or `updates` of them over parts shuffled by key."""
+    parts.sleepers.enter("train")
     trainer, updates = parts.trainer, parts.recipe.batch.updates
     if updates > 1:
         old = trainer.score([sample.conversation for sample in samples])

@@ -155,7 +155,7 @@ class Step:
         for piece in (*broken, *self.ledger.pop(cell, ())):
             self.running.pop(piece.number, None)
             for index, attempts in _by_group(piece.items).items():
-                self._queue(piece.stage, index, attempts, first=True)
+                self._queue((piece.stage,), index, attempts, first=True)
         self.applied = False
 
     def back(self, cell: str) -> None:
@@ -224,23 +224,24 @@ class Step:
             return
         mine = index < self.carried if self.ahead else index < self.certain
         certain = mine and (group.judged or not self.terms.drops)
-        for stage in self.forward:
-            if stage not in group.scores and (certain or stage == "reward"):
-                chosen = sorted(group.sizes.keys() & group.attempts if group.judged else group.sizes)
-                group.scores[stage] = len(chosen)
-                self._queue(stage, index, chosen)
+        chosen = group.sizes.keys() & group.attempts if group.judged else group.sizes.keys()
+        stages = [s for s in self.forward if s not in group.scores and (certain or s == "reward")]
+        group.scores.update(dict.fromkeys(stages, len(chosen)))
         if certain and group.judged and not any(group.scores.values()):
             group.handed = True
             self.handed += 1
-            for stage in self.update:
-                self._queue(stage, index, sorted(group.sizes.keys() & group.attempts))
+            stages += self.update
+        if stages:
+            self._queue(stages, index, sorted(chosen))
 
-    def _queue(self, stage: str, index: int, attempts: Sequence[int], *, first: bool = False) -> None:
-        """Trajectories of a group wait for a stage."""
+    def _queue(self, stages: Iterable[str], index: int, attempts: Sequence[int], *, first: bool = False) -> None:
+        """Trajectories of a group wait for these stages."""
         group = self.groups[index]
         if attempts:
             sizes = tuple((attempt, group.sizes[attempt]) for attempt in attempts)
-            self.queues[stage].put(Ready(index=index, prompt=group.launch.prompt_tokens, sizes=sizes), first=first)
+            ready = Ready(index=index, prompt=group.launch.prompt_tokens, sizes=sizes)
+            for stage in stages:
+                self.queues[stage].put(ready, first=first)
 
     def _generate(self, now: float) -> list[Work]:
         """Lanes get more, move, or close."""

@@ -89,6 +89,8 @@ class _Lane:
     """That it worked on since then."""
     most: float = 0.0
     """Most tokens that its trajectories held at once."""
+    active: int = 0
+    """Most of them that there were at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ class Simulated:
     """Trajectories that went on elsewhere."""
     contexts: Mapping[str, float]
     """Generate cell -> most tokens that its trajectories held at once, a shared prompt counted for each."""
+    active: int
+    """Most trajectories that a generate cell had at once."""
 
 
 class Simulation:
@@ -152,6 +156,7 @@ class Simulation:
             accepted=self.step.accepted,
             moved=self.moved,
             contexts={cell: lane.most for cell, lane in self.lanes.items()},
+            active=max(lane.active for lane in self.lanes.values()),
         )
 
     def _at(self, when: float, event: Callable[[], None]) -> int:
@@ -245,6 +250,7 @@ class Simulation:
         """Sets the lane's pace until its next trajectory ends; closes it if none is left."""
         if lane.ends:
             ticks, active = lane.ends[0][0] - lane.ticks, len(lane.begun)
+            lane.active = max(lane.active, active)
             # Contexts grow by a token per tick; those half-way are right on average.
             lane.pace = self.durations.tick(cell, active, lane.ticks + ticks / 2 + lane.base / active)
             lane.alarm = self.count + 1
