@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 from stretto.config.describe import roles_of
 from stretto.execution.member import Threads
@@ -17,10 +18,18 @@ from stretto.run.take import begin, finish
 STEPS = 3
 """Steps taken."""
 
+STAGES = {
+    "roles": {"critic": {"name": "scratch"}, "reward_model": {"name": "scratch"}},
+    "rewards": [{"name": "accuracy", "kind": "numeric"}, {"name": "quality", "kind": "model", "weight": 0.5}],
+    "algorithm": {"name": "ppo", "kl": {"coef": 0.1}},
+    "optimizer__lr": 1e-4,
+}
+"""A reward model, a reference and a critic, all with something to say."""
 
-async def alone(recipe, folder):
+
+async def alone(recipe, folder, *, plan=None, shelf=None):
     """Weights and reports after some steps on one device."""
-    parts = assemble(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
+    parts = assemble(recipe, plan=plan or make_plan(recipe), root=folder, folder=folder, note=print, shelf=shelf)
     try:
         reports = await steps(parts, Clock())
         return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}, reports
@@ -28,13 +37,17 @@ async def alone(recipe, folder):
         await parts.close()
 
 
-async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=None):
-    """Weights, reports and the last step's times after as many on a crew; `hurt` may do things to it before."""
+async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=None, change=None):
+    """Weights, reports and the last step's times after as many on a crew; `hurt` may do things to it before.
+
+    `change` makes another plan of the strategy's.
+    """
     plan = plan_of(
         recipe.placement.model_copy(update={"strategy": strategy}),
         roles=roles_of(recipe),
         devices=tuple(f"localhost/cpu:{index}" for index in range(devices)),
     )
+    plan = change(plan) if change else plan
     workers = launcher or Threads()
     parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=workers)
     try:
@@ -56,6 +69,15 @@ async def steps(parts, clock):
         clock.begin()
         reports.append(finish(parts, clock, await begin(parts, clock, step=step), step=step).report)
     return reports
+
+
+def with_sleep(plan):
+    """The plan in which every cell sleeps while others work on its devices."""
+
+    def others(cell):
+        return tuple({c.role: None for c in plan.cells if set(c.devices) & set(cell.devices) and c.role != cell.role})
+
+    return replace(plan, cells=tuple(replace(cell, sleeps=others(cell)) for cell in plan.cells))
 
 
 def distance(one, other):

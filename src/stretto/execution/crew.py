@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
 from stretto.execution import stacks
+from stretto.execution.assignment import Assignment
 from stretto.execution.group import Meeting
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
 from stretto.execution.reach import ALLOW
 from stretto.execution.stacks import Stand
-from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
 from stretto.train.meter import together
 from stretto.train.trainer import StepReport

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
 
 from stretto.errors import RecipeError
+from stretto.execution.assignment import Assignment
 from stretto.execution.stacks import Stand
-from stretto.execution.worker import Assignment, Worker
+from stretto.execution.worker import Worker
 
 
 class Member(Protocol):

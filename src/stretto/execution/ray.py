@@ -23,10 +23,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs forget it
 
 from stretto.errors import CellLost, DeadlineError, RecipeError, StrettoError, TrainingError
+from stretto.execution.assignment import Assignment
 from stretto.execution.checks.network import JOIN, NO_CLUSTER
 from stretto.execution.reaper import Reaper
 from stretto.execution.stacks import Stand, asked, outside, own
-from stretto.execution.worker import Assignment, Worker
+from stretto.execution.worker import Worker
 
 Make = Callable[[Assignment], Worker]
 

@@ -8,7 +8,6 @@ the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +21,10 @@ from torch import Tensor
 from stretto.algorithms.base import Algorithm, build
 from stretto.config.locate import locate
 from stretto.config.schema import EngineSection, Recipe
+from stretto.execution.assignment import Assignment
 from stretto.execution.group import Group, Meeting
 from stretto.execution.reach import Door, own_address, unreached
+from stretto.execution.sleepers import PUBLISH, Shelf, sleepers_of
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.gauge import Gauge, base_network, load_gauge
@@ -35,41 +36,6 @@ from stretto.types import Conversation, Receipt, Sample
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import prove_equal
 from stretto.weights.tensors import checksums, unlike
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What a worker is made from; plain values, so that it can be sent to another host."""
-
-    recipe: Recipe
-    """What is trained."""
-    root: Path
-    """What the recipe's relative paths count from."""
-    base: Path | None
-    """The run's own copy of the base model, if it has one."""
-    device: str
-    """The plan's name of its device, such as "localhost/cpu:0"."""
-    roles: frozenset[str]
-    """Roles of the cells on it."""
-    token_budget: int
-    """Tokens in a forward; running out of memory lowers it."""
-    threads: int | None = None
-    """Threads of a CPU device; all of the process's if none."""
-    mates: int = 1
-    """Processes that train one copy of the policy together, itself included."""
-
-    @property
-    def torch_device(self) -> torch.device:
-        """As torch calls it."""
-        kind, _, number = self.device.rpartition("/")[2].partition(":")
-        # A process that was given one GPU sees it as the first.
-        return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
-
-    @property
-    def serving_device(self) -> torch.device:
-        """Where the policy lies in full: host memory, if the device only trains slices of it."""
-        slices = self.mates > 1 and not self.roles & {"generate", "reference"}
-        return torch.device("cpu") if slices else self.torch_device
 
 
 class Worker:
@@ -102,6 +68,16 @@ class Worker:
             token_budget=assignment.token_budget,
         )
         self.engine = self.make_engine()
+        self.sleepers = sleepers_of(
+            assignment.sleeps,
+            policy=self.policy,
+            readers=assignment.readers,
+            optimizer=lambda: self.optimizer,
+            reference=self.reference,
+            gauges=self.gauges,
+            engine=self.engine,
+            shelf=self.make_shelf(),
+        )
         self.carrier = Carrier()
         self.groups: dict[str, Group] = {}
         self.door: Door | None = None
@@ -110,6 +86,10 @@ class Worker:
     def make_engine(self) -> Engine:
         """What generates with the policy."""
         return native_engine(self.policy, self.assignment.recipe.engine)
+
+    def make_shelf(self) -> Shelf:
+        """Where what sleeps is."""
+        return Shelf(self.assignment.torch_device)
 
     def _load(self, device: torch.device) -> Policy:
         made, recipe = self.assignment, self.assignment.recipe
@@ -120,6 +100,7 @@ class Worker:
 
     def generate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
         """Takes requests in and out, and decodes until something completes or the seconds are over."""
+        self.sleepers.enter("generate")
         partial = self.engine.abort(unwanted) if unwanted else []
         self.engine.submit(new)
         return partial + self.engine.step(seconds)
@@ -132,6 +113,7 @@ class Worker:
 
     def score(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What the model of a role says: of a reference, the log-probability of every trained token."""
+        self.sleepers.enter(role)
         if role in self.gauges:
             return self.gauges[role].score(conversations)
         scorer, without_adapter = self.reference or self.policy, self.reference is None
@@ -143,6 +125,7 @@ class Worker:
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds the gradients of these samples."""
+        self.sleepers.enter("train")
         self.trainer.accumulate(samples)
 
     def sums(self) -> dict[str, float]:
@@ -175,17 +158,20 @@ class Worker:
 
     def reduce(self, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
+        self.sleepers.enter("train")
         group = self.groups.get("train")
         self.trainer.reduce(group.add if group else lambda tensor: None, sums)
 
     def apply(self) -> StepReport:
         """One update from what was reduced."""
+        self.sleepers.enter(PUBLISH)
         report = self.trainer.apply()
         self.carrier.tell(self.trainer.weights(), self.engine)
         return report
 
     def fetch(self, version: int) -> None:
         """Takes the trained tensors of the first that trains; everybody who holds the policy calls this together."""
+        self.sleepers.enter(PUBLISH)
         self.carrier.bring(self.policy.trained(), partial(self.groups["hold"].hand_round, source=0))
         self.trainer.version = version
         self.carrier.tell(self.trainer.shared(), self.engine)
@@ -195,6 +181,7 @@ class Worker:
 
         Those of `trainers` come from their own optimizers, and are held against them as well.
         """
+        self.sleepers.enter(PUBLISH)
         trained, network = self.policy.trained(), self.policy.network
         if self.optimizer is not None and self.assignment.device in trainers:
             prove_equal(
@@ -223,6 +210,7 @@ class Worker:
 
         `base` is where the run keeps its copy of the base model.
         """
+        self.sleepers.enter(PUBLISH)
         self.written = TemporaryDirectory(prefix="stretto-")
         folder = Path(self.written.name)
         self.policy.save(folder, base=base)
@@ -246,6 +234,7 @@ class Worker:
     def state(self) -> dict[str, Any]:
         """What the next step depends on."""
         assert self.optimizer is not None
+        self.sleepers.enter(PUBLISH)
         return {
             "trainer": self.trainer.state(),
             "optimizer": self.optimizer.state(),
@@ -254,6 +243,7 @@ class Worker:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there."""
+        self.sleepers.enter(PUBLISH)
         self.trainer.restore(state["trainer"])
         if self.optimizer is not None:
             self.optimizer.restore(state["optimizer"])

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, DeadlineError, StrettoError
+from stretto.execution.assignment import Assignment
 from stretto.execution.crew import Crew, Patience
 from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes, worker_of
-from stretto.execution.worker import Assignment
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run.ahead import Waiting
@@ -196,6 +196,7 @@ async def assemble_crew(
             token_budget=budgets[device],
             threads=1,
             mates=mates.get(device, 1),
+            sleeps=plan.sleeps_on(device),
         )
 
     launcher = launcher or processes(plan.devices, seconds=recipe.deadlines.start, make=worker_of)

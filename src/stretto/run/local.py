@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stretto.config.describe import roles_of
 from stretto.config.locate import locate
 from stretto.config.schema import Recipe
+from stretto.execution.sleepers import PUBLISH, Shelf, Sleepers, sleepers_of
 from stretto.execution.worker import load_gauges, make_trainer, native_engine
 from stretto.placement.plan import Plan
 from stretto.rollout.base import Engine
@@ -50,6 +51,8 @@ class LocalParts(Parts):
     """Learns."""
     optimizer: MasterAdamW
     """The trainer's optimizer, for checkpoints."""
+    sleepers: Sleepers
+    """What of them is in host memory while others work."""
     carrier: Carrier = field(default_factory=Carrier)
     """Brings new weights to the engine."""
 
@@ -67,6 +70,7 @@ class LocalParts(Parts):
         self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
     ) -> list[Trajectory]:
         """In this process."""
+        self.sleepers.enter("generate")
         collector = Collector(
             self.engine,
             environment=self.environment,
@@ -79,6 +83,7 @@ class LocalParts(Parts):
 
     async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """In this process."""
+        self.sleepers.enter(role)
         return self.gauges[role].score(conversations)
 
     async def settle(self) -> None:
@@ -86,7 +91,8 @@ class LocalParts(Parts):
         self.engine.settle()
 
     async def fetch(self) -> None:
-        """Everything is here."""
+        """Everything is here, and awake from now on."""
+        self.sleepers.enter(PUBLISH)
 
     async def restored(self) -> None:
         """Tells the engine the version of the tensors that it shares."""
@@ -94,6 +100,7 @@ class LocalParts(Parts):
 
     def publish(self, weights: Weights) -> None:
         """Tells the engine of weights, and proves that it samples from what the optimizer made."""
+        self.sleepers.enter(PUBLISH)
         publish(weights, self.engine, self.carrier)
         trained, engine = self.policy.trained(), f"the engine on {self.policy.device}"
         found = unlike(trained, self.optimizer.masters)
@@ -122,10 +129,11 @@ def assemble(
     note: Note,
     make_engine: EngineFactory | None = None,
     values: Mapping[str, float] | None = None,
+    shelf: Shelf | None = None,
 ) -> LocalParts:
     """Loads and connects the parts. `folder` is the run's, where a base model of its own is kept.
 
-    With `values`, prompts that have none are not trained on.
+    With `values`, prompts that have none are not trained on. `shelf` is where what sleeps is, by default host memory.
     """
     device = choose_device(recipe.placement.cluster)
     task = load_task(recipe, root, values)
@@ -144,8 +152,19 @@ def assemble(
         reference.network.requires_grad_(False)
     gauges = load_gauges(recipe, roles_of(recipe), root=root, base=base, device=device, token_budget=budget)
     engine = make_engine(policy) if make_engine else native_engine(policy, recipe.engine)
+    sleepers = sleepers_of(
+        plan.sleeps_on(plan.devices[0]),
+        policy=policy,
+        readers={"generate", "train", *(["reference"] if policy.adapted is not None else [])},
+        optimizer=lambda: optimizer,
+        reference=reference,
+        gauges=gauges,
+        engine=engine,
+        shelf=shelf or Shelf(device),
+    )
     return LocalParts(
         **common,
+        sleepers=sleepers,
         policy=policy,
         reference=reference,
         gauges=gauges,

@@ -9,7 +9,7 @@ matters where all weights of a large model are trained. Masters stay wide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,6 +61,12 @@ class MasterAdamW:
                 if master is not self.parameters[name]:
                     self.parameters[name].copy_(master)
         return rate
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What only an update reads: moments, and masters that are not the parameters themselves."""
+        yield from (master for name, master in self.masters.items() if master is not self.parameters[name])
+        for moments in self.adamw.state.values():
+            yield from (value for value in moments.values() if isinstance(value, Tensor))
 
     def state(self) -> dict[str, Any]:
         """Masters, moments and the number of updates made; copies, which later updates leave alone."""

@@ -179,7 +179,7 @@ class ShardedTrainer(Trainer):
             ) from error
 
     def _row(self, samples: Sequence[Sample], *, counts: bool) -> None:
-        batch = self._pack(samples)
+        batch = self._pack(samples, self.policy)
         logprobs, entropy = self._forward(batch, self.policy)
         losses = self._losses(logprobs, batch.rows)
         self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})

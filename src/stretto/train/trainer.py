@@ -158,7 +158,7 @@ class Trainer:
         scorer = reference or self.policy
 
         def numbers(piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
-            batch = self._pack(piece)
+            batch = self._pack(piece, scorer)
             logprobs, _ = self._forward(batch, scorer)
             return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
 
@@ -197,7 +197,7 @@ class Trainer:
         while queue:
             piece = queue.popleft()
             try:
-                batch = self._pack(piece)
+                batch = self._pack(piece, self.policy)
                 logprobs, entropy = self._forward(batch, self.policy)
                 losses = self._losses(logprobs, batch.rows)
             except OutOfMemory:
@@ -242,8 +242,9 @@ class Trainer:
             )
         self.recompute()
 
-    def _pack(self, samples: Sequence[Sample]) -> MicroBatch:
-        return pack(samples, device=self.policy.device, dtype=wide(self.policy.dtype))
+    def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
+        """A row where the policy is that is asked; another may be elsewhere."""
+        return pack(samples, device=policy.device, dtype=wide(policy.dtype))
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
