@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from running import Quiet, recipe_in
+from running import Quiet, recipe_in, start, tensors
+from stretto.placement import cluster
+from stretto.placement.devices import GB
 from stretto.planner.kept import Kept, keep, this_machine
 from stretto.run import session
 from stretto.run.expected import compared, planned, table
@@ -56,6 +58,64 @@ def test_a_strategy_that_is_named_is_followed_and_forecast(strategy, here):
     assert notes == []
     assert told.plan == make_plan(recipe)
     assert told.to_json()["predicted"]["memory_gb"].keys() == {"localhost/cpu:0", "localhost/cpu:1"}
+
+
+TOO_LARGE = {"model__scratch__width": 1024, "model__scratch__layers": 4, "batch__token_budget": 256}
+"""All that training a copy takes is 2.9 GB, and half of it on each of two devices 2.5 GB."""
+
+
+def with_memory(monkeypatch, gigabytes):
+    monkeypatch.setattr(cluster, "_own_memory", lambda: gigabytes * GB)
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "cells"),
+    [
+        (2, "flatten", [("gather:train", 1)] * 2 + [("own", 2)]),
+        (2, "elastic", [("gather:train", 1)] * 2 + [("own", 2)]),
+        (4, "separate", [("own", 1)] * 2 + [("own", 2)]),
+        (4, "flatten", [("gather:train-0", 1)] * 2 + [("gather:train-1", 1)] * 2 + [("own", 2)] * 2),
+    ],
+)
+def test_a_copy_that_is_too_large_for_a_device_is_cut(devices, strategy, cells, here, monkeypatch):
+    with_memory(monkeypatch, 2.9 * devices)
+    monkeypatch.setattr("os.cpu_count", lambda: devices)
+    recipe = recipe_in(here, placement={"cluster": f"{devices}xcpu", "strategy": strategy}, **TOO_LARGE)
+    told, notes = told_of(recipe, here)
+    assert notes == [
+        "plan: 2 devices train one copy together, each with a slice, because one device is too small for it"
+    ]
+    assert [(cell.weights, len(cell.devices)) for cell in told.plan.cells] == cells
+    assert {cell.sleeps for cell in told.plan.cells if cell.weights != "own"} <= (
+        {("train",)} if strategy == "flatten" else {()}
+    )
+    assert max(told.expected["memory_gb"].values()) < 2.9
+
+
+@pytest.mark.parametrize("gigabytes", [3.4, 2.0])
+def test_a_copy_that_fits_stays_whole_and_so_does_what_fits_nowhere(gigabytes, here, monkeypatch):
+    with_memory(monkeypatch, 2 * gigabytes)
+    recipe = recipe_in(here, placement={"cluster": "2xcpu", "strategy": "flatten"}, **TOO_LARGE)
+    told, notes = told_of(recipe, here)
+    assert (told.plan, notes) == (make_plan(recipe), [])
+
+
+def test_auto_cuts_what_is_too_large_for_a_device(here, monkeypatch):
+    with_memory(monkeypatch, 2.9 * 2)
+    told, (line,) = told_of(recipe_in(here, placement={"cluster": "2xcpu"}, **TOO_LARGE), here)
+    assert line.startswith("plan: flatten on 2 of 2 devices")
+    assert [len(cell.devices) for cell in told.plan.cells if cell.role == "train"] == [2]
+
+
+@pytest.mark.slow
+def test_a_run_trains_a_copy_that_its_strategy_cut(here, monkeypatch):
+    plain = start(here, run__steps=2).folder
+    monkeypatch.setattr("stretto.planner.foresee.width_of", lambda *_, **__: 2)  # the model is too small for the truth
+    cut = start(here, run__steps=2, placement={"cluster": "2xcpu", "strategy": "flatten"}).folder
+    cells = json.loads((cut / "plan.json").read_text())["cells"]
+    assert [len(cell["devices"]) for cell in cells] == [1, 1, 2]
+    ours, theirs = (tensors(folder / "checkpoints" / "step-000002") for folder in (cut, plain))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
 
 
 def test_cells_by_hand_are_followed_without_a_forecast(here):

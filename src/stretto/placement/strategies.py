@@ -155,9 +155,10 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
             )
             for index, group in enumerate(groups)
         ]
-    trainers = Trainers(cells)
+    trainers, (flow, tail) = Trainers(cells), COURSES[strategy]
     cells = [trainers.with_weights(cell) if cell.role in layout.reading else cell for cell in cells]
-    flow, tail = COURSES[strategy]
+    if flow == "phased":
+        cells = [_given_back(cell) for cell in cells]
     return Plan(
         strategy=strategy,
         flow=flow,
@@ -167,6 +168,11 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
         priority=served(cells, layout.devices),
         tail=tail,
     )
+
+
+def _given_back(cell: Cell) -> Cell:
+    """What was gathered to be read leaves its memory to the training that it was gathered from."""
+    return replace(cell, sleeps=("train",)) if cell.weights.startswith("gather:") and cell.role != "value" else cell
 
 
 class Trainers:

@@ -129,8 +129,16 @@ class Choice:
     def waits_for(self, workload: Workload) -> Iterator[str]:
         """What of it nothing can execute yet."""
         own_reference = "reference" in workload.roles - workload.reading
+        slices = self.train.width == self.train.dp > 1
         for asked, what in (
-            (any(self.split(role, workload.reading).width > 1 for role in workload.roles), "cells of several devices"),
+            (self.lane.width > 1, "generating on several devices together"),
+            (self.train.width > self.train.dp, "training cells that cut more than parameters"),
+            (slices and any(shape.experts for shape in workload.shapes.values()), "slices of a model with experts"),
+            (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
+            (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
+            (slices and self.sleeps, "slices that sleep"),
+            (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
+            (self.frozen.width > 1, "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded, "a shared optimizer"),
@@ -140,6 +148,10 @@ class Choice:
         ):
             if asked:
                 yield what
+
+    def runs(self, workload: Workload) -> bool:
+        """True if all of it can be executed."""
+        return not any(True for _ in self.waits_for(workload))
 
     def piece(self, split: Split) -> int:
         """Most tokens of a piece: a micro-batch for each rank, and enough of them to fill a pipeline."""
@@ -168,7 +180,7 @@ class Choice:
         on = plan.roles_on
         budgets = {role: self.piece(split) for role, split in splits.items() if role != "generate"}
         cells = (
-            replace(cell, sleeps=_others(cell, on) if self.sleeps else (), token_budget=budgets.get(cell.role))
+            replace(cell, sleeps=_others(cell, on) if self.sleeps else cell.sleeps, token_budget=budgets.get(cell.role))
             for cell in plan.cells
         )
         return replace(plan, cells=tuple(cells))

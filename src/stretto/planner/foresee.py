@@ -22,8 +22,8 @@ from stretto.planner.grid import Grid
 from stretto.planner.kept import as_measured
 from stretto.planner.price import Prices
 from stretto.planner.room import Rooms
-from stretto.planner.search import CLOSE, search, variants_of
-from stretto.planner.setting import Setting
+from stretto.planner.search import CLOSE, named_by, search, variants_of
+from stretto.planner.setting import ALONE, Setting
 from stretto.planner.simulate import Forecast, simulate
 from stretto.planner.workload import workload_of
 
@@ -73,6 +73,29 @@ def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int
             if room.fits and _same(mine, plan, setting):
                 return simulate(prices, mine, room)
     return None
+
+
+def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> int:
+    """Over how many devices each training cell of a strategy's plan should be cut: as few as have the room.
+
+    It is 1 where one device has it, if only with the smallest micro-batches, because those shrink by themselves there;
+    and where no number has.
+    """
+    rooms = Rooms(setting)
+    grid = Grid(setting, Prices(setting), rooms)
+    generating = len({device for cell in plan.cells if cell.role == "generate" for device in cell.devices})
+    named = [each for each in variants_of(section, section.strategy) if each.label == named_by(section)]
+    choices = [
+        replace(choice, budget=budget, recompute=bool(setting.workload.recompute))
+        for variant in named
+        for choice in (grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ())
+        if choice.lane == choice.frozen == ALONE and choice.generating in (None, generating)
+    ]
+    for choice in sorted(choices, key=lambda choice: choice.train.width):
+        least = replace(choice, budget=min(budget, grid.least)) if choice.train == ALONE else choice
+        if choice.runs(setting.workload) and rooms.room(least).fits:
+            return choice.train.width
+    return 1
 
 
 def _same(choice: Choice, plan: Plan, setting: Setting) -> bool:

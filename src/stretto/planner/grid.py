@@ -110,9 +110,7 @@ class Grid:
             for train in trains:
                 for lane in lanes:
                     for other in others:
-                        copies = training // train.width
-                        sharded = copies > 1 and not self.setting.workload.adapter
-                        yield replace(base, lane=lane, train=train, frozen=other, sharded=sharded)
+                        yield replace(base, lane=lane, train=train, frozen=other)
 
     def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Choice, int, int, int]]:
         """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
@@ -183,19 +181,32 @@ class Grid:
         return sorted({ranks for ranks in found if ranks <= count and not count % ranks})
 
     def fitting(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
-        """A choice with budgets that fit: the largest without recomputing, and with it; asleep if memory is short."""
-        work, done = self.setting.workload, False
+        """A choice with budgets that fit: the largest without recomputing, and with it.
+
+        Copies share an optimizer only if memory is short, because a copy that dies takes its part with it; and only
+        if that is not enough, something sleeps.
+        """
+        work = self.setting.workload
+        _, training = choice.places(work.roles)["train"]
+        copies = training > choice.train.width and not work.adapter
         for sleeps in (False, True) if not choice.streamed else (False,):
-            for recompute in (False, True) if work.recompute is None else (work.recompute,):
-                found = self._largest(replace(choice, sleeps=sleeps, recompute=recompute), variant)
-                if found is None:
-                    continue
+            for sharded in (False, True) if copies else (False,):
+                done = False
+                for found in self._budgeted(replace(choice, sleeps=sleeps, sharded=sharded), variant):
+                    yield found
+                    done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
+                if done:
+                    return
+
+    def _budgeted(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
+        """With and without recomputing, as far as it fits and may be worth it."""
+        work = self.setting.workload
+        for recompute in (False, True) if work.recompute is None else (work.recompute,):
+            found = self._largest(replace(choice, recompute=recompute), variant)
+            if found is not None:
                 yield found
-                done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
                 if found[0].budget >= self.budgets(choice.devices)[0]:
-                    break  # recomputing would only be slower
-            if done:
-                return
+                    return  # recomputing would only be slower
 
     def _lanes(self, choice: Choice) -> int:
         _, count = choice.places(self.setting.workload.roles)["generate"]

@@ -125,9 +125,14 @@ class Rooms:
         sources = {role: choice.source(role, work) for role in side.roles}
         resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
         always = sum((NOTHING if choice.sleeps else held for held in resident.values()), CONTEXT)
+        gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
+        if choice.streamed:  # generating and training take turns, too often to gather anew
+            always += gathered
         phases = {}
         for phase in side.roles:
-            phases[phase] = self._working(choice, side, phase, sources[phase]) + always
+            phases[phase] = self._working(choice, side, phase) + always
+            if phase == "generate" and not choice.streamed:
+                phases[phase] += gathered
             for role in side.roles if choice.sleeps else ():
                 phases[phase] += self._kept(role, phase, sources, resident[role])
         if sources.get("generate") == "own":
@@ -187,16 +192,26 @@ class Rooms:
             return Held(weights=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).weights)
         return Held(weights=memory.weights(shape, site, work.precision_of(role)))
 
-    def _working(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
-        """What a role needs besides while it works."""
-        split = choice.split(role, self.setting.workload.reading)
-        trainer = choice.train if source == "gather" else None
-        key = ("working", role, split, source, trainer, choice.budget, choice.recompute, side.first, side.count)
+    def _gathered(self, choice: Choice, side: Side) -> Held:
+        """The weights that an engine reads and its device trains only a part of."""
+        key = ("gathered", choice.lane, choice.train, side.first, side.count)
         if key not in self.known:
-            self.known[key] = self._count_working(choice, side, role, source)
+            work, site = self.setting.workload, self._site(choice, side, "generate")
+            shape, precision = work.shapes["generate"], work.precision_of("generate")
+            whole = memory.generating(shape, site, 0.0, precision=precision).weights
+            there = memory.experts(shape, site, precision) if site.mesh.same_experts(choice.train.mesh) else 0.0
+            self.known[key] = Held(weights=whole - there)
         return self.known[key]
 
-    def _count_working(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+    def _working(self, choice: Choice, side: Side, role: str) -> Held:
+        """What a role needs besides while it works."""
+        split = choice.split(role, self.setting.workload.reading)
+        key = ("working", role, split, choice.budget, choice.recompute, side.first, side.count)
+        if key not in self.known:
+            self.known[key] = self._count_working(choice, side, role)
+        return self.known[key]
+
+    def _count_working(self, choice: Choice, side: Side, role: str) -> Held:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
         if role in ("train", "fit"):
@@ -207,9 +222,5 @@ class Rooms:
                 gathered=memory.gathered(shape, site, trained=not work.adapter),
             )
         if role == "generate":
-            held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
-            again = held.weights if source == "gather" else 0.0
-            if source == "gather" and site.mesh.same_experts(choice.train.mesh):
-                again -= memory.experts(shape, site, work.precision_of(role))
-            return Held(weights=again, activations=held.activations)
+            return Held(activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations)
         return replace(memory.scoring(shape, site, choice.budget), weights=0.0, context=0.0)

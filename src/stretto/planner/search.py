@@ -87,7 +87,7 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
         forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
         if forecasts:
             best.append(min(forecasts, key=_seconds))
-            ready += sorted((each for each in forecasts if _runs(each.choice, setting)), key=_seconds)[:1]
+            ready += sorted((each for each in forecasts if each.choice.runs(setting.workload)), key=_seconds)[:1]
             tried += len(forecasts)
         else:
             rejected[variant.label] = why or _miss(grid, variant, setting)
@@ -127,11 +127,6 @@ def _simulated(grid: Grid, prices: Prices, variant: Variant, quota: int) -> list
 
 def _seconds(forecast: Forecast) -> float:
     return forecast.step
-
-
-def _runs(choice: Choice, setting: Setting) -> bool:
-    """True if a choice can be executed today."""
-    return not any(True for _ in choice.waits_for(setting.workload))
 
 
 def variants_of(section: Placement, only: str | None = None) -> tuple[Variant, ...]:
@@ -184,13 +179,13 @@ def _ranked(
     for least, choice in bounds:
         if found and least > min(WORTH_A_LOOK * found[0].seconds, max(bars.values())):
             break
-        runs = _runs(choice, grid.setting)
+        runs = choice.runs(grid.setting.workload)
         beaten = len(found) >= quota and least >= found[quota - 1].seconds
         if least > bars[runs] or (beaten and (not runs or (able and least >= able[0].seconds))):
             continue
         for fitting, room in grid.fitting(choice, variant):
             seconds = estimate(prices, fitting, room.pool)
-            each = Ranked(seconds=seconds, choice=fitting, room=room, runs=_runs(fitting, grid.setting))
+            each = Ranked(seconds=seconds, choice=fitting, room=room, runs=fitting.runs(grid.setting.workload))
             for kind in (found, able) if each.runs else (found,):
                 insort(kind, each, key=lambda item: item.seconds)
     return found[:quota] + [each for each in able[:1] if each not in found[:quota]]

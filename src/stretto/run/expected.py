@@ -20,6 +20,7 @@ from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Plan
 from stretto.planner import foresee
+from stretto.planner.setting import Setting
 from stretto.run.base import Note
 from stretto.run.files import replace as replace_file
 from stretto.run.files import to_json
@@ -60,8 +61,24 @@ def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
             note(f"plan: {chosen.why} ({'; '.join(told)})")
             plan = chosen.forecast.plan
             return Planned(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
-    plan = make_plan(recipe)
+    plan = widened(recipe, root, note)
     return Planned(plan=plan, expected=expectation(recipe, root, plan))
+
+
+def widened(recipe: Recipe, root: Path, note: Note) -> Plan:
+    """The plan that a recipe names; training cells of a strategy get more devices where one is too small."""
+    plan = make_plan(recipe)
+    if recipe.placement.cells is not None or recipe.placement.strategy == "auto":
+        return plan
+    try:
+        setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+    except RecipeError:
+        return plan
+    width = foresee.width_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
+    if width == 1:
+        return plan
+    note(f"plan: {width} devices train one copy together, each with a slice, because one device is too small for it")
+    return make_plan(recipe, width=width)
 
 
 def expectation(recipe: Recipe, root: Path, plan: Plan) -> dict[str, Any] | None:
@@ -70,10 +87,13 @@ def expectation(recipe: Recipe, root: Path, plan: Plan) -> dict[str, Any] | None
         setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
     except RecipeError:
         return None
-    kind = "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda"
-    budget = token_budget(recipe, kind)
-    forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=budget)
+    forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
     return None if forecast is None else foresee.document(forecast, setting, plan.devices)
+
+
+def _usual(recipe: Recipe, setting: Setting) -> int:
+    """Tokens of a micro-batch if nothing goes wrong."""
+    return token_budget(recipe, "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda")
 
 
 def _cluster(recipe: Recipe) -> Cluster:

@@ -146,13 +146,17 @@ class Parts(ABC):
         await self.pool.close()
 
 
-def make_plan(recipe: Recipe) -> Plan:
-    """Where everything lives. The reference reads the trainer's tensors where it is the adapter switched off."""
+def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
+    """Where everything lives, with so many devices in a training cell that a strategy makes.
+
+    The reference reads the trainer's tensors where it is the adapter switched off.
+    """
     return plan_of(
         recipe.placement,
         roles=roles_of(recipe),
         devices=devices_of(recipe.placement.cluster),
         reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
+        width={"train": width},
         engine=recipe.engine.kind,
         updates=recipe.batch.updates,
     )
