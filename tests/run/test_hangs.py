@@ -49,14 +49,14 @@ TINY = {
 }
 
 
-class Train:
-    """A `stretto train` of a recipe as a process; everything that it starts carries a mark of the test's."""
+class Command:
+    """A `stretto` command of a recipe as a process; everything that it starts carries a mark of the test's."""
 
-    def __init__(self, folder, program, **changes):
+    def __init__(self, folder, program, command="train", **changes):
         self.folder, self.mark = folder, uuid.uuid4().hex
         recipe = written(folder, run__folder=str(folder / "run"), **TINY, **changes)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "train", str(recipe)],
+            [sys.executable, "-c", program, command, str(recipe)],
             cwd=folder,
             env={**os.environ, "STRETTO_TEST": self.mark},
             stdout=subprocess.PIPE,
@@ -91,6 +91,10 @@ class Train:
             time.sleep(0.1)
         return self.process.returncode, said, left
 
+    def workers(self):
+        """Ids of the processes that serve cells."""
+        return [process for process, name in self.marked().items() if name.startswith("ray::Actor")]
+
 
 def steps_taken(folder):
     """How many steps a run has written down."""
@@ -103,9 +107,9 @@ PLAIN = "import sys; from stretto.cli.main import main; sys.exit(main())"
 
 def test_a_worker_that_is_stopped_ends_the_run_and_is_named(tmp_path):
     placement = {"cluster": "2xcpu", "strategy": "elastic"}
-    run = Train(tmp_path, PLAIN, placement=placement, run__steps=100_000)
+    run = Command(tmp_path, PLAIN, placement=placement, run__steps=100_000)
     run.until(lambda: steps_taken(tmp_path))
-    workers = [process for process, name in run.marked().items() if name.startswith("ray::Actor")]
+    workers = run.workers()
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGSTOP)
     stopped = time.monotonic()
@@ -124,7 +128,7 @@ def test_a_worker_that_is_stopped_ends_the_run_and_is_named(tmp_path):
 @pytest.mark.parametrize("cluster", ["1xcpu", "2xcpu"])
 def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster, tmp_path):
     (tmp_path / "hanging.py").write_text(REWARD)
-    run = Train(
+    run = Command(
         tmp_path,
         HANGING,
         placement={"cluster": cluster},
@@ -142,3 +146,38 @@ def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster
     assert step["trajectories/failed"] == len(reasons)
     assert any("environment: not finished within 1 s outside the engine" in reason for reason in reasons)
     assert any("hanging:judge did not answer within 1 s" in reason for reason in reasons)
+
+
+VALUE = {
+    "algorithm": {"name": "astar_po", "vstar": {"samples": 1000}},
+    "batch": {"prompts": 6, "samples": 1},
+    "placement": {"cluster": "2xcpu"},
+    "engine": {"max_new_tokens": 16},
+}
+"""A table of V* that takes longer than the test."""
+
+
+def answers_kept(folder):
+    """How many answers tables of V* hold."""
+    return sum(len(lines(path)) - 1 for path in (folder / ".stretto" / "vstar").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGINT])
+def test_a_table_of_values_survives_whatever_ends_its_making(number, tmp_path):
+    run = Command(tmp_path, PLAIN, "value", **VALUE)
+    run.until(lambda: answers_kept(tmp_path))
+    workers = run.workers()
+    assert len(workers) == 2
+    os.kill(run.process.pid if number == signal.SIGINT else workers[1], number)
+    code, said, left = run.ended()
+    told = " ".join(said.split())
+    assert left == {}
+    assert 0 < answers_kept(tmp_path) < 10_000, "it would have gone on"
+    stacks = list(tmp_path.glob("stacks-*.txt"))
+    if number == signal.SIGSTOP:
+        assert code == 3 and f"it does not answer; process {workers[1]} is stopped" in told, said
+        assert stacks[0].name in told and stacks[0].read_text().count("=== ") == 3
+    elif number == signal.SIGKILL:
+        assert code == 1 and "its process has died fix: run the same command again" in told, said
+    else:
+        assert code == 130 and not stacks, said

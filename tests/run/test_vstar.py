@@ -13,27 +13,13 @@ from stretto.run import value as making
 from stretto.run.value import value
 from stretto.run.vstar import ingredients, read_table, table_path, value_problems
 from stretto.tasks.source import load_prompts, split
-
-ASTAR = {
-    "algorithm__name": "astar_po",
-    "algorithm__vstar__samples": 3,
-    "algorithm__vstar__beta2": 0.1,
-    "batch__prompts": 6,
-    "batch__samples": 1,
-}
+from tables import ASTAR, made
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """Tables are kept below the working directory."""
     monkeypatch.chdir(tmp_path)
-
-
-def made(folder, **changes):
-    """The table of a recipe, made now: (what the command tells, its answers)."""
-    recipe = recipe_in(folder, **(ASTAR | changes))
-    told = value(recipe, root=folder, progress=Quiet())
-    return told, {(row["prompt"], row["attempt"]): row for row in lines(told.table)[1:]}
 
 
 def test_every_training_prompt_is_asked_so_many_times(tmp_path):

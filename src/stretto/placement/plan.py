@@ -6,8 +6,8 @@ interprets it and knows no strategy by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -69,6 +69,17 @@ class Plan:
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""
         return {cell.role: cell.sleeps for cell in self.cells if device in cell.devices}
+
+    def only(self, roles: Collection[str]) -> Plan:
+        """The cells of these roles alone, for work that needs no others; those whose weights they read may be gone."""
+        cells = tuple(
+            replace(cell, weights="own", sleeps=tuple(phase for phase in cell.sleeps if phase in roles))
+            for cell in self.cells
+            if cell.role in roles
+        )
+        left = {cell.name for cell in cells}
+        priority = {device: tuple(n for n in names if n in left) for device, names in self.priority.items()}
+        return replace(self, cells=cells, priority={device: names for device, names in priority.items() if names})
 
     def to_json(self) -> dict[str, Any]:
         """As plan.json holds it."""

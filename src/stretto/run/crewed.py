@@ -176,8 +176,12 @@ async def assemble_crew(
     note: Note,
     values: Mapping[str, float] | None = None,
     launcher: Launcher | None = None,
+    stacks: Path | None = None,
 ) -> CrewParts:
-    """Starts the workers and connects the parts. `folder` is the run's; without a launcher, workers are processes."""
+    """Starts the workers and connects the parts. `folder` is the run's; without a launcher, workers are processes.
+
+    `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
+    """
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
     cpu = torch.device("cpu")
     base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
@@ -200,10 +204,10 @@ async def assemble_crew(
         )
 
     launcher = launcher or processes(plan.devices, seconds=recipe.deadlines.start, make=worker_of)
-    crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=folder)
+    crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
     try:
         await crew.start()
-        context, stop = await crew.call(crew.trainers[0], "facts", seconds=recipe.deadlines.start)
+        context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
     except BaseException:
         await crew.close()
         raise

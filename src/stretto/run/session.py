@@ -155,8 +155,11 @@ def evaluate_recipe(recipe: Recipe, *, root: Path) -> Evaluation:
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
     if recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
-    with _starting(recipe, folder if checkpoint else Path()):  # a folder for the moment keeps no stacks
-        parts = await assembled(recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None)
+    stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
+    with _starting(recipe, stacks):
+        parts = await assembled(
+            recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None, stacks=stacks
+        )
     try:
         if checkpoint is not None:
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
@@ -239,10 +242,11 @@ async def assembled(
     note: Note,
     make_engine: EngineFactory | None = None,
     values: Mapping[str, float] | None = None,
+    stacks: Path | None = None,
 ) -> Parts:
     """The parts of a run: in this process if there is one device, with a crew of workers if there are several."""
     if len(devices_of(recipe.placement.cluster)) > 1:
-        return await assemble_crew(recipe, plan=plan, root=root, folder=folder, note=note, values=values)
+        return await assemble_crew(recipe, plan=plan, root=root, folder=folder, note=note, values=values, stacks=stacks)
     return assemble(recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, values=values)
 
 

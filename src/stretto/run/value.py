@@ -2,7 +2,7 @@
 
 It is the first half of A*PO, done before training. The answers are sampled as training would (same renderer, sampler,
 environment and rewards) but with noise of their own. Every batch of answers is written as it is judged, so a table that
-was interrupted is finished by the same command.
+was interrupted is finished by the same command. On several devices all of them sample; the answers are the same.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Recipe, Vstar
+from stretto.errors import CellLost
 from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
 from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
-from stretto.run.local import EngineFactory, assemble
-from stretto.run.parts import Parts, make_plan
+from stretto.run.local import EngineFactory
+from stretto.run.parts import Parts, sampling_plan
+from stretto.run.session import assembled
 from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.run.watch import Watch, limits
 from stretto.tasks.source import load_prompts, split
@@ -34,7 +37,12 @@ VISIT = -2
 """V*'s own visit number, so that its noise is never that of a training sample or of an evaluation."""
 
 TOGETHER = 256
-"""Answers between two writes: enough to keep an engine busy, few enough to lose."""
+"""Answers that are judged and written together; every engine is given as many at once, which keeps it busy."""
+
+AGAIN = "run the same command again; it goes on where the table stands"
+"""What to do when a process has died."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +110,25 @@ async def _make(
     missing = read_table(path, made_from).missing(training, samples)
     if missing:
         with tempfile.TemporaryDirectory() as scratch:
-            with Watch(limits=limits(recipe), folder=Path(scratch)).stage("start", 0, "nothing was finished before"):
-                folder, plan = Path(scratch), make_plan(recipe)
-                parts = assemble(recipe, plan=plan, root=root, folder=folder, note=screen.note, make_engine=make_engine)
-            # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
-            made_from = ingredients(recipe, training, root)
-            path = table_path(recipe, made_from, root)
-            missing = read_table(path, made_from).missing(training, samples)
+            stacks = Path()  # a folder for the moment keeps none
+            with Watch(limits=limits(recipe), folder=stacks).stage("start", 0, "nothing was finished before"):
+                parts = await assembled(
+                    recipe,
+                    plan=sampling_plan(recipe),
+                    root=root,
+                    folder=Path(scratch),
+                    note=screen.note,
+                    make_engine=make_engine,
+                    stacks=stacks,
+                )
             try:
+                # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
+                made_from = ingredients(recipe, training, root)
+                path = table_path(recipe, made_from, root)
+                missing = read_table(path, made_from).missing(training, samples)
                 await _fill(parts, missing, path, made_from, screen)
+            except CellLost as lost:
+                raise CellLost(lost.cell, f"{lost.why}\n    fix: {AGAIN}") from lost
             finally:
                 await parts.close()
     return path, read_table(path, made_from), len(missing)
@@ -119,23 +137,32 @@ async def _make(
 async def _fill(
     parts: Parts, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
 ) -> None:
-    """Samples and judges what is missing, batch by batch."""
-    batches = [missing[start : start + TOGETHER] for start in range(0, len(missing), TOGETHER)]
+    """Samples and judges what is missing, batch by batch. Noise is the same whatever the recipe's seed."""
+    recipe, engines = parts.recipe, sum(cell.role == "generate" for cell in parts.plan.cells)
+    batches = _cut(missing, TOGETHER * engines)
     screen.note(f"table of V* {path}")
     screen.start(len(batches), 0)
     for number, batch in enumerate(batches, start=1):
         began = time.monotonic()
         launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
-        scored, rows = await _judged(parts, launches)
-        add_rows(path, made_from, rows)
+        trajectories = await parts.collect(launches, temperature=recipe.engine.temperature, seed=0)
         await parts.settle()
-        guards.reward_errors(parts.recipe.guards, scored, launched=len(launches))
+        rows: list[Row] = []
+        # User code is as slow beside many devices as beside one, and its deadline is the same.
+        for some in _cut(trajectories, TOGETHER):
+            scored, judged = await _judged(parts, some)
+            add_rows(path, made_from, judged)
+            guards.reward_errors(recipe.guards, scored, launched=len(some))
+            rows += judged
         screen.step(number, _course(rows, time.monotonic() - began))
 
 
-async def _judged(parts: Parts, launches: Sequence[Launch]) -> tuple[Scored, list[Row]]:
-    """The verdicts, and a row per launch. Noise is the same whatever the recipe's seed."""
-    trajectories = await parts.collect(launches, temperature=parts.recipe.engine.temperature, seed=0)
+def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+async def _judged(parts: Parts, trajectories: Sequence[Trajectory]) -> tuple[Scored, list[Row]]:
+    """The verdicts, and a row per trajectory."""
     scored = await parts.score(trajectories, min_samples=1)
     judged = [
         _row(trajectory, reward.value)
