@@ -137,6 +137,21 @@ def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
     assert [problem.field for problem in caught.value.problems] == ["optimizer.lr"]
 
 
+@pytest.mark.slow
+def test_a_run_on_two_devices_is_evaluated_on_both_and_nothing_there_trains(tmp_path, monkeypatch):
+    run = start(tmp_path, placement__cluster="2xcpu", placement__strategy="separate")
+    plans = []
+    there = session.assembled
+    monkeypatch.setattr(
+        session, "assembled", lambda recipe, **rest: plans.append(rest["plan"]) or there(recipe, **rest)
+    )
+    assert session.evaluate_run(run.folder).accuracy == metrics(run.folder)[-1]["eval/accuracy"]
+    assert [(cell.role, *cell.devices) for cell in plans[0].cells] == [
+        ("generate", "localhost/cpu:0"),
+        ("generate", "localhost/cpu:1"),
+    ]
+
+
 def test_evaluating_a_recipe_gives_what_its_run_begins_with_and_leaves_no_trace(tmp_path):
     recipe = recipe_in(tmp_path)
     before = sorted(tmp_path.iterdir())

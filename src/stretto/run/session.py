@@ -33,7 +33,7 @@ from stretto.run.interrupt import interrupt_answered
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.local import EngineFactory, assemble
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import Parts, devices_of, make_plan
+from stretto.run.parts import Parts, devices_of, sampling_plan
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
@@ -158,7 +158,7 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     with _starting(recipe, stacks):
         parts = await assembled(
-            recipe, plan=make_plan(recipe), root=root, folder=folder, note=lambda text: None, stacks=stacks
+            recipe, plan=sampling_plan(recipe), root=root, folder=folder, note=lambda text: None, stacks=stacks
         )
     try:
         if checkpoint is not None:
