@@ -84,14 +84,14 @@ class Shards:
         """
         self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
         self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
-        policy.network.to(wide(policy.dtype))
         self.rows = Rows(policy, temperature)
         settings: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=wide(self.computes)),
         }
         for layer in layers(policy.network):
-            fully_shard(layer, **settings)
+            fully_shard(layer.to(wide(self.computes)), **settings)  # one by one: all of it need never be there wide
+        policy.network.to(wide(self.computes))
         fully_shard(self.rows, **settings)
         for module in self.rows.modules():
             if isinstance(module, FSDPModule):
