@@ -196,6 +196,7 @@ async def assemble_crew(
             token_budget=budgets[device],
             threads=1,
             mates=mates.get(device, 1),
+            sharers=plan.sharers,
             sleeps=plan.sleeps_on(device),
         )
 
