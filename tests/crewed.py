@@ -80,6 +80,11 @@ def with_sleep(plan):
     return replace(plan, cells=tuple(replace(cell, sleeps=others(cell)) for cell in plan.cells))
 
 
+def with_parts(plan):
+    """The plan in which training cells share the optimizer."""
+    return replace(plan, optimizer="sharded")
+
+
 def distance(one, other):
     """Largest difference of two sets of weights."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)

@@ -1,6 +1,7 @@
 """A crew whose workers only say what they were asked: deadlines, and who is asked after one has fallen silent."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,8 @@ class Saying:
     async def call(self, what, *arguments):
         if self.hangs:
             await asyncio.sleep(60)
-        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}}
+        state = {"from": self.device, "optimizer": {"masters": {}, "moments": {}}}
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "state": state}
         return said.get(what, self.device)
 
     async def close(self):
@@ -50,8 +52,9 @@ class Sayings:
         """Nothing is left."""
 
 
-async def started():
+async def started(**changes):
     plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=DEVICES)
+    plan = replace(plan, **changes)
     patience = Patience(start=1, generate=0.05, train=0.05, publish=0.05)
     crew = Crew(plan, Sayings(), lambda device: device, patience=patience)
     await crew.start()
@@ -61,11 +64,21 @@ async def started():
 def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_checkpoint():
     async def scenario():
         crew = await started()
-        assert await crew.state() == DEVICES[0]
+        assert (await crew.state())["from"] == DEVICES[0]
         crew.members[DEVICES[0]].hangs = True
         with pytest.raises(DeadlineError, match=r"localhost/cpu:0 \(.*\): begin has not answered for 0\.05 s"):
             await crew.begin()
-        assert await crew.state() == DEVICES[1]
+        assert (await crew.state())["from"] == DEVICES[1]
+
+    asyncio.run(scenario())
+
+
+def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_of_its_parts():
+    async def scenario():
+        crew = await started(optimizer="sharded")
+        crew.silent.add(DEVICES[1])
+        with pytest.raises(TrainingError, match=f"no whole optimizer is left to ask, because {DEVICES[1]} does not"):
+            await crew.state()
 
     asyncio.run(scenario())
 
@@ -96,7 +109,7 @@ def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second
             member.hangs = True
         with pytest.raises(DeadlineError):
             await crew.begin()
-        with pytest.raises(TrainingError, match="none of the workers that train answers"):
+        with pytest.raises(TrainingError, match=rf"no whole optimizer .* {', '.join(DEVICES)} does not answer"):
             await crew.state()
 
     asyncio.run(scenario())

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from crewed import alone, dies, distance, together
+from crewed import alone, dies, distance, together, with_parts
 from running import recipe_in
+from stretto.errors import TrainingError
 from stretto.execution.ray import Processes
 from stretto.execution.reaper import marked
 
@@ -38,4 +39,12 @@ def test_a_reward_model_whose_process_is_killed_scores_again(tmp_path):
     launcher = Processes(DEVICES, seconds=60)
     weights, *_ = asyncio.run(together(made, tmp_path, "flatten", launcher=launcher, hurt=dies(DEVICES[1], "score")))
     assert distance(single, weights) < 1e-8
+    assert marked(launcher.reaper.mark) == []
+
+
+def test_a_process_that_is_killed_takes_its_part_of_a_shared_optimizer_with_it(recipe):
+    made, folder, _ = recipe
+    launcher, hurt = Processes(DEVICES, seconds=60), dies(DEVICES[1], "apply")
+    with pytest.raises(TrainingError, match=f"{DEVICES[1]}: its process died, and its part of the optimizer with it"):
+        asyncio.run(together(made, folder, "flatten", launcher=launcher, hurt=hurt, change=with_parts))
     assert marked(launcher.reaper.mark) == []

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from crewed import alone, distance, steps
+from crewed import alone, dies, distance, steps
 from running import recipe_in
 from stretto.config.describe import roles_of
 from stretto.errors import TrainingError
@@ -24,14 +24,19 @@ def cell(role, *devices):
     return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices]}
 
 
-async def wide(recipe, folder, cells):
-    """State and reports of some steps on these cells; a process that died then would take its slices with it."""
+async def wide(recipe, folder, cells, killed):
+    """State and reports of some steps on these cells, in which the process of a device is killed that only generates.
+
+    One that trains would take its slices with it.
+    """
     placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
     plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names))
     launcher = processes(names, seconds=120, make=worker_of)
     parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
+        if killed:
+            dies(killed, "generate")(parts.crew)
         reports = await steps(parts, Clock(devices=parts.devices))
         await parts.fetch()
         with pytest.raises(TrainingError, match="its part of the optimizer with it"):
@@ -58,14 +63,18 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
 
 
 @pytest.mark.parametrize(
-    ("cells", "changes"),
-    [(TOGETHER, {}), (APART, {"model__adapter": LORA, **REFERENCE}), (TWICE, {"batch": {"prompts": 2, "samples": 3}})],
+    ("cells", "killed", "changes"),
+    [
+        (TOGETHER, None, {}),
+        (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE}),
+        (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}),
+    ],
     ids=["full", "lora", "two cells"],
 )
-def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, changes, tmp_path):
+def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
     single, reports = asyncio.run(alone(recipe, tmp_path))
-    held, crewed = asyncio.run(wide(recipe, tmp_path, cells))
+    held, crewed = asyncio.run(wide(recipe, tmp_path, cells, killed))
     assert distance(single, held["optimizer"]["masters"]) < 1e-10
     assert distance(single, weights_on_one(recipe, tmp_path, held)) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):

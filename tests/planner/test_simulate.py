@@ -148,11 +148,9 @@ def test_one_step_off_takes_the_longer_side():
 LAYOUTS = [
     Choice(strategy="flatten", devices=8),
     Choice(strategy="flatten", devices=8, train=Split(dp=4), lane=Split(tp=2), frozen=Split(dp=2), sleeps=True),
-    Choice(
-        strategy="interleave", devices=8, fractions=PRESETS["I1"], train=Split(tp=2), lane=Split(tp=2), sharded=True
-    ),
+    Choice(strategy="interleave", devices=8, fractions=PRESETS["I1"], train=Split(tp=2), lane=Split(tp=2)),
     Choice(strategy="interleave", devices=8, fractions=PRESETS["I2"], train=Split(dp=4), recompute=True),
-    Choice(strategy="interleave", devices=8, fractions=PRESETS["I1"], sleeps=True),
+    Choice(strategy="interleave", devices=8, fractions=PRESETS["I1"], sharded=True, sleeps=True),
     Choice(strategy="separate", devices=8, generating=2, train=Split(dp=3), lane=Split(tp=2)),
     Choice(strategy="elastic", devices=6, train=Split(dp=2), lane=Split(), budget=4096),
 ]

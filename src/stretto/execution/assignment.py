@@ -31,6 +31,8 @@ class Assignment:
     """Threads of a CPU device; all of the process's if none."""
     mates: int = 1
     """Processes that train one copy of the policy together, itself included."""
+    sharers: tuple[str, ...] = ()
+    """Devices that share the optimizer, in the order of their parts; none if whoever trains has all of it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
 
@@ -40,6 +42,11 @@ class Assignment:
         kind, _, number = self.device.rpartition("/")[2].partition(":")
         # A process that was given one GPU sees it as the first.
         return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
+
+    @property
+    def part(self) -> int:
+        """Which part of the optimizer a device has that trains."""
+        return self.sharers.index(self.device) if self.sharers else 0
 
     @property
     def readers(self) -> frozenset[str]:

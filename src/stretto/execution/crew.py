@@ -28,6 +28,7 @@ from stretto.execution.member import Launcher, Member
 from stretto.execution.reach import ALLOW
 from stretto.execution.stacks import Stand
 from stretto.placement.plan import Plan
+from stretto.train.deal import whole
 from stretto.train.meter import together
 from stretto.train.trainer import StepReport
 from stretto.types import Conversation, Receipt, Sample, Weights
@@ -72,6 +73,8 @@ class Crew:
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
         self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
+        # Devices that hold one whole optimizer together, copy by copy.
+        self.copies = [plan.sharers] if plan.sharers else self.training
         self.members: dict[str, Member] = {}
         self.lanes: dict[str, Lane] = {}
         self.version = 0
@@ -215,14 +218,14 @@ class Crew:
 
     async def revive(self, device: str) -> None:
         """A new worker in place of one that died, with the state of one that trains."""
-        if any(device in devices and len(devices) > 1 for devices in self.training):
+        if any(device in copy and len(copy) > 1 for copy in self.copies):
             told = "and its part of the optimizer with it; resume the run"
             raise TrainingError(f"{device}: its process died, {told}")
-        living = [other for other in self.trainers if other != device]
-        if not living:
+        living = next((copy for copy in self.copies if device not in copy), None)
+        if living is None:
             raise TrainingError(f"{device}: its process died, and no other holds the optimizer; resume the run")
         self.members[device] = await self._launch(device)
-        state = await self.call(living[0], "state", seconds=self.patience.train)
+        state = whole(await self.all(living, "state", seconds=self.patience.train))
         await self.call(device, "restore", state, seconds=self.patience.train)
         await self.prove([living[0], device], whole=True)
         await self.meet()
@@ -250,10 +253,9 @@ class Crew:
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
     async def state(self) -> Mapping[str, Any]:
-        """What the next step depends on; every training cell has the same, its devices together."""
+        """What the next step depends on, as one device would say it."""
         devices, seconds = self._answering()
-        states: list[Mapping[str, Any]] = await self.all(devices, "state", seconds=seconds)
-        return states[0]
+        return whole(await self.all(devices, "state", seconds=seconds))
 
     async def restore(self, state: Mapping[str, Any]) -> None:
         """Everybody goes on from there."""
@@ -271,10 +273,11 @@ class Crew:
         await self.call(devices[0], "sweep", seconds=seconds)
 
     def _answering(self) -> tuple[Sequence[str], float]:
-        """The devices of one cell that trains and has not fallen silent, and how long they may take."""
-        answering = [devices for devices in self.training if not self.silent & set(devices)]
+        """Devices that hold one whole optimizer and have not fallen silent, and how long they may take."""
+        answering = [copy for copy in self.copies if not self.silent & set(copy)]
         if not answering:
-            raise TrainingError(f"none of the workers that train answers: {', '.join(self.trainers)}")
+            silent = ", ".join(device for device in self.trainers if device in self.silent)
+            raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
         return answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train
 
     # A deadline that passed -------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from stretto.execution.reach import Door, own_address, unreached
 from stretto.execution.sleepers import PUBLISH, Shelf, sleepers_of
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
+from stretto.train.deal import deal
 from stretto.train.gauge import Gauge, base_network, load_gauge
 from stretto.train.memory import keep_memory, peak_gb
 from stretto.train.model import DTYPES, Policy, load
@@ -51,7 +52,8 @@ class Worker:
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and assignment.mates == 1
         updates = recipe.run.steps * recipe.batch.updates
-        self.optimizer = MasterAdamW(self.policy.trained(), recipe.optimizer, updates=updates) if trains else None
+        self.parts = deal(self.policy.trained(), len(assignment.sharers) or 1)
+        self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
         self.trainer = make_trainer(
             self.policy, build(recipe.algorithm), recipe, self.optimizer, token_budget=assignment.token_budget
         )
@@ -163,9 +165,12 @@ class Worker:
         self.trainer.reduce(group.add if group else lambda tensor: None, sums)
 
     def apply(self) -> StepReport:
-        """One update from what was reduced."""
+        """One update from what was reduced; where the optimizer is shared, all hand round what they have updated."""
         self.sleepers.enter(PUBLISH)
         report = self.trainer.apply()
+        if len(self.parts) > 1:
+            for owner, part in enumerate(self.parts):
+                self.carrier.bring(part, partial(self.groups["train"].hand_round, source=owner))
         self.carrier.tell(self.trainer.weights(), self.engine)
         return report
 
@@ -197,7 +202,8 @@ class Worker:
     def unlike(self) -> list[str]:
         """Names of the tensors that are not what this process's optimizer made."""
         assert self.optimizer is not None
-        return unlike(self.policy.trained(), self.optimizer.masters)
+        trained, masters = self.policy.trained(), self.optimizer.masters
+        return unlike({name: trained[name] for name in masters}, masters)
 
     def peak_memory(self) -> float:
         """Most memory that this process has used, in GB."""
@@ -242,18 +248,17 @@ class Worker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
+        """Goes on from there, with all of the policy and what it has of the optimizer."""
         self.sleepers.enter(PUBLISH)
         self.trainer.restore(state["trainer"])
+        self._hold(state["optimizer"]["masters"])
         if self.optimizer is not None:
             self.optimizer.restore(state["optimizer"])
-        else:
-            self._hold(state["optimizer"]["masters"])
         self.engine.restore(state["engine"])
         self.carrier.tell(self.trainer.shared(), self.engine)
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:
-        """Takes the policy from an optimizer elsewhere, as that rounds it."""
+        """Takes the policy from masters, as an optimizer rounds them."""
         with torch.no_grad():
             for name, weight in self.policy.trained().items():
                 weight.copy_(masters[name])

@@ -44,7 +44,7 @@ class Plan:
     staleness: int
     """Versions the sampler may lag behind."""
     optimizer: Literal["replicated", "sharded"]
-    """How optimizer state is spread over training cells."""
+    """Whether every training cell holds all of the optimizer, or a part of it."""
     cells: tuple[Cell, ...]
     """Every cell."""
     priority: Mapping[str, tuple[str, ...]]
@@ -65,6 +65,12 @@ class Plan:
             for device in cell.devices:
                 found.setdefault(device, set()).add(cell.role)
         return {device: frozenset(roles) for device, roles in found.items()}
+
+    @property
+    def sharers(self) -> tuple[str, ...]:
+        """Devices that hold a part of one optimizer each, in the order of their parts; none if it is not shared."""
+        shared = self.optimizer == "sharded"
+        return tuple(device for cell in self.cells if cell.role == "train" and shared for device in cell.devices)
 
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""

@@ -141,7 +141,7 @@ class Choice:
             (self.frozen.width > 1, "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
-            (self.sharded, "a shared optimizer"),
+            (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.base != workload.precision, "a quantised base"),
             (workload.engine != "native", f"the engine {workload.engine}"),
             (workload.updates > 1 and self.devices > 1, "several updates on several devices"),

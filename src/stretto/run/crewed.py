@@ -29,6 +29,7 @@ from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes, worker_of
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.run import guards
 from stretto.run.ahead import Waiting
 from stretto.run.base import Note, prepare_base
 from stretto.run.batch import Batch
@@ -200,6 +201,7 @@ async def assemble_crew(
             token_budget=budgets[device],
             threads=1,
             mates=mates.get(device, 1),
+            sharers=plan.sharers,
             sleeps=plan.sleeps_on(device),
         )
 
@@ -262,7 +264,8 @@ async def take_step(
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
     on. The first fills the pipe before, and the last makes nothing.
     """
-    lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
+    recipe, lags, waiting = parts.recipe, parts.plan.staleness > 0, parts.ahead.waiting
+    ends = step == recipe.run.steps
     if lags and waiting is None:
         cursor = parts.prompts.state()
         _, filled = await turn(parts, clock, step=step)
@@ -272,6 +275,7 @@ async def take_step(
     hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
     assert hands.report is not None
+    guards.finite(recipe.guards, hands.report, step=step)
     return hands.learned(made), {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stretto.config.schema import Guards
-from stretto.errors import GuardError, RewardError
+from stretto.errors import GuardError, RewardError, TrainingError
 from stretto.rewards.score import TOO_SMALL, Scored
+from stretto.train.trainer import StepReport
 from stretto.types import Trajectory
 
 
@@ -25,6 +26,15 @@ def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
             f"{len(failures)} of {launched} trajectories of this step have no verdict, more than "
             f"guards.reward_error_share ({section.reward_error_share:g}) allows. The first one "
             f"(prompt {failures[0].prompt.id}, attempt {failures[0].attempt}):\n{failures[0].failure}"
+        )
+
+
+def finite(section: Guards, report: StepReport, *, step: int) -> None:
+    """Stops on a loss or gradient that is no number, of which no update was made."""
+    if not report.applied and section.non_finite == "stop":
+        raise TrainingError(
+            f"train: step {step} is not finite (loss {report.metrics['loss']}, gradient norm "
+            f"{report.metrics['grad_norm']}); lower optimizer.lr, or set guards.non_finite: skip"
         )
 
 

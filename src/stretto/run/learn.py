@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, Streams
-from stretto.errors import TrainingError
+from stretto.run import guards
 from stretto.run.local import LocalParts
 from stretto.run.parts import Parts
 from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
@@ -78,11 +78,7 @@ def learn(parts: LocalParts, samples: Sequence[Sample], *, step: int) -> dict[st
     for part in minibatches(samples, updates, seed=parts.recipe.seed, step=step):
         trainer.accumulate(part)
         report = trainer.apply()
-        if not report.applied and parts.recipe.guards.non_finite == "stop":
-            raise TrainingError(
-                f"train: step {step} is not finite (loss {report.metrics['loss']}, gradient norm "
-                f"{report.metrics['grad_norm']}); lower optimizer.lr, or set guards.non_finite: skip"
-            )
+        guards.finite(parts.recipe.guards, report, step=step)
         reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
     return merged(reports)
 

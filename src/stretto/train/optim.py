@@ -3,7 +3,8 @@
 Modules may compute in bf16; an update of one part in a thousand would drown in its rounding. So the optimizer steps a
 master copy in fp32 (fp64 where the module is) and rounds once. Parameters that already are fp32 are their own
 masters. `adamw8bit` keeps the two moments in 8 bits, a scale for every 256 numbers: 6 bytes less per weight, which
-matters where all weights of a large model are trained. Masters stay wide.
+matters where all weights of a large model are trained. Masters stay wide. An optimizer may have a part of the
+parameters only (`train.deal`): of gradients and states it then takes what belongs to these.
 """
 
 from __future__ import annotations
@@ -94,15 +95,16 @@ class MasterAdamW:
 def make_adamw(masters: Iterable[nn.Parameter], section: Section) -> torch.optim.Optimizer:
     """Torch's own, or that of bitsandbytes, whose moments are narrow."""
     settings: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
+    groups = [{"params": list(masters)}]  # told as a group, which may be empty
     if section.name == "adamw":
-        return torch.optim.AdamW(masters, fused=True, **settings)
+        return torch.optim.AdamW(groups, fused=True, **settings)
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise RecipeError.of(
             "optimizer.name", f"adamw8bit needs bitsandbytes ({error})", "pip install 'stretto[quant]', or use adamw"
         ) from error
-    return AdamW8bit(list(masters), **settings)
+    return AdamW8bit(groups, **settings)
 
 
 def _copied(value: Any, device: torch.device) -> Any:
