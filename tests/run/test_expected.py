@@ -103,7 +103,7 @@ def test_a_copy_that_fits_stays_whole_and_so_does_what_fits_nowhere(gigabytes, h
 def test_auto_cuts_what_is_too_large_for_a_device(here, monkeypatch):
     with_memory(monkeypatch, 2.9 * 2)
     told, (line,) = told_of(recipe_in(here, placement={"cluster": "2xcpu"}, **TOO_LARGE), here)
-    assert line.startswith("plan: flatten on 2 of 2 devices")
+    assert " on 2 of 2 devices" in line
     assert [len(cell.devices) for cell in told.plan.cells if cell.role == "train"] == [2]
 
 

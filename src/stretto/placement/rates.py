@@ -90,12 +90,13 @@ SMALL, LARGE = 1e-9, 1e18
 """Between these no sum of seconds overflows; no machine comes near them."""
 
 THREADS = Rates(
-    matmul_share=0.3, attention_share=0.1, layer_passes=30.0, decode_share=0.6, tick=1e-3, tick_layer=1e-4,
-    tick_request=1e-4, piece=5e-4, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9, whole=1e9, reshard=1e9,
-    phase=0.02, update=0.005,
+    matmul_share=0.92, attention_share=1.3, layer_passes=21.0, backward=1.26, decode_share=5.6, tick=4.4e-3,
+    tick_layer=5.5e-4, tick_request=2.5e-4, piece=5.6e-3, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9,
+    whole=1e9, reshard=1e9, phase=6e-3, update=0.005,
 )  # fmt: skip
-"""Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. Guesses until
-they are measured."""
+"""Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. As they were
+measured on one machine (benchmarks/placements-measured-2026-11-20.md); guesses elsewhere until they are measured there.
+What is above 1 is read from caches more than from memory."""
 
 FITTED = ("matmul_share", "layer_passes", "decode_share", "tick", "tick_layer", "far_delay", "phase")
 """What scripts/evidence/planner_cases fits; everything else stays as it is."""
