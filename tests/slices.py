@@ -50,6 +50,13 @@ def everywhere(sums):
     return together(found)
 
 
+def told_by_first(state):
+    """The first process's, at all of them."""
+    said = [state]
+    dist.broadcast_object_list(said, src=0)
+    return said[0]
+
+
 def in_slices(rank, folder):
     """One process of the cell: its first writes what came of every case."""
     torch.set_num_threads(1)
@@ -59,8 +66,8 @@ def in_slices(rank, folder):
         held = sum(weight.numel() for weight in shards.slices().values())
         optimizer = ShardedAdamW(shards, Optimizer(lr=0.01), updates=10)
         trainer = ShardedTrainer(shards, build(SECTION), optimizer, **CHOICES)
-        before = optimizer.state()
-        reports, weights, after = taken(trainer, everywhere), shards.gathered(), optimizer.state()
+        before = told_by_first(optimizer.state())
+        reports, weights, after = taken(trainer, everywhere), dict(shards.gathered()), optimizer.state()
         optimizer.restore(before)
         again = taken(trainer, everywhere)
         total = everywhere({"held": float(held)})["held"]

@@ -8,7 +8,8 @@ import pytest
 from stretto.config.schema import Placement
 from stretto.errors import DeadlineError, StrettoError, TrainingError
 from stretto.execution import crew as crews
-from stretto.execution.crew import Crew, Patience
+from stretto.execution.crew import Crew
+from stretto.execution.patience import Patience
 from stretto.execution.stacks import Stand
 from stretto.placement.choose import plan_of
 from stretto.types import Receipt

@@ -22,12 +22,24 @@ def recipe(tmp_path_factory):
     return made, folder, asyncio.run(alone(made, folder))[0]
 
 
-@pytest.mark.parametrize("what", ["generate", "score", "accumulate", "sums", "reduce"])
+@pytest.mark.parametrize("what", ["generate", "score", "accumulate", "sums", "reduce", "apply", "holds"])
 def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(what, recipe):
     made, folder, single = recipe
     launcher = Processes(DEVICES, seconds=60)
-    weights, *_ = asyncio.run(together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what)))
+    crew = together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what))
+    weights, reports, _ = asyncio.run(crew)
     assert distance(single, weights) < 1e-8
+    assert all(report["tokens/trained"] and report["learning_rate"] for report in reports)
+    assert marked(launcher.reaper.mark) == []
+
+
+def test_a_sampler_that_is_killed_while_it_takes_new_weights_gets_them_again(recipe):
+    made, folder, single = recipe
+    launcher = Processes(DEVICES, seconds=60)
+    crew = together(made, folder, "separate", launcher=launcher, hurt=dies(DEVICES[0], "fetch"))
+    weights, reports, _ = asyncio.run(crew)
+    assert distance(single, weights) < 1e-8
+    assert all(report["tokens/trained"] and report["learning_rate"] for report in reports)
     assert marked(launcher.reaper.mark) == []
 
 

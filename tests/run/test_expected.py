@@ -37,7 +37,7 @@ def test_auto_on_several_devices_is_the_planners_plan_said_in_a_line(here):
     assert told.expected["seconds"]["step"] > 0
     (line,) = notes
     assert line.startswith(f"plan: {told.plan.strategy} on ")
-    assert "guesses until `stretto plan --measure`" in line
+    assert "another machine's until `stretto plan --measure`" in line
     assert all(cell.token_budget for cell in told.plan.cells if cell.role != "generate")
 
 
@@ -74,6 +74,7 @@ def with_memory(monkeypatch, gigabytes):
         (2, "flatten", [("gather:train", 1)] * 2 + [("own", 2)]),
         (2, "elastic", [("gather:train", 1)] * 2 + [("own", 2)]),
         (4, "separate", [("own", 1)] * 2 + [("own", 2)]),
+        (11, "separate", [("own", 1)] * 5 + [("own", 2)] * 3),
         (4, "flatten", [("gather:train-0", 1)] * 2 + [("gather:train-1", 1)] * 2 + [("own", 2)] * 2),
     ],
 )
@@ -89,7 +90,17 @@ def test_a_copy_that_is_too_large_for_a_device_is_cut(devices, strategy, cells, 
     assert {cell.sleeps for cell in told.plan.cells if cell.weights != "own"} <= (
         {("train",)} if strategy == "flatten" else {()}
     )
-    assert max(told.expected["memory_gb"].values()) < 2.9
+    if devices != 11:  # the planner looks at round shares only, so it has no forecast for 5 of 11
+        assert max(told.expected["memory_gb"].values()) < 2.9
+
+
+def test_a_copy_that_fits_with_small_micro_batches_and_recomputing_stays_whole(here, monkeypatch):
+    with_memory(monkeypatch, 2 * 3.3)
+    recipe = recipe_in(
+        here, placement={"cluster": "2xcpu", "strategy": "flatten"}, **TOO_LARGE | {"batch__token_budget": 50_000}
+    )
+    told, notes = told_of(recipe, here)
+    assert (told.plan, notes) == (make_plan(recipe), [])
 
 
 @pytest.mark.parametrize("gigabytes", [3.4, 2.0])
@@ -104,7 +115,7 @@ def test_auto_cuts_what_is_too_large_for_a_device(here, monkeypatch):
     with_memory(monkeypatch, 2.9 * 2)
     told, (line,) = told_of(recipe_in(here, placement={"cluster": "2xcpu"}, **TOO_LARGE), here)
     assert " on 2 of 2 devices" in line
-    assert [len(cell.devices) for cell in told.plan.cells if cell.role == "train"] == [2]
+    assert [(len(cell.devices), cell.token_budget) for cell in told.plan.cells if cell.role == "train"] == [(2, 256)]
 
 
 @pytest.mark.slow

@@ -44,6 +44,11 @@ class Assignment:
         return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
 
     @property
+    def parted(self) -> bool:
+        """Whether what trains here has a part of the optimizer that nobody else has."""
+        return self.mates > 1 or len(self.sharers) > 1
+
+    @property
     def part(self) -> int:
         """Which part of the optimizer a device has that trains."""
         return self.sharers.index(self.device) if self.sharers else 0

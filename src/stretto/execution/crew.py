@@ -11,20 +11,19 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
+from stretto.errors import CellLost, StrettoError, TrainingError
 from stretto.execution import stacks
 from stretto.execution.assignment import Assignment
 from stretto.execution.group import Meeting
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
+from stretto.execution.patience import Deadline, Patience
 from stretto.execution.reach import ALLOW
 from stretto.execution.stacks import Stand
 from stretto.placement.plan import Plan
@@ -39,20 +38,6 @@ HURRY = 5.0
 
 EPOCHS = itertools.count(1)
 """Numbers of meetings; never the same one twice, because crews may share workers and their store."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Seconds that a call may take, by what it does; the recipe's deadlines."""
-
-    start: float
-    """Loading the model."""
-    generate: float
-    """A round of decoding."""
-    train: float
-    """A piece of scoring or training, or the update."""
-    publish: float
-    """Handing weights round."""
 
 
 class Crew:
@@ -79,7 +64,10 @@ class Crew:
         self.lanes: dict[str, Lane] = {}
         self.version = 0
         self.applying = False
+        # What came of this step's update, until everybody has it.
+        self.updated: StepReport | None = None
         self.silent: set[str] = set()
+        self.dead: set[str] = set()
         self.last = time.monotonic()
         self.folder = folder
         self.seen: asyncio.Task[str] | None = None
@@ -150,8 +138,8 @@ class Crew:
             raise next((error for error in errors if isinstance(error, CellLost)), errors[0])
         return answers
 
-    def _deadline(self, stage: str, device: str, seconds: float) -> _Deadline:
-        return _Deadline(stage, device, seconds, self)
+    def _deadline(self, stage: str, device: str, seconds: float) -> Deadline:
+        return Deadline(stage, device, seconds, self)
 
     # What cells do ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +158,10 @@ class Crew:
         return await dealt(conversations, cells, self.score)
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
-        """Adds gradients on a training cell, whose devices work in lockstep."""
+        """Adds gradients on a training cell, whose devices work in lockstep; none once the update is made, which a
+        process that died at it has from the others."""
+        if self.updated is not None:
+            return
         await self.all(self.devices[cell], "accumulate", list(samples), seconds=self.patience.train)
 
     # The end of a step ------------------------------------------------------------------------------------------------
@@ -181,15 +172,31 @@ class Crew:
 
     async def apply(self) -> StepReport:
         """Reduces, updates everywhere, publishes, and proves that everybody holds the same."""
-        trainers, seconds = self.trainers, self.patience.train
-        sums = together(await self.all(trainers, "sums", seconds=seconds))
-        await self.all(trainers, "reduce", sums, seconds=seconds)
-        self.applying = True
-        reports: list[StepReport] = await self.all(trainers, "apply", seconds=seconds)
-        self.version += 1
+        if self.updated is None:
+            trainers, seconds = self.trainers, self.patience.train
+            sums = together(await self.all(trainers, "sums", seconds=seconds))
+            await self.all(trainers, "reduce", sums, seconds=seconds)
+            self.applying = True
+            await self._update(trainers)
         await self._publish()
-        self.applying = False
-        return reports[0]
+        report, self.updated, self.applying = self.updated, None, False
+        assert report is not None
+        return report
+
+    async def _update(self, trainers: Sequence[str]) -> None:
+        """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
+        calls = (self.call(device, "apply", seconds=self.patience.train) for device in trainers)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        told = dict(zip(trainers, answers, strict=True))
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        lost = next((error for error in errors if isinstance(error, CellLost)), None)
+        able = [copy for copy in self.copies if not any(isinstance(told[each], BaseException) for each in copy)]
+        if able and (lost is not None or not errors):
+            report = told[able[0][0]]
+            assert isinstance(report, StepReport)
+            self.updated, self.version = report, self.version + 1
+        if errors:
+            raise lost or errors[0]
 
     async def _publish(self) -> None:
         """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
@@ -219,6 +226,7 @@ class Crew:
     async def revive(self, device: str) -> None:
         """A new worker in place of one that died, with the state of one that trains."""
         if any(device in copy and len(copy) > 1 for copy in self.copies):
+            self.dead.add(device)
             told = "and its part of the optimizer with it; resume the run"
             raise TrainingError(f"{device}: its process died, {told}")
         living = next((copy for copy in self.copies if device not in copy), None)
@@ -274,9 +282,9 @@ class Crew:
 
     def _answering(self) -> tuple[Sequence[str], float]:
         """Devices that hold one whole optimizer and have not fallen silent, and how long they may take."""
-        answering = [copy for copy in self.copies if not self.silent & set(copy)]
+        answering = [copy for copy in self.copies if not (self.silent | self.dead) & set(copy)]
         if not answering:
-            silent = ", ".join(device for device in self.trainers if device in self.silent)
+            silent = ", ".join(device for device in self.trainers if device in self.silent | self.dead)
             raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
         return answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train
 
@@ -305,32 +313,6 @@ class Crew:
         members, self.members = list(self.members.values()), {}
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         await self.launcher.close()
-
-
-class _Deadline:
-    """Ends a wait with a message that says for whom, for what, since when."""
-
-    def __init__(self, stage: str, device: str, seconds: float, crew: Crew) -> None:
-        self.stage, self.device, self.seconds, self.crew = stage, device, seconds, crew
-        self.limit = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self.limit.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> None:
-        try:
-            await self.limit.__aexit__(*error)
-        except TimeoutError as late:
-            if not self.limit.expired():
-                raise
-            self.crew.silent.add(self.device)
-            quiet, since = time.monotonic() - self.crew.last, datetime.now() - timedelta(seconds=self.seconds)
-            told = await self.crew.witness(self.stage)
-            raise DeadlineError(
-                f"{self.crew.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
-                f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
-                "    fix: look what that process does, or raise the deadline"
-            ) from late
 
 
 async def dealt(

@@ -162,7 +162,8 @@ class Worker:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
         self.sleepers.enter("train")
         group = self.groups.get("train")
-        self.trainer.reduce(group.add if group else lambda tensor: None, sums)
+        keep = not self.assignment.parted  # who parts with its part of the optimizer ends the run anyway
+        self.trainer.reduce(group.add if group else lambda tensor: None, sums, keep=keep)
 
     def apply(self) -> StepReport:
         """One update from what was reduced; where the optimizer is shared, all hand round what they have updated."""

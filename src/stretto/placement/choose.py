@@ -83,14 +83,14 @@ def _generated(section: Placement, layout: Layout) -> Plan:
     """What a strategy makes of the devices. `auto` is `flatten`: it is never wrong, and needs no measurements."""
     strategy = "flatten" if section.strategy == "auto" else section.strategy
     if strategy == "interleave":
-        return strategies.interleave(layout, _shares(section.fractions, len(layout.devices)))
+        return strategies.interleave(layout, shares_of(section.fractions, len(layout.devices)))
     if section.fractions is not None:
         reason = f"has no effect with the strategy {section.strategy}"
         raise RecipeError.of("placement.fractions", reason, "leave it out, or use placement.strategy: interleave")
     return STRATEGIES[strategy](layout)
 
 
-def _shares(told: str | Sequence[float] | None, count: int) -> Sequence[Fraction]:
+def shares_of(told: str | Sequence[float] | None, count: int) -> Sequence[Fraction]:
     """Fractions as exact numbers, those that come close to whole devices as these."""
     if told is None or isinstance(told, str):
         return PRESETS[told or "I1"]

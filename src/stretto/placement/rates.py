@@ -95,7 +95,7 @@ THREADS = Rates(
     whole=1e9, reshard=1e9, phase=6e-3, update=0.005,
 )  # fmt: skip
 """Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. As they were
-measured on one machine (benchmarks/placements-measured-2026-11-20.md); guesses elsewhere until they are measured there.
+measured on one machine (benchmarks/placements-measured-2026-11-20.md), until they are measured where a plan is made.
 What is above 1 is read from caches more than from memory."""
 
 FITTED = ("matmul_share", "layer_passes", "decode_share", "tick", "tick_layer", "far_delay", "phase")

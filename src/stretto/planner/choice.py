@@ -149,6 +149,12 @@ class Choice:
             if asked:
                 yield what
 
+    def copied(self, roles: frozenset[str]) -> bool:
+        """True if several cells train and each has everything, so that one may die while gradients are added up: each
+        keeps its own beside the sum."""
+        _, training = self.places(roles)["train"]
+        return training > self.train.width == 1 and not self.sharded
+
     def runs(self, workload: Workload) -> bool:
         """True if all of it can be executed."""
         return not any(True for _ in self.waits_for(workload))
@@ -178,9 +184,12 @@ class Choice:
         else:
             plan = strategies.STRATEGIES[self.strategy](layout)
         on = plan.roles_on
-        budgets = {role: self.piece(split) for role, split in splits.items() if role != "generate"}
         cells = (
-            replace(cell, sleeps=_others(cell, on) if self.sleeps else cell.sleeps, token_budget=budgets.get(cell.role))
+            replace(
+                cell,
+                sleeps=_others(cell, on) if self.sleeps else cell.sleeps,
+                token_budget=None if cell.role == "generate" else self.budget,
+            )
             for cell in plan.cells
         )
         return replace(plan, cells=tuple(cells))

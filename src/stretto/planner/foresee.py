@@ -13,6 +13,7 @@ from typing import Any
 
 from stretto.config.schema import Placement, Recipe
 from stretto.errors import RecipeError
+from stretto.placement.choose import shares_of
 from stretto.placement.cluster import Cluster
 from stretto.placement.devices import GB
 from stretto.placement.plan import Plan
@@ -22,10 +23,13 @@ from stretto.planner.grid import Grid
 from stretto.planner.kept import as_measured
 from stretto.planner.price import Prices
 from stretto.planner.room import Rooms
-from stretto.planner.search import CLOSE, named_by, search, variants_of
-from stretto.planner.setting import ALONE, Setting
+from stretto.planner.search import CLOSE, search, variants_of
+from stretto.planner.setting import Setting, Split
 from stretto.planner.simulate import Forecast, simulate
 from stretto.planner.workload import workload_of
+
+SMALL = 256
+"""Tokens of a small micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +82,27 @@ def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int
 def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> int:
     """Over how many devices each training cell of a strategy's plan should be cut: as few as have the room.
 
-    It is 1 where one device has it, if only with the smallest micro-batches, because those shrink by themselves there;
-    and where no number has.
+    It is 1 where one device has it, if only with small micro-batches and recomputing, because a cell of one device
+    turns to these by itself; and where no number has.
     """
-    rooms = Rooms(setting)
-    grid = Grid(setting, Prices(setting), rooms)
-    generating = len({device for cell in plan.cells if cell.role == "generate" for device in cell.devices})
-    named = [each for each in variants_of(section, section.strategy) if each.label == named_by(section)]
-    choices = [
-        replace(choice, budget=budget, recompute=bool(setting.workload.recompute))
-        for variant in named
-        for choice in (grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ())
-        if choice.lane == choice.frozen == ALONE and choice.generating in (None, generating)
-    ]
-    for choice in sorted(choices, key=lambda choice: choice.train.width):
-        least = replace(choice, budget=min(budget, grid.least)) if choice.train == ALONE else choice
-        if choice.runs(setting.workload) and rooms.room(least).fits:
-            return choice.train.width
-    return 1
+    work, rooms, cells = setting.workload, Rooms(setting), plan.cells
+    on = {role: {device for cell in cells if cell.role == role for device in cell.devices} for role in work.roles}
+    fractions = shares_of(section.fractions, len(plan.devices)) if plan.strategy == "interleave" else None
+    base = Choice(
+        strategy=plan.strategy,
+        devices=len(plan.devices),
+        generating=len(on["generate"]) if plan.strategy == "separate" else None,
+        fractions=None if fractions is None else tuple(fractions),
+        recompute=bool(work.recompute),
+        budget=max(work.longest, budget),
+    )
+    least = replace(base, budget=max(work.longest, min(SMALL, budget)), recompute=work.recompute is not False)
+    if rooms.room(least).fits:
+        return 1
+    count = len(on["train"])
+    wide = (replace(base, train=Split(dp=width)) for width in range(2, count + 1) if not count % width)
+    fitting = (choice for choice in wide if choice.runs(work) and rooms.room(choice).fits)
+    return next((choice.train.width for choice in fitting), 1)
 
 
 def _same(choice: Choice, plan: Plan, setting: Setting) -> bool:

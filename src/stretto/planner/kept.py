@@ -21,7 +21,7 @@ from stretto.placement.rates import Rates
 
 FOLDER = Path(".stretto", "rates")
 """Beside the tables of V*."""
-GUESSED = "the numbers of CPU devices are guesses until `stretto plan --measure` has run on this machine"
+GUESSED = "the numbers of CPU devices are another machine's until `stretto plan --measure` has run on this machine"
 """What is said where nothing was measured and no data sheet exists."""
 
 

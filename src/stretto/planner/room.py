@@ -131,7 +131,7 @@ class Rooms:
         phases = {}
         for phase in side.roles:
             phases[phase] = self._working(choice, side, phase) + always
-            if phase == "generate" and not choice.streamed:
+            if phase != "train" and not choice.streamed:
                 phases[phase] += gathered
             for role in side.roles if choice.sleeps else ():
                 phases[phase] += self._kept(role, phase, sources, resident[role])
@@ -140,6 +140,10 @@ class Rooms:
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
             phases["publish"] = sum(awake, Held(gathered=bucket) + always)
+        if "train" in side.roles and choice.copied(work.roles):
+            kept = [held for role, held in resident.items() if role in ("generate", "train")] if choice.sleeps else []
+            again = Held(gradients=resident["train"].gradients)
+            phases["publish"] = phases.get("publish", sum(kept, always)) + again
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
         pool = token = 0.0
         if "generate" in side.roles:

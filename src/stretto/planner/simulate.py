@@ -116,7 +116,8 @@ def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots:
     work = prices.setting.workload
     stages = tuple(role for role in (*FORWARD, *UPDATE) if role in work.roles)
     first = {cell.role: cell for cell in reversed(plan.cells)}
-    budgets = {cell.name: cell.token_budget or 1 for cell in plan.cells if cell.role != "generate"}
+    splits = {cell.name: choice.split(cell.role, work.reading) for cell in plan.cells if cell.role != "generate"}
+    budgets = {name: choice.piece(split) for name, split in splits.items()}
     per_token = {}
     for stage in stages:
         site = durations.sites[first[stage].name]

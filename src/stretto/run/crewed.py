@@ -24,12 +24,12 @@ from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, DeadlineError, StrettoError
 from stretto.execution.assignment import Assignment
-from stretto.execution.crew import Crew, Patience
+from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes, worker_of
+from stretto.execution.patience import Patience
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
-from stretto.run import guards
 from stretto.run.ahead import Waiting
 from stretto.run.base import Note, prepare_base
 from stretto.run.batch import Batch
@@ -264,8 +264,7 @@ async def take_step(
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
     on. The first fills the pipe before, and the last makes nothing.
     """
-    recipe, lags, waiting = parts.recipe, parts.plan.staleness > 0, parts.ahead.waiting
-    ends = step == recipe.run.steps
+    lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
     if lags and waiting is None:
         cursor = parts.prompts.state()
         _, filled = await turn(parts, clock, step=step)
@@ -275,7 +274,6 @@ async def take_step(
     hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
     assert hands.report is not None
-    guards.finite(recipe.guards, hands.report, step=step)
     return hands.learned(made), {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}
 
 

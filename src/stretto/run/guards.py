@@ -9,7 +9,6 @@ from pathlib import Path
 from stretto.config.schema import Guards
 from stretto.errors import GuardError, RewardError, TrainingError
 from stretto.rewards.score import TOO_SMALL, Scored
-from stretto.train.trainer import StepReport
 from stretto.types import Trajectory
 
 
@@ -29,12 +28,12 @@ def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
         )
 
 
-def finite(section: Guards, report: StepReport, *, step: int) -> None:
+def finite(section: Guards, metrics: Mapping[str, float], *, step: int) -> None:
     """Stops on a loss or gradient that is no number, of which no update was made."""
-    if not report.applied and section.non_finite == "stop":
+    if metrics["updates/skipped"] and section.non_finite == "stop":
         raise TrainingError(
-            f"train: step {step} is not finite (loss {report.metrics['loss']}, gradient norm "
-            f"{report.metrics['grad_norm']}); lower optimizer.lr, or set guards.non_finite: skip"
+            f"train: step {step} is not finite (loss {metrics['loss']}, gradient norm {metrics['grad_norm']}); "
+            "lower optimizer.lr, or set guards.non_finite: skip"
         )
 
 

@@ -78,8 +78,8 @@ def learn(parts: LocalParts, samples: Sequence[Sample], *, step: int) -> dict[st
     for part in minibatches(samples, updates, seed=parts.recipe.seed, step=step):
         trainer.accumulate(part)
         report = trainer.apply()
-        guards.finite(parts.recipe.guards, report, step=step)
         reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+        guards.finite(parts.recipe.guards, reports[-1], step=step)
     return merged(reports)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stretto.run import guards
 from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, take_step
@@ -40,6 +41,7 @@ async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Taken:
 def finish(parts: Parts, clock: Clock, begun: Batch | Taken, *, step: int) -> Taken:
     """The rest, in which the weights move."""
     if isinstance(begun, Taken):
+        guards.finite(parts.recipe.guards, begun.report, step=step)
         return begun
     assert isinstance(parts, LocalParts)
     trainer, version = parts.trainer, parts.version

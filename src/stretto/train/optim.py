@@ -20,6 +20,8 @@ from stretto.config.schema import Optimizer as Section
 from stretto.errors import RecipeError
 from stretto.train.head import wide
 
+CPU = torch.device("cpu")
+
 
 def learning_rate(section: Section, *, update: int, updates: int) -> float:
     """The rate of update number `update` (from 0) out of `updates`."""
@@ -70,12 +72,12 @@ class MasterAdamW:
             yield from (value for value in moments.values() if isinstance(value, Tensor))
 
     def state(self) -> dict[str, Any]:
-        """Masters, moments and the number of updates made; copies, which later updates leave alone."""
+        """Masters, moments and the number of updates made; copies in host memory, which later updates leave alone."""
         return {
             "update": self.update,
-            "masters": {name: master.detach().clone() for name, master in self.masters.items()},
+            "masters": {name: master.detach().to("cpu", copy=True) for name, master in self.masters.items()},
             "moments": {
-                name: {key: _copied(value, master.device) for key, value in self.adamw.state[master].items()}
+                name: {key: _copied(value, CPU) for key, value in self.adamw.state[master].items()}
                 for name, master in self.masters.items()
             },
         }

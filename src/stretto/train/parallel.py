@@ -10,7 +10,7 @@ updates are plain tensors: its slices.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -112,22 +112,23 @@ class Shards:
         """The tensor that the parts of all processes make; all of them ask together."""
         like = self._like(name)
         spread = DTensor.from_local(
-            part, self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            part.to(like.device), self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
         full: Tensor = spread.full_tensor()
         return full
 
-    def gathered(self) -> dict[str, Tensor]:
-        """Every trained parameter in full and in the type that the model computes in; all processes ask together."""
-        parts = self.slices()
-        return {name: self.whole(name, part.detach()).to(self.computes) for name, part in parts.items()}
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """One trained parameter after the other, in full and in the type that the model computes in; all processes ask
+        together."""
+        for name, part in self.slices().items():
+            yield name, self.whole(name, part.detach()).to(self.computes)
 
     def serve(self) -> None:
         """Brings the full copy up to date; all processes ask together."""
-        full = self.gathered()
-        if self.serving is not None:
-            for name, weight in self.serving.trained().items():
-                weight.data.copy_(full[name])
+        served = self.serving.trained() if self.serving is not None else {}
+        for name, full in self.gathered():
+            if name in served:
+                served[name].data.copy_(full)
 
     def _like(self, name: str) -> DTensor:
         weight = self.policy.network.get_parameter(name)
@@ -219,8 +220,12 @@ class ShardedAdamW(MasterAdamW):
         super().__init__(shards.slices(), *arguments, **keywords)
 
     def state(self) -> dict[str, Any]:
-        """Gathered; all processes ask together."""
-        return self._each(super().state(), self.shards.whole)
+        """Gathered; all processes ask together, and the first keeps it, in host memory."""
+        return self._each(super().state(), self._told)
+
+    def _told(self, name: str, part: Tensor) -> Tensor:
+        full = self.shards.whole(name, part)
+        return full.cpu() if self.shards.rank == 0 else full.new_empty(0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Every process takes its part."""

@@ -107,14 +107,23 @@ class Trainer:
         # Not inside a handler: the exception holds the frames that hold the failed row, and so its memory.
         self._redo()
 
-    def reduce(self, add: Callable[[Tensor], None], sums: Mapping[str, float]) -> None:
+    def reduce(self, add: Callable[[Tensor], None], sums: Mapping[str, float], *, keep: bool = True) -> None:
         """Makes the step's sums those of all cells that train: `add` adds a tensor over them, `sums` is the counters'.
 
-        What this cell has accumulated stays as it is, because a cell that dies meanwhile makes the rest begin again.
+        What this cell has accumulated stays as it is, because a cell that dies meanwhile makes the rest begin again;
+        where that cannot be, it need not be kept, and takes no second time the memory.
         """
         self.total = {}
         for kind in self.terms_by_denominator:
             mine = self.accumulators.get(kind, {})
+            if not keep:
+                self.total[kind] = {
+                    name: mine.pop(name) if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))
+                    for name, weight in self.trained.items()
+                }
+                for tensor in self.total[kind].values():
+                    add(tensor)
+                continue
             flat = torch.cat(
                 [
                     (mine[name] if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))).flatten()

@@ -1,0 +1,68 @@
+"""How long whoever calls a worker waits, and what is said when that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from stretto.errors import DeadlineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds that a call may take, by what it does; the recipe's deadlines."""
+
+    start: float
+    """Loading the model."""
+    generate: float
+    """A round of decoding."""
+    train: float
+    """A piece of scoring or training, or the update."""
+    publish: float
+    """Handing weights round."""
+
+
+class Called(Protocol):
+    """Whose workers are called."""
+
+    last: float
+    """When any of them answered last."""
+    silent: set[str]
+    """Devices that have not answered in time."""
+
+    def called(self, device: str) -> str:
+        """A device in words."""
+        ...
+
+    async def witness(self, stage: str) -> str:
+        """Writes down where every process stands; returns what a message says of it."""
+        ...
+
+
+class Deadline:
+    """Ends a wait with a message that says for whom, for what, since when."""
+
+    def __init__(self, stage: str, device: str, seconds: float, crew: Called) -> None:
+        self.stage, self.device, self.seconds, self.crew = stage, device, seconds, crew
+        self.limit = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self.limit.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self.limit.__aexit__(*error)
+        except TimeoutError as late:
+            if not self.limit.expired():
+                raise
+            self.crew.silent.add(self.device)
+            quiet, since = time.monotonic() - self.crew.last, datetime.now() - timedelta(seconds=self.seconds)
+            told = await self.crew.witness(self.stage)
+            raise DeadlineError(
+                f"{self.crew.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
+                f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
+                "    fix: look what that process does, or raise the deadline"
+            ) from late
