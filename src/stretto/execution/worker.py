@@ -265,9 +265,10 @@ class Worker:
                 weight.copy_(masters[name])
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""
         self.engine.close()
         self.trainer.close()
+        self.groups.clear()
 
 
 def make_trainer(
