@@ -316,7 +316,7 @@ def faults():
     torch.ones(16 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 # What alignment leaves over lies between free blocks until malloc's list of such pieces is full, after seven of them.
-print([faults() for _ in range(24)][-1])
+print([faults() for _ in range(12)][-1])
 """
     told = {how: run_python(script, how) for how in ("give back", "keep")}
     assert told["keep"] < 100 < 1000 < told["give back"] or not GLIBC
