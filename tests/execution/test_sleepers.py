@@ -162,22 +162,19 @@ def test_weights_are_handed_to_a_policy_that_made_room_for_a_critic(tmp_path):
     assert distance(single, weights) < 1e-10
 
 
+def assigned(recipe, root, device, roles, **rest):
+    """What a process of a device is told to be."""
+    return Assignment(
+        recipe=recipe, root=root, base=None, device=device, roles=frozenset(roles), token_budget=64, **rest
+    )
+
+
 def test_a_worker_answers_again_after_its_policy_made_room_for_a_reward_model(tmp_path):
     recipe, roles = recipe_in(tmp_path, **STAGES), ("generate", "reward", "train")
     asked = [Request(key=1, tokens=np.array([5, 6, 7]), max_new_tokens=4, stop=frozenset(), temperature=1.0)]
     said = []
     for sleeps in ({}, {role: tuple(other for other in roles if other != role) for role in roles}):
-        worker = Sleepy(
-            Assignment(
-                recipe=recipe,
-                root=tmp_path,
-                base=None,
-                device="localhost/cpu:0",
-                roles=frozenset(roles),
-                token_budget=64,
-                sleeps=sleeps,
-            )
-        )
+        worker = Sleepy(assigned(recipe, tmp_path, "localhost/cpu:0", roles, sleeps=sleeps))
         first = worker.score("reward", [conversation([5, 6, 0], [2])])
         asleep = worker.policy.head().weight.numel() == 0
         (done,) = worker.generate(asked, (), 60.0)
@@ -199,15 +196,7 @@ def test_a_worker_answers_again_after_its_policy_made_room_for_a_reward_model(tm
 )
 def test_a_policy_that_nothing_on_a_device_reads_stays_in_host_memory(roles, mates, adapter, read, tmp_path):
     recipe = recipe_in(tmp_path, model__adapter=adapter)
-    made = Assignment(
-        recipe=recipe,
-        root=tmp_path,
-        base=None,
-        device="host0/gpu:0",
-        roles=frozenset(roles),
-        token_budget=1,
-        mates=mates,
-    )
+    made = assigned(recipe, tmp_path, "host0/gpu:0", roles, mates=mates)
     assert made.readers == read
     assert read or made.serving_device == CPU
 

@@ -17,7 +17,7 @@ from stretto.planner import kept
 from stretto.planner.calibrate import Seen, fit, parts
 from stretto.planner.choice import Choice
 from stretto.planner.foresee import choose, forecast_of
-from stretto.planner.kept import GUESSED, Kept, as_measured, keep, kept_for
+from stretto.planner.kept import ELSEWHERE, Kept, as_measured, keep, kept_for
 from stretto.planner.price import Priced, Prices
 from stretto.planner.room import Rooms
 from stretto.planner.setting import Setting
@@ -159,7 +159,7 @@ def test_what_was_measured_is_found_again_on_this_machine_only(here, monkeypatch
     assert as_measured(replace(TWO, rates={"tick": 0.1}))[0].rates == {"tick": 0.1}
     assert as_measured(parse_cluster("8xH100")) == (parse_cluster("8xH100"), None)
     monkeypatch.setattr(kept, "this_machine", lambda: "another")
-    assert as_measured(TWO) == (TWO, GUESSED)
+    assert as_measured(TWO) == (TWO, ELSEWHERE)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rates": 1}', '{"rates": {"tock": 1}}', '{"rates": {"tick": -1}}'])

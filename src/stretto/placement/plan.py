@@ -69,8 +69,9 @@ class Plan:
     @property
     def sharers(self) -> tuple[str, ...]:
         """Devices that hold a part of one optimizer each, in the order of their parts; none if it is not shared."""
-        shared = self.optimizer == "sharded"
-        return tuple(device for cell in self.cells if cell.role == "train" and shared for device in cell.devices)
+        if self.optimizer != "sharded":
+            return ()
+        return tuple(device for cell in self.cells if cell.role == "train" for device in cell.devices)
 
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""

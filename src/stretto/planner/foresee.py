@@ -85,13 +85,15 @@ def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -
     It is 1 where one device has it, if only with small micro-batches and recomputing, because a cell of one device
     turns to these by itself; and where no number has.
     """
-    work, rooms, cells = setting.workload, Rooms(setting), plan.cells
-    on = {role: {device for cell in cells if cell.role == role for device in cell.devices} for role in work.roles}
+    work, rooms = setting.workload, Rooms(setting)
+    generating, training = (
+        sum(len(cell.devices) for cell in plan.cells if cell.role == role) for role in ("generate", "train")
+    )
     fractions = shares_of(section.fractions, len(plan.devices)) if plan.strategy == "interleave" else None
     base = Choice(
         strategy=plan.strategy,
         devices=len(plan.devices),
-        generating=len(on["generate"]) if plan.strategy == "separate" else None,
+        generating=generating if plan.strategy == "separate" else None,
         fractions=None if fractions is None else tuple(fractions),
         recompute=bool(work.recompute),
         budget=max(work.longest, budget),
@@ -99,8 +101,7 @@ def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -
     least = replace(base, budget=max(work.longest, min(SMALL, budget)), recompute=work.recompute is not False)
     if rooms.room(least).fits:
         return 1
-    count = len(on["train"])
-    wide = (replace(base, train=Split(dp=width)) for width in range(2, count + 1) if not count % width)
+    wide = (replace(base, train=Split(dp=width)) for width in range(2, training + 1) if not training % width)
     fitting = (choice for choice in wide if choice.runs(work) and rooms.room(choice).fits)
     return next((choice.train.width for choice in fitting), 1)
 

@@ -21,7 +21,7 @@ from stretto.placement.rates import Rates
 
 FOLDER = Path(".stretto", "rates")
 """Beside the tables of V*."""
-GUESSED = "the numbers of CPU devices are another machine's until `stretto plan --measure` has run on this machine"
+ELSEWHERE = "the numbers of CPU devices are another machine's until `stretto plan --measure` has run on this machine"
 """What is said where nothing was measured and no data sheet exists."""
 
 
@@ -110,5 +110,5 @@ def as_measured(cluster: Cluster) -> tuple[Cluster, str | None]:
     found = kept_for(cluster)
     if found is not None:
         return replace(cluster, rates={**found.rates, **cluster.rates}), str(found)
-    guessed = not cluster.rates and any(device.kind == "cpu" for device, _ in cluster.pools())
-    return cluster, GUESSED if guessed else None
+    borrowed = not cluster.rates and any(device.kind == "cpu" for device, _ in cluster.pools())
+    return cluster, ELSEWHERE if borrowed else None

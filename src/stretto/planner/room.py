@@ -135,15 +135,14 @@ class Rooms:
                 phases[phase] += gathered
             for role in side.roles if choice.sleeps else ():
                 phases[phase] += self._kept(role, phase, sources, resident[role])
+        # While weights are handed over, who generates and who trains is awake.
+        awake = sum((resident[role] for role in ("generate", "train") if choice.sleeps and role in resident), always)
         if sources.get("generate") == "own":
-            awake = [resident[role] for role in ("generate", "train") if role in resident] if choice.sleeps else []
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
-            phases["publish"] = sum(awake, Held(gathered=bucket) + always)
+            phases["publish"] = awake + Held(gathered=bucket)
         if "train" in side.roles and choice.copied(work.roles):
-            kept = [held for role, held in resident.items() if role in ("generate", "train")] if choice.sleeps else []
-            again = Held(gradients=resident["train"].gradients)
-            phases["publish"] = phases.get("publish", sum(kept, always)) + again
+            phases["publish"] = phases.get("publish", awake) + Held(gradients=resident["train"].gradients)
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
         pool = token = 0.0
         if "generate" in side.roles:

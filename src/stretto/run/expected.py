@@ -61,18 +61,15 @@ def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
             note(f"plan: {chosen.why} ({'; '.join(told)})")
             plan = chosen.forecast.plan
             return Planned(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
-    plan = widened(recipe, root, note)
-    return Planned(plan=plan, expected=expectation(recipe, root, plan))
+    known = _setting(recipe, root)
+    plan = widened(recipe, known, note)
+    return Planned(plan=plan, expected=expectation(recipe, known, plan))
 
 
-def widened(recipe: Recipe, root: Path, note: Note) -> Plan:
+def widened(recipe: Recipe, setting: Setting | None, note: Note) -> Plan:
     """The plan that a recipe names; training cells of a strategy get more devices where one is too small."""
     plan = make_plan(recipe)
-    if recipe.placement.cells is not None or recipe.placement.strategy == "auto":
-        return plan
-    try:
-        setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
-    except RecipeError:
+    if setting is None or recipe.placement.cells is not None or recipe.placement.strategy == "auto":
         return plan
     width = foresee.width_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
     if width == 1:
@@ -81,14 +78,20 @@ def widened(recipe: Recipe, root: Path, note: Note) -> Plan:
     return make_plan(recipe, width=width)
 
 
-def expectation(recipe: Recipe, root: Path, plan: Plan) -> dict[str, Any] | None:
+def expectation(recipe: Recipe, setting: Setting | None, plan: Plan) -> dict[str, Any] | None:
     """What a plan is expected to take, or none where the planner cannot tell."""
-    try:
-        setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
-    except RecipeError:
+    if setting is None:
         return None
     forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
     return None if forecast is None else foresee.document(forecast, setting, plan.devices)
+
+
+def _setting(recipe: Recipe, root: Path) -> Setting | None:
+    """The recipe's step on the run's devices; none where the planner cannot tell."""
+    try:
+        return foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+    except RecipeError:
+        return None
 
 
 def _usual(recipe: Recipe, setting: Setting) -> int:
@@ -180,6 +183,6 @@ def compared(
     if took is None:
         return ()
     if told.expected is None:
-        told = replace(told, expected=expectation(recipe, root, told.plan))
+        told = replace(told, expected=expectation(recipe, _setting(recipe, root), told.plan))
     write(folder, told, took)
     return table(told.expected, took)
