@@ -156,26 +156,31 @@ class Trunks:
             sits=(trunks >= 0)[:, None, None, None],
         )
 
-    def scores(self, layer: int, queries: Tensor) -> Tensor:
+    def tables(self, heads: int) -> tuple[Tensor, Tensor]:
+        """(t*K*m) rows of the flattened queries, trunk after trunk, and (n*K) where each row has gone."""
+        head = torch.arange(heads, device=self.seat.device)
+        trunk, place = self.seat // self.members.shape[1], self.seat % self.members.shape[1]
+        entered = self.members[:, None] * heads + head[:, None]
+        left = (trunk[:, None] * heads + head) * self.members.shape[1] + place[:, None]
+        return entered.view(-1), left.view(-1)
+
+    def scores(self, layer: int, queries: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """(n, K, w*G, D) queries -> (n, K, w*G, longest) products with the keys of each one's trunk."""
         keys = self.cache.keys[layer][: len(self.members), :, : self.longest].to(queries.dtype)
-        return self._leave(torch.matmul(self._enter(queries), keys.transpose(-1, -2)))
+        return self._beside(queries, keys.transpose(-1, -2), tables)
 
-    def mix(self, layer: int, weights: Tensor) -> Tensor:
+    def mix(self, layer: int, weights: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """(n, K, w*G, longest) weights -> (n, K, w*G, D) sums of the trunk's values."""
         values = self.cache.values[layer][: len(self.members), :, : self.longest]
-        return self._leave(torch.matmul(self._enter(weights.to(values.dtype)), values)).mul_(self.sits)
+        return self._beside(weights.to(values.dtype), values, tables).mul_(self.sits)
 
-    def _enter(self, rows: Tensor) -> Tensor:
-        """(n, K, q, x) -> (t, K, m*q, x): the members of a trunk side by side, one matrix product for all of them."""
-        chosen = rows.index_select(0, self.members.view(-1)).view(*self.members.shape, *rows.shape[1:])
-        return chosen.transpose(1, 2).reshape(len(chosen), rows.shape[1], -1, rows.shape[-1])
-
-    def _leave(self, rows: Tensor) -> Tensor:
-        """(t, K, m*q, x) -> (n, K, q, x)."""
-        trunks, heads, _, size = rows.shape
-        apart = rows.view(trunks, heads, self.members.shape[1], -1, size).transpose(1, 2)
-        return apart.reshape(-1, *apart.shape[2:]).index_select(0, self.seat)
+    def _beside(self, rows: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """(n, K, q, x) times (t, K, x, y) -> (n, K, q, y): the members of a trunk are one matrix product."""
+        n, heads, asked, _ = rows.shape
+        entered, left = tables
+        chosen = rows.reshape(n * heads, -1).index_select(0, entered)
+        found = torch.matmul(chosen.view(*states.shape[:2], -1, rows.shape[3]), states)
+        return found.view(-1, asked * found.shape[3]).index_select(0, left).view(n, heads, asked, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +203,8 @@ class DecodeLayout:
     """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may not look."""
     spots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(K, capacity) -> (n*w*K) rows of the flattened cache that the new tokens take; made once for layers alike."""
+    seats: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """K -> the trunks' tables, made once for layers alike."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
@@ -209,20 +216,27 @@ class DecodeLayout:
         for cached, new in ((keys, key), (values, value)):
             rows = new[0].transpose(0, 1).reshape(-1, new.shape[3])
             cached.view(-1, new.shape[3]).index_copy_(0, spots, rows.to(cached.dtype))
-        apart = query[0].reshape(heads, -1, n, width, size).permute(2, 0, 3, 1, 4)  # (n, K, w, G, D)
+        apart = query[0].transpose(0, 1).reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
         queries = apart.reshape(n, heads, -1, size).to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
         own = keys[:n, :, : self.longest].to(queries.dtype)
         scores = torch.matmul(queries, own.transpose(-1, -2))
         if self.trunks is not None:
-            scores = torch.cat([self.trunks.scores(layer, queries), scores], dim=-1)
+            tables = self._seats(self.trunks, heads)
+            scores = torch.cat([self.trunks.scores(layer, queries, tables), scores], dim=-1)
         scores = scores.view(n, heads, width, -1, scores.shape[-1]).masked_fill_(self._mask(window), float("-inf"))
         weights = scores.softmax(-1).view(n, heads, -1, scores.shape[-1])
         shared = weights.shape[-1] - self.longest
         output = torch.matmul(weights[..., shared:].to(values.dtype), values[:n, :, : self.longest])
         if self.trunks is not None:
-            output += self.trunks.mix(layer, weights[..., :shared])
-        output = output.view(*apart.shape[:4], value.shape[3]).to(value.dtype).permute(1, 3, 0, 2, 4)
-        return output.reshape(1, -1, n * width, value.shape[3])
+            output += self.trunks.mix(layer, weights[..., :shared], tables)
+        output = output.to(value.dtype).view(*apart.shape[:4], value.shape[3]).transpose(1, 2)
+        # In memory token after token, as the layer that follows reads it.
+        return output.reshape(n * width, -1, value.shape[3]).transpose(0, 1)[None]
+
+    def _seats(self, trunks: Trunks, heads: int) -> tuple[Tensor, Tensor]:
+        if heads not in self.seats:
+            self.seats[heads] = trunks.tables(heads)
+        return self.seats[heads]
 
     def _spots(self, heads: int, capacity: int) -> Tensor:
         """Token after token, the places of its heads."""

@@ -68,8 +68,10 @@ class Team:
 
     layers: Sequence[Any]
     """Themselves; the others are asked after the first."""
-    stamp: Hashable
-    """What they were when this was made, as `stamp_of` tells it."""
+    watched: Sequence[Tensor]
+    """What it was made of."""
+    stamp: Sequence[tuple[int, int]]
+    """The moment of each."""
     heights: list[int]
     """How many numbers each of them gives."""
     weight: Tensor
@@ -97,10 +99,12 @@ class PackedSteps(Steps):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
+        modules = list(policy.network.modules())
+        inside = {part for module in modules if simple(module) for part in module.modules() if part is not module}
         self.forwards = {
             module: partial(self._layer, module)
-            for module in policy.network.modules()
-            if type(module) is nn.Linear or simple(module)
+            for module in modules
+            if (type(module) is nn.Linear and module not in inside) or simple(module)
         }
         self.teams: dict[nn.Module, Sequence[nn.Module]] | None = None
         self.heard: list[Call] = []
@@ -114,7 +118,7 @@ class PackedSteps(Steps):
 
     def forward(self, batch: Batch, shared: Trunks | None, own: int) -> Tensor:
         """As `Steps`."""
-        self.ready = {first: team for first, team in self.ready.items() if team.stamp == stamp_of(team.layers)}
+        self.ready = {first: team for first, team in self.ready.items() if team.stamp == stamp_of(team.watched)}
         with self._instead():
             hidden = super().forward(batch, shared, own)
         if self.teams is None:
@@ -177,9 +181,12 @@ class PackedSteps(Steps):
             low = self._order((first, "low"), downs, torch.cat)
             raised = partial(staircase, places=places, scales=scales, heights=heights)
             high = self._order((first, "high", scales), ups, raised)
+        halves = [half for _, down, up, _ in adapters for half in (down, up)]
+        watched = [*(weight for base in bases for weight in base.parameters()), *halves]
         team = self.ready[first] = Team(
             layers=layers,
-            stamp=stamp_of(layers),
+            watched=watched,
+            stamp=stamp_of(watched),
             heights=heights,
             weight=self._order((first, "weight"), [base.weight for base in bases], torch.cat),
             bias=None if bases[0].bias is None else torch.cat([base.bias for base in bases]),
@@ -203,15 +210,9 @@ def moment(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight._version
 
 
-def stamp_of(layers: Sequence[Any]) -> Hashable:
-    """What layers compute with: their weights and biases as they are now, and which adapters are switched on."""
-    return tuple(
-        (
-            *(moment(weight) for weight in base_of(layer).parameters()),
-            *((moment(low), moment(high), scale) for _, low, high, scale in adapters_of(layer, 0)),
-        )
-        for layer in layers
-    )
+def stamp_of(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """The moment of each. Adapters are switched on and off only while nothing is decoded, and then all is made anew."""
+    return [moment(weight) for weight in weights]
 
 
 def times(states: Tensor, ordered: Tensor, bias: Tensor | None) -> Tensor:
