@@ -149,3 +149,18 @@ def test_no_tensor_of_all_logits_is_ever_made(monkeypatch):
     gradients(logprobs_of, hidden, head, targets, outgoing, temperature=1.0)
     assert len(largest) == 10  # five chunks, once in the forward and once in the backward
     assert max(largest) == 2 * VOCABULARY
+
+
+@pytest.mark.parametrize(("numbers", "products"), [(9 * VOCABULARY, 1), (8 * VOCABULARY, 4)])
+def test_logits_of_one_chunk_are_kept_for_one_backward(monkeypatch, numbers, products):
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", numbers)
+    made = []
+    original = module.linear
+    monkeypatch.setattr(module, "linear", lambda *operands: made.append(operands) or original(*operands))
+    hidden, head, targets, outgoing = random_head(4, rows=9, bias=False, softcap=None)
+    loss = (logprobs_of(hidden, head, targets, temperature=1.0)[0] * outgoing).sum()
+    first = torch.autograd.grad(loss, [hidden, head.weight], retain_graph=True)
+    assert len(made) == products
+    second = torch.autograd.grad(loss, [hidden, head.weight])
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, **TIGHT)

@@ -152,9 +152,10 @@ def by_hand(ours: Any, stock: Any) -> Any:
     return type(stock.__name__, (ours, stock), {"__module__": stock.__module__})
 
 
-def eps_of(layer: Any) -> float:
-    """What a norm adds below its root."""
-    return float(getattr(layer, "variance_epsilon", getattr(layer, "eps", 0.0)))
+def eps_of(layer: Any) -> float | None:
+    """What a norm adds below its root; none if it does not say."""
+    eps: float | None = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
+    return eps
 
 
 def take_over(network: nn.Module) -> None:
@@ -178,13 +179,14 @@ def take_over_adapters(network: nn.Module) -> None:
 def is_plain(layer: Any) -> bool:
     """True if a norm on a CPU gives its weight times the states over their root mean square, in fp32 or shorter."""
     weight = getattr(layer, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.device.type != "cpu" or weight.dim() != 1:
+    eps = eps_of(layer)
+    if not isinstance(weight, nn.Parameter) or weight.device.type != "cpu" or weight.dim() != 1 or eps is None:
         return False
     if weight.dtype == torch.float64:  # the stock ones round to fp32 on the way
         return False
     states = torch.linspace(-2, 3, 2 * len(weight)).view(2, -1).to(weight.dtype)
     exact = states.double()
-    expected = weight.double() * exact / (exact.square().mean(-1, keepdim=True) + eps_of(layer)).sqrt()
+    expected = weight.double() * exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt()
     close = torch.finfo(weight.dtype).eps * 4
     return torch.allclose(layer(states).double(), expected, rtol=close, atol=close)
 

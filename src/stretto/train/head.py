@@ -2,7 +2,8 @@
 
 The head's logits are N x V numbers, the largest tensor of a step at a vocabulary of 49k and more. Here they exist for a
 chunk of rows at a time: the forward keeps log-probabilities and normalisers, the backward makes each chunk's logits
-again. No loss sees logits, which is why the seam between model and algorithm is the vector of log-probabilities.
+again. Where one chunk is all there is, it is kept: its backward comes next, and nothing else is alive then. No loss
+sees logits, which is why the seam between model and algorithm is the vector of log-probabilities.
 
 N trained tokens, W hidden size, V vocabulary.
 """
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-CHUNK_NUMBERS = 1 << 26
-"""Most logits alive at once, in the model's type: 128 MiB in bf16. Each chunk costs the head's gradient once more."""
+CHUNK_NUMBERS = 1 << 27
+"""Most logits alive at once, in the model's type: 256 MiB in bf16. Each chunk costs the head's gradient once more."""
 
 CACHED_NUMBERS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Most logits alive at once in the wide type: on a CPU what its cache holds, or every pass waits for memory."""
@@ -75,8 +76,12 @@ class _Logprobs(torch.autograd.Function):
         head = Head(weight=weight, bias=bias, softcap=softcap)
         logprobs = hidden.new_empty(len(hidden), dtype=wide(hidden.dtype))
         normalisers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for rows in chunks(len(hidden), len(weight), CHUNK_NUMBERS):
+        parts = chunks(len(hidden), len(weight), CHUNK_NUMBERS)
+        ctx.kept = None
+        for rows in parts:
             raw = linear(hidden[rows], weight, bias)
+            if len(parts) == 1 and any(ctx.needs_input_grad):
+                ctx.kept = raw
             for part in chunks(len(raw), len(weight), CACHED_NUMBERS[raw.device.type]):
                 place = slice(rows.start + part.start, rows.start + part.stop)
                 logits = finished_logits(raw[part], head, temperature)
@@ -101,8 +106,9 @@ class _Logprobs(torch.autograd.Function):
         trains_head = ctx.needs_input_grad[1]
         weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype)) if trains_head else None
         bias_grad = torch.zeros_like(bias, dtype=wide(bias.dtype)) if ctx.needs_input_grad[2] else None
+        kept, ctx.kept = ctx.kept, None  # its memory is used for the gradient
         for rows in chunks(len(hidden), len(weight), CHUNK_NUMBERS):
-            raw = linear(hidden[rows], weight, bias)
+            raw = linear(hidden[rows], weight, bias) if kept is None else kept
             for part in chunks(len(raw), len(weight), CACHED_NUMBERS[raw.device.type]):
                 place = slice(rows.start + part.start, rows.start + part.stop)
                 outgoing = gradients[0][place, None]
