@@ -61,8 +61,14 @@ class Held:
         """All of it."""
         return math.fsum(
             (
-                *(self.weights, self.gradients, self.optimizer, self.activations),
-                *(self.head, self.gathered, self.cache, self.context),
+                self.weights,
+                self.gradients,
+                self.optimizer,
+                self.activations,
+                self.head,
+                self.gathered,
+                self.cache,
+                self.context,
             )
         )
 
@@ -77,6 +83,8 @@ class Held:
         return max((item.name for item in fields(self)), key=lambda name: getattr(self, name))
 
     def __add__(self, other: Held) -> Held:
+        if self is NOTHING or other is NOTHING:  # most of what is added up in a search
+            return self if other is NOTHING else other
         return Held(
             weights=self.weights + other.weights,
             gradients=self.gradients + other.gradients,
@@ -87,6 +95,10 @@ class Held:
             cache=self.cache + other.cache,
             context=self.context + other.context,
         )
+
+
+NOTHING = Held()
+"""No bytes."""
 
 
 def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:

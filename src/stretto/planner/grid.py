@@ -18,7 +18,7 @@ from stretto.placement.shapes import ModelShape
 from stretto.placement.strategies import PRESETS
 from stretto.planner.choice import Choice
 from stretto.planner.price import Prices
-from stretto.planner.room import Room, Rooms
+from stretto.planner.room import Room, Rooms, Still
 from stretto.planner.setting import ALONE, Setting, Split
 
 MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
@@ -200,9 +200,9 @@ class Grid:
 
     def _budgeted(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
         """With and without recomputing, as far as it fits and may be worth it."""
-        work = self.setting.workload
+        work, still = self.setting.workload, self.rooms.still(choice)
         for recompute in (False, True) if work.recompute is None else (work.recompute,):
-            found = self._largest(replace(choice, recompute=recompute), variant)
+            found = self._largest(replace(choice, recompute=recompute), still, variant)
             if found is not None:
                 yield found
                 if found[0].budget >= self.budgets(choice.devices)[0]:
@@ -222,16 +222,16 @@ class Grid:
         most = max(self.least, min(usual, fair))
         return [most >> i for i in range(20) if most >> i >= self.least]
 
-    def _largest(self, choice: Choice, variant: Variant) -> tuple[Choice, Room] | None:
+    def _largest(self, choice: Choice, still: tuple[Still, ...], variant: Variant) -> tuple[Choice, Room] | None:
         """With the largest budget that fits, or none if not even the smallest does."""
         self.weighed += 1
         largest, *smaller = self.budgets(choice.devices)
         choice = replace(choice, budget=largest)
-        room = self.rooms.room(choice)
+        room = self.rooms.room(choice, still)
         if room.fits:
             return choice, room
         smallest = replace(choice, budget=smaller[-1]) if smaller else choice
-        least = self.rooms.room(smallest) if smaller else room
+        least = self.rooms.room(smallest, still) if smaller else room
         if not least.fits:
             miss = self.misses.get(variant.label)
             if miss is None or least.over < miss.room.over:
@@ -239,7 +239,7 @@ class Grid:
             return None
         for budget in smaller[:-1]:
             between = replace(choice, budget=budget)
-            if (found := self.rooms.room(between)).fits:
+            if (found := self.rooms.room(between, still)).fits:
                 return between, found
         return smallest, least
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from stretto.placement import memory
 from stretto.placement.devices import GB, Device
-from stretto.placement.memory import Held
+from stretto.placement.memory import NOTHING, Held
 from stretto.placement.mesh import Site
 from stretto.planner.choice import Choice, Side, Source
 from stretto.planner.setting import Setting
 
-NOTHING = Held()
 CONTEXT = Held(context=memory.CONTEXT)
 """The process itself."""
 
@@ -106,6 +105,23 @@ def _phase(name: str) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Still:
+    """A side as it is whatever the size of micro-batches, so that several sizes can be tried."""
+
+    side: Side
+    """Which."""
+    device: Device
+    """As in `SideRoom`, like `asleep`, `pool` and `token`."""
+    beside: Mapping[str, Held]
+    """Role -> what a device holds while it works, but for what the work itself takes."""
+    publish: Held | None
+    """What it holds while weights are published; none if that is no phase of its own."""
+    asleep: float
+    pool: float
+    token: float
+
+
 class Rooms:
     """Memory by choice; what choices have in common is counted once."""
 
@@ -113,13 +129,26 @@ class Rooms:
         self.setting = setting
         self.known: dict[object, Held] = {}
 
-    def room(self, choice: Choice) -> Room:
-        """What a choice needs, and what is left for caches."""
-        sides = tuple(self._side(choice, side) for side in choice.sides(self.setting.workload.roles))
-        lanes = [room for room in sides if "generate" in room.side.roles]
-        return Room(sides=sides, short=self.setting.workload.longest - min(room.pool for room in lanes))
+    def room(self, choice: Choice, still: tuple[Still, ...] | None = None) -> Room:
+        """What a choice needs, and what is left for caches; `still` is its own, if that is known already."""
+        sides = tuple(self._side(choice, side) for side in still or self.still(choice))
+        lanes = [room.pool for room in sides if "generate" in room.side.roles]
+        return Room(sides=sides, short=self.setting.workload.longest - min(lanes))
 
-    def _side(self, choice: Choice, side: Side) -> SideRoom:
+    def _side(self, choice: Choice, still: Still) -> SideRoom:
+        side = still.side
+        phases = {role: self._working(choice, side, role) + still.beside[role] for role in side.roles}
+        if still.publish is not None:
+            phases["publish"] = still.publish
+        return SideRoom(
+            side=side, device=still.device, phases=phases, asleep=still.asleep, pool=still.pool, token=still.token
+        )
+
+    def still(self, choice: Choice) -> tuple[Still, ...]:
+        """What all choices have in common that differ from this one in their micro-batches and recomputing alone."""
+        return tuple(self._still(choice, side) for side in choice.sides(self.setting.workload.roles))
+
+    def _still(self, choice: Choice, side: Side) -> Still:
         work, costs = self.setting.workload, self.setting.costs
         device = self.setting.weakest(side.first, side.count)
         sources = {role: choice.source(role, work) for role in side.roles}
@@ -128,33 +157,35 @@ class Rooms:
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
             always += gathered
-        phases = {}
+        beside = {}
         for phase in side.roles:
-            phases[phase] = self._working(choice, side, phase) + always
+            beside[phase] = always
             if phase != "train" and not choice.streamed:
-                phases[phase] += gathered
+                beside[phase] += gathered
             for role in side.roles if choice.sleeps else ():
-                phases[phase] += self._kept(role, phase, sources, resident[role])
+                beside[phase] += self._kept(role, phase, sources, resident[role])
         # While weights are handed over, who generates and who trains is awake.
         awake = sum((resident[role] for role in ("generate", "train") if choice.sleeps and role in resident), always)
+        publish = None
         if sources.get("generate") == "own":
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
-            phases["publish"] = awake + Held(gathered=bucket)
+            publish = awake + Held(gathered=bucket)
         if "train" in side.roles and choice.copied(work.roles):
-            phases["publish"] = phases.get("publish", awake) + Held(gradients=resident["train"].gradients)
+            publish = (publish or awake) + Held(gradients=resident["train"].gradients)
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
         pool = token = 0.0
         if "generate" in side.roles:
             site = self._site(choice, side, "generate")
             token = costs.cache_bytes(work.shapes["generate"], site, 1.0, work.precision)
-            free = memory.USABLE * device.memory - phases["generate"].total
+            free = memory.USABLE * device.memory - (self._working(choice, side, "generate") + beside["generate"]).total
             free = free if work.share is None else min(free, work.share * device.memory)
             pool = max(0.0, free * site.mesh.dp / token)
-        return SideRoom(
+        return Still(
             side=side,
             device=device,
-            phases=phases,
+            beside=beside,
+            publish=publish,
             asleep=memory.asleep(sleeping, 1) if sleeping else 0.0,
             pool=pool,
             token=token,
@@ -209,7 +240,8 @@ class Rooms:
     def _working(self, choice: Choice, side: Side, role: str) -> Held:
         """What a role needs besides while it works."""
         split = choice.split(role, self.setting.workload.reading)
-        key = ("working", role, split, choice.budget, choice.recompute, side.first, side.count)
+        budget = 0 if role == "generate" else choice.budget
+        key = ("working", role, split, budget, choice.recompute, side.first, side.count)
         if key not in self.known:
             self.known[key] = self._count_working(choice, side, role)
         return self.known[key]

@@ -20,7 +20,7 @@ from stretto.placement.rates import Rates
 from stretto.planner.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Split:
     """How the devices of one cell share a model."""
 
@@ -33,7 +33,7 @@ class Split:
     ep: int = 1
     """Ranks over which experts are spread; among those above."""
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Devices of the cell."""
         return self.dp * self.tp * self.pp
@@ -43,7 +43,7 @@ class Split:
         """As a cell's mesh."""
         return {"dp_shard": self.dp, "tp": self.tp, "pp": self.pp, "ep": self.ep}
 
-    @property
+    @cached_property
     def mesh(self) -> Mesh:
         """As the cost model reads it."""
         return Mesh.of_mesh(self.degrees, self.width)

@@ -73,17 +73,17 @@ class Workload:
     assumed: tuple[str, ...] = ()
     """What the recipe does not say, in words."""
 
-    @property
+    @cached_property
     def roles(self) -> frozenset[str]:
         """Roles of the step."""
         return frozenset(self.shapes)
 
-    @property
+    @cached_property
     def answers(self) -> int:
         """Answers that are generated."""
         return self.launched * self.samples
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence that there may be."""
         return self.prompt + self.lengths.cap
