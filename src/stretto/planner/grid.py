@@ -162,7 +162,7 @@ class Grid:
         if shape.experts:
             for split in list(found):
                 spread = [n for n in EXPERT_RANKS if split.pp == 1 and not split.width % n and not shape.experts % n]
-                found += [replace(split, ep=n) for n in spread[:2]]
+                found += [split._replace(ep=n) for n in spread[:2]]
         return found
 
     def frozen_splits(self, count: int, host: int) -> list[Split]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import NamedTuple
 
 from stretto.placement.cluster import Cluster
 from stretto.placement.cost import Costs
@@ -20,9 +21,8 @@ from stretto.placement.rates import Rates
 from stretto.planner.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """How the devices of one cell share a model."""
+class Split(NamedTuple):
+    """How the devices of one cell share a model. A tuple, because much is looked up by it."""
 
     dp: int = 1
     """Ranks that hold a shard of everything, and gather what they need."""
@@ -33,7 +33,7 @@ class Split:
     ep: int = 1
     """Ranks over which experts are spread; among those above."""
 
-    @cached_property
+    @property
     def width(self) -> int:
         """Devices of the cell."""
         return self.dp * self.tp * self.pp
@@ -43,10 +43,15 @@ class Split:
         """As a cell's mesh."""
         return {"dp_shard": self.dp, "tp": self.tp, "pp": self.pp, "ep": self.ep}
 
-    @cached_property
+    @property
     def mesh(self) -> Mesh:
         """As the cost model reads it."""
-        return Mesh.of_mesh(self.degrees, self.width)
+        return _mesh(self)
+
+
+@cache
+def _mesh(split: Split) -> Mesh:
+    return Mesh.of_mesh(split.degrees, split.width)
 
 
 ALONE = Split()
