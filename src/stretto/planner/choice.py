@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stretto.placement import strategies
 from stretto.placement.plan import Cell, Plan
@@ -28,9 +28,8 @@ PHASED = ("flatten", "interleave")
 """Strategies whose stages wait for each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """Devices that serve the same roles."""
+class Side(NamedTuple):
+    """Devices that serve the same roles. A tuple, because much is looked up by it."""
 
     roles: tuple[str, ...]
     """Which, in the order of their stages."""

@@ -56,6 +56,16 @@ class Prices:
         squares = math.fsum(tokens * tokens for tokens in self.ranked)
         self.live = setting.workload.prompt + squares / self.total / 2
 
+    def slowest(self, choice: Choice, roles: tuple[str, ...]) -> float:
+        """These stages one after the other, on the side that takes longest for those that it serves."""
+        sides = choice.sides(self.setting.workload.roles)
+        key = (roles, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        if key not in self.known:
+            self.known[key] = max(
+                sum(self.stage(choice, side, role) for role in side.roles if role in roles) for side in sides
+            )
+        return self.known[key]
+
     def stage(self, choice: Choice, side: Side, role: str) -> float:
         """A whole stage that is no generation, on the cells that serve it, without the update."""
         work = self.setting.workload
@@ -125,25 +135,41 @@ class Prices:
 
     def ending(self, choice: Choice) -> Ending:
         """What follows when everything is accumulated."""
-        work, updates, moves = self.setting.workload, 0.0, 0.0
-        for side in choice.sides(work.roles):
-            roles = [role for role in side.roles if role in UPDATE]
-            updates = max(updates, math.fsum(self._update(choice, side, role) for role in roles))
-            if choice.sleeps and len(side.roles) > 1:
+        work, moves = self.setting.workload, 0.0
+        sides = choice.sides(work.roles)
+        for side in sides if choice.sleeps else ():
+            if len(side.roles) > 1:
                 moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
-        turns = max(len(side.roles) * self.costs.turn(side.count) for side in choice.sides(work.roles))
-        switch = turns + 2 * moves
-        return Ending(update=work.updates * updates, publish=self._publish(choice), switch=switch)
+        switch = self._turns(sides) + 2 * moves
+        return Ending(
+            update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch
+        )
+
+    def _turns(self, sides: tuple[Side, ...]) -> float:
+        """Changes from one role to the next, on the side that has most of them."""
+        key = ("turns", sides)
+        if key not in self.known:
+            self.known[key] = max(len(side.roles) * self.costs.turn(side.count) for side in sides)
+        return self.known[key]
+
+    def _updates(self, choice: Choice, sides: tuple[Side, ...]) -> float:
+        """Of all that a side trains, on the slowest side."""
+        key = ("updates", choice.train, sides)
+        if key not in self.known:
+            trained = ([role for role in side.roles if role in UPDATE] for side in sides)
+            each = (
+                math.fsum(self._update(choice, side, role) for role in roles)
+                for side, roles in zip(sides, trained, strict=True)
+            )
+            self.known[key] = max(0.0, *each)
+        return self.known[key]
 
     def _update(self, choice: Choice, side: Side, role: str) -> float:
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
-        key = ("update", role, choice.train, count, side.first, side.count)
-        if key not in self.known:
-            site = self.setting.site(choice.train, side.first, side.count)
-            cells = max(1, count // choice.train.width)
-            self.known[key] = self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
-        return self.known[key]
+        site = self.setting.site(choice.train, side.first, side.count)
+        cells = max(1, count // choice.train.width)
+        return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
 
     def _asleep(self, choice: Choice, side: Side, role: str) -> float:
         """Moving what a role holds to host memory, or back."""
