@@ -192,17 +192,21 @@ class Grid:
         for sleeps in (False, True) if not choice.streamed else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False
-                for found in self._budgeted(replace(choice, sleeps=sleeps, sharded=sharded), variant):
+                for found in self._budgeted(choice, variant, sleeps=sleeps, sharded=sharded):
                     yield found
                     done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
                 if done:
                     return
 
-    def _budgeted(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
+    def _budgeted(
+        self, choice: Choice, variant: Variant, *, sleeps: bool, sharded: bool
+    ) -> Iterator[tuple[Choice, Room]]:
         """With and without recomputing, as far as it fits and may be worth it."""
-        work, still = self.setting.workload, self.rooms.still(choice)
+        work, still = self.setting.workload, None
         for recompute in (False, True) if work.recompute is None else (work.recompute,):
-            found = self._largest(replace(choice, recompute=recompute), still, variant)
+            tried = replace(choice, sleeps=sleeps, sharded=sharded, recompute=recompute)
+            still = still or self.rooms.still(tried)
+            found = self._largest(tried, still, variant)
             if found is not None:
                 yield found
                 if found[0].budget >= self.budgets(choice.devices)[0]:
@@ -223,10 +227,9 @@ class Grid:
         return [most >> i for i in range(20) if most >> i >= self.least]
 
     def _largest(self, choice: Choice, still: tuple[Still, ...], variant: Variant) -> tuple[Choice, Room] | None:
-        """With the largest budget that fits, or none if not even the smallest does."""
+        """With the largest budget that fits, or none if not even the smallest does; it comes with the largest."""
         self.weighed += 1
-        largest, *smaller = self.budgets(choice.devices)
-        choice = replace(choice, budget=largest)
+        _, *smaller = self.budgets(choice.devices)
         room = self.rooms.room(choice, still)
         if room.fits:
             return choice, room

@@ -27,10 +27,13 @@ class Ready:
     sizes: tuple[tuple[int, int], ...]
     """(attempt, tokens of its own) of each trajectory."""
     tokens: int = field(init=False)
-    """What it computes as a whole; asked for often, so added up once."""
+    """What it computes as a whole; asked for often, like `items`, so added up once."""
+    items: tuple[Item, ...] = field(init=False)
+    """Its trajectories."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", self.prompt + sum(size for _, size in self.sizes))
+        object.__setattr__(self, "tokens", self.prompt + sum([size for _, size in self.sizes]))
+        object.__setattr__(self, "items", tuple([(self.index, attempt) for attempt, _ in self.sizes]))
 
 
 @dataclass(slots=True)
@@ -64,12 +67,13 @@ class Queue:
             if items and (tokens + group.tokens > budget or tokens + group.tokens / 2 > target):
                 break
             count = _fitting(group, target=target - tokens, budget=budget - tokens)
-            items += [(group.index, attempt) for attempt, _ in group.sizes[:count]]
             self.groups.popleft()
             self.tokens -= group.tokens
             if count == len(group.sizes):
+                items += group.items
                 tokens += group.tokens
             else:
+                items += group.items[:count]
                 tokens += group.prompt + sum(size for _, size in group.sizes[:count])
                 self.put(Ready(index=group.index, prompt=group.prompt, sizes=group.sizes[count:]), first=True)
                 break
