@@ -35,7 +35,7 @@ class Side(NamedTuple):
     """Which, in the order of their stages."""
     first: int
     """Index of the first device."""
-    count: int
+    size: int
     """How many."""
 
 
@@ -219,4 +219,4 @@ def _each_side(places: Mapping[str, tuple[int, int]]) -> Iterator[Side]:
     for low, high in pairwise(edges):
         roles = [role for role, (first, count) in places.items() if first <= low and high <= first + count]
         if roles:
-            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, count=high - low)
+            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, size=high - low)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from stretto.placement import memory
 from stretto.placement.lane import Decoding
@@ -49,9 +50,8 @@ class Prices:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.costs = setting, setting.costs
         self.known: dict[object, float] = {}
-        drawn = setting.workload.drawn
-        self.total, self.most = float(drawn.sum()), int(drawn.max())
-        self.ranked = sorted(int(tokens) for tokens in drawn.flat)
+        self.ranked = sorted(chain.from_iterable(setting.workload.drawn))
+        self.total, self.most = float(setting.workload.tokens), self.ranked[-1]
         # An answer that is looked at in the middle of the work is longer than most, and half done on average.
         squares = math.fsum(tokens * tokens for tokens in self.ranked)
         self.live = setting.workload.prompt + squares / self.total / 2
@@ -72,9 +72,9 @@ class Prices:
         split = choice.split(role, work.reading)
         _, count = choice.places(work.roles)[role]
         cells = max(1, count // split.width)
-        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.count)
+        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.size)
         if key not in self.known:
-            site = self.setting.site(split, side.first, side.count)
+            site = self.setting.site(split, side.first, side.size)
             portion = max(1 / cells, 1 / (work.prompts * work.samples)) / work.updates
             self.known[key] = self.piece(role, site, work.load.part(portion), choice) * work.updates
         return self.known[key]
@@ -141,15 +141,13 @@ class Prices:
             if len(side.roles) > 1:
                 moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
         switch = self._turns(sides) + 2 * moves
-        return Ending(
-            update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch
-        )
+        return Ending(update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
 
     def _turns(self, sides: tuple[Side, ...]) -> float:
         """Changes from one role to the next, on the side that has most of them."""
         key = ("turns", sides)
         if key not in self.known:
-            self.known[key] = max(len(side.roles) * self.costs.turn(side.count) for side in sides)
+            self.known[key] = max(len(side.roles) * self.costs.turn(side.size) for side in sides)
         return self.known[key]
 
     def _updates(self, choice: Choice, sides: tuple[Side, ...]) -> float:
@@ -167,7 +165,7 @@ class Prices:
     def _update(self, choice: Choice, side: Side, role: str) -> float:
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
-        site = self.setting.site(choice.train, side.first, side.count)
+        site = self.setting.site(choice.train, side.first, side.size)
         cells = max(1, count // choice.train.width)
         return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
 
@@ -177,9 +175,9 @@ class Prices:
         if role not in UPDATE and choice.source(role, work) != "own":
             return 0.0
         split = choice.split(role, work.reading)
-        key = ("asleep", role, split, side.first, side.count)
+        key = ("asleep", role, split, side.first, side.size)
         if key not in self.known:
-            shape, site = work.shapes[role], self.setting.site(split, side.first, side.count)
+            shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
             if role in UPDATE:
                 base = work.precision_of("train")
                 held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
@@ -212,9 +210,9 @@ class Priced:
     def __init__(self, prices: Prices, choice: Choice, plan: Plan) -> None:
         self.prices, self.choice, self.work = prices, choice, prices.setting.workload
         self.ending = prices.ending(choice)
-        drawn = self.work.drawn.tolist()
+        drawn = self.work.drawn
         # With staleness, what a step trains on was made before, and counts before what it makes itself.
-        self.lengths = [*drawn[: self.work.prompts], *drawn] if self.work.staleness else drawn
+        self.lengths = (*drawn[: self.work.prompts], *drawn) if self.work.staleness else drawn
         alike: dict[Site, Site] = {}
         self.sites: dict[str, Site] = {}
         for cell in plan.cells:

@@ -150,7 +150,7 @@ class Rooms:
 
     def _still(self, choice: Choice, side: Side) -> Still:
         work, costs = self.setting.workload, self.setting.costs
-        device = self.setting.weakest(side.first, side.count)
+        device = self.setting.weakest(side.first, side.size)
         sources = {role: choice.source(role, work) for role in side.roles}
         resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
         always = sum((NOTHING if choice.sleeps else held for held in resident.values()), CONTEXT)
@@ -192,7 +192,7 @@ class Rooms:
         )
 
     def _site(self, choice: Choice, side: Side, role: str) -> Site:
-        return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.count)
+        return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)
 
     def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
         """What of a role that may sleep stays on the device while another works."""
@@ -206,7 +206,7 @@ class Rooms:
         """What a role holds even while it does nothing."""
         _, count = choice.places(self.setting.workload.roles)[role]
         split = choice.split(role, self.setting.workload.reading)
-        key = ("resident", role, split, source, choice.sharded and count // split.width, side.first, side.count)
+        key = ("resident", role, split, source, choice.sharded and count // split.width, side.first, side.size)
         if key not in self.known:
             self.known[key] = self._count_resident(choice, side, role, source)
         return self.known[key]
@@ -228,7 +228,7 @@ class Rooms:
 
     def _gathered(self, choice: Choice, side: Side) -> Held:
         """The weights that an engine reads and its device trains only a part of."""
-        key = ("gathered", choice.lane, choice.train, side.first, side.count)
+        key = ("gathered", choice.lane, choice.train, side.first, side.size)
         if key not in self.known:
             work, site = self.setting.workload, self._site(choice, side, "generate")
             shape, precision = work.shapes["generate"], work.precision_of("generate")
@@ -241,7 +241,7 @@ class Rooms:
         """What a role needs besides while it works."""
         split = choice.split(role, self.setting.workload.reading)
         budget = 0 if role == "generate" else choice.budget
-        key = ("working", role, split, budget, choice.recompute, side.first, side.count)
+        key = ("working", role, split, budget, choice.recompute, side.first, side.size)
         if key not in self.known:
             self.known[key] = self._count_working(choice, side, role)
         return self.known[key]

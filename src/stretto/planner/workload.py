@@ -94,6 +94,11 @@ class Workload:
         return self.lengths.sample(self.launched, self.samples, seed=self.seed)
 
     @cached_property
+    def tokens(self) -> int:
+        """Of all of them."""
+        return sum(map(sum, self.drawn))
+
+    @cached_property
     def load(self) -> Load:
         """What a stage after generation computes; prompts of a group once."""
         return Load.groups(self.prompt, self.drawn[: self.prompts], shared=True)
