@@ -50,6 +50,7 @@ class Prices:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.costs = setting, setting.costs
         self.known: dict[object, float] = {}
+        self.ticks: dict[tuple[int, int], Decoding] = {}
         self.ranked = sorted(chain.from_iterable(setting.workload.drawn))
         self.total, self.most = float(setting.workload.tokens), self.ranked[-1]
         # An answer that is looked at in the middle of the work is longer than most, and half done on average.
@@ -208,18 +209,16 @@ class Priced:
     """The durations of a plan, for the scheduler on its virtual clock."""
 
     def __init__(self, prices: Prices, choice: Choice, plan: Plan) -> None:
-        self.prices, self.choice, self.work = prices, choice, prices.setting.workload
+        self.prices, self.choice, self.work, self.ticks = prices, choice, prices.setting.workload, prices.ticks
         self.ending = prices.ending(choice)
         drawn = self.work.drawn
         # With staleness, what a step trains on was made before, and counts before what it makes itself.
         self.lengths = (*drawn[: self.work.prompts], *drawn) if self.work.staleness else drawn
-        alike: dict[Site, Site] = {}
         self.sites: dict[str, Site] = {}
         for cell in plan.cells:
             first = prices.setting.index[cell.devices[0]]
             site = prices.setting.site(choice.split(cell.role, self.work.reading), first, len(cell.devices))
-            self.sites[cell.name] = alike.setdefault(site, site)
-        self.ticks: dict[tuple[int, int], Decoding] = {}
+            self.sites[cell.name] = site
         self.shape: ModelShape = self.work.shapes["generate"]
         self.precision = self.work.precision_of("generate")
 

@@ -7,7 +7,7 @@ what sleeps in host memory meanwhile, and which part is to blame where it does n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stretto.placement import memory
 from stretto.placement.devices import GB, Device
@@ -157,11 +157,9 @@ class Rooms:
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
             always += gathered
-        beside = {}
+        beside, reads = {}, always if choice.streamed else always + gathered
         for phase in side.roles:
-            beside[phase] = always
-            if phase != "train" and not choice.streamed:
-                beside[phase] += gathered
+            beside[phase] = always if phase == "train" else reads
             for role in side.roles if choice.sleeps else ():
                 beside[phase] += self._kept(role, phase, sources, resident[role])
         # While weights are handed over, who generates and who trains is awake.
@@ -219,7 +217,7 @@ class Rooms:
             held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
             _, count = choice.places(work.roles)[role]
             copies = count // site.mesh.devices if choice.sharded else 1
-            return replace(held, optimizer=held.optimizer / copies)
+            return held._replace(optimizer=held.optimizer / copies)
         if source != "own":
             return NOTHING
         if role == "generate":
@@ -258,4 +256,4 @@ class Rooms:
             )
         if role == "generate":
             return Held(activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations)
-        return replace(memory.scoring(shape, site, choice.budget), weights=0.0, context=0.0)
+        return memory.scoring(shape, site, choice.budget)._replace(weights=0.0, context=0.0)

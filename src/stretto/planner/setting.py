@@ -76,6 +76,8 @@ class Setting:
     """How many of them share a host, as far as it was asked."""
     sites: dict[tuple[Split, int, int], Site] = field(default_factory=dict, init=False, repr=False)
     """Cells on some of them, as far as they were asked for."""
+    alike: dict[Site, Site] = field(default_factory=dict, init=False, repr=False)
+    """One of those that are equal, so that what is known of it is known of all."""
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster, *, source: str | None = None) -> Setting:
@@ -129,7 +131,8 @@ class Setting:
         key = (split, first, count)
         if key not in self.sites:
             together = self.together(first, count)
-            self.sites[key] = Site(device=self.weakest(first, count), mesh=split.mesh, per_host=together)
+            site = Site(device=self.weakest(first, count), mesh=split.mesh, per_host=together)
+            self.sites[key] = self.alike.setdefault(site, site)
         return self.sites[key]
 
 

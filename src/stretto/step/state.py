@@ -141,7 +141,7 @@ class Step:
         for index, _ in piece.items:
             group = self.groups[index]
             group.scores[piece.stage] -= 1
-            if not group.scores[piece.stage]:
+            if not any(group.scores.values()):
                 self._advance(index)
 
     def lost(self, cell: str) -> None:
