@@ -15,6 +15,7 @@ from stretto.placement.memory import NOTHING, Held
 from stretto.placement.mesh import Site
 from stretto.planner.choice import Choice, Side, Source
 from stretto.planner.setting import Setting
+from stretto.step.work import UPDATE
 
 CONTEXT = Held(context=memory.CONTEXT)
 """The process itself."""
@@ -153,7 +154,7 @@ class Rooms:
         device = self.setting.weakest(side.first, side.size)
         sources = {role: choice.source(role, work) for role in side.roles}
         resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
-        always = sum((NOTHING if choice.sleeps else held for held in resident.values()), CONTEXT)
+        always = CONTEXT if choice.sleeps else sum(resident.values(), CONTEXT)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
             always += gathered
@@ -202,21 +203,21 @@ class Rooms:
 
     def _resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
         """What a role holds even while it does nothing."""
-        _, count = choice.places(self.setting.workload.roles)[role]
-        split = choice.split(role, self.setting.workload.reading)
-        key = ("resident", role, split, source, choice.sharded and count // split.width, side.first, side.size)
+        split, copies = choice.split(role, self.setting.workload.reading), 1
+        if choice.sharded and role in UPDATE:
+            _, count = choice.places(self.setting.workload.roles)[role]
+            copies = count // split.width
+        key = ("resident", role, split, source, copies, side.first, side.size)
         if key not in self.known:
-            self.known[key] = self._count_resident(choice, side, role, source)
+            self.known[key] = self._count_resident(choice, side, role, source, copies)
         return self.known[key]
 
-    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source, copies: int) -> Held:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
-        if role in ("train", "fit"):
+        if role in UPDATE:
             base = work.precision_of("train")
             held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
-            _, count = choice.places(work.roles)[role]
-            copies = count // site.mesh.devices if choice.sharded else 1
             return held._replace(optimizer=held.optimizer / copies)
         if source != "own":
             return NOTHING
@@ -247,7 +248,7 @@ class Rooms:
     def _count_working(self, choice: Choice, side: Side, role: str) -> Held:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
-        if role in ("train", "fit"):
+        if role in UPDATE:
             kind: memory.Activations = "recompute" if choice.recompute else "keep"
             return Held(
                 activations=memory.activations(shape, site, choice.budget, kind),

@@ -240,7 +240,7 @@ class Step:
         group = self.groups[index]
         if attempts:
             sizes = tuple((attempt, group.sizes[attempt]) for attempt in attempts)
-            ready = Ready(index=index, prompt=group.launch.prompt_tokens, sizes=sizes)
+            ready = Ready.of(index, group.launch.prompt_tokens, sizes)
             for stage in stages:
                 self.queues[stage].put(ready, first=first)
 
