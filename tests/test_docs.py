@@ -18,7 +18,7 @@ from stretto.algorithms.base import build
 from stretto.algorithms.catalog import CATALOG, CLIPPED, Facts
 from stretto.algorithms.gae import generalised_advantages
 from stretto.algorithms.optimal import optimal_value
-from stretto.cli.main import app
+from stretto.cli.main import app_of
 from stretto.cli.recipe import PROBES
 from stretto.config import words
 from stretto.config.check import check, examine
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = typer.main.get_command(app_of()).commands
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

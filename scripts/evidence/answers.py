@@ -31,7 +31,7 @@ def pool(case: Case) -> float:
 
 def generate_seconds(case: Case, costs: Costs) -> float:
     """The slower of two lanes: the one with the longest answer and the one with most to do. Answers are dealt out."""
-    answers = sampled(case.lengths, case.batch).reshape(-1)
+    answers = [length for group in sampled(case.lengths, case.batch) for length in group]
 
     def tick(batch: float, context: float) -> float:
         return costs.tick(case.shape, case.engine, batch, context, precision=case.precision)
@@ -42,12 +42,9 @@ def generate_seconds(case: Case, costs: Costs) -> float:
         return costs.prefill(case.shape, case.engine, load, precision=case.precision)
 
     lanes = [answers[lane :: case.lanes] for lane in range(min(case.lanes, len(answers)))]
-    worst = (max(lanes, key=lambda lane: (lane.max(), lane.sum())), max(lanes, key=lambda lane: lane.sum()))
+    worst = (max(lanes, key=lambda lane: (max(lane), sum(lane))), max(lanes, key=sum))
     slots = case.facts.slots * case.engine.mesh.dp
-    return max(
-        decode([int(x) for x in lane], case.prompt, tick, slots=slots, pool=pool(case), prefill=prefill).seconds
-        for lane in worst
-    )
+    return max(decode(lane, case.prompt, tick, slots=slots, pool=pool(case), prefill=prefill).seconds for lane in worst)
 
 
 def streaming_seconds(case: Case, costs: Costs) -> float:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # everything imports this file, and many commands have no arrays
+    import numpy as np
+    from numpy.typing import NDArray
 
 Message = Mapping[str, Any]
 """A chat message: at least `role` and `content`, as every chat template expects."""

@@ -56,7 +56,7 @@ def test_steps_are_taken_as_they_were_asked_for_and_every_second_of_them_is_part
     assert f"{len(asks)}/{len(asks)}" in told[-1]
     for ask, step in zip(asks, seen, strict=True):
         ended = {event.arguments[0]: event.arguments[1] for event in step.notes.told if event.what == "ended"}
-        drawn = ask.setting.workload.drawn.tolist()
+        drawn = ask.setting.workload.drawn
         assert ended == {(i, j): tokens for i, row in enumerate(drawn) for j, tokens in enumerate(row)}
         found = list(parts(step))
         assert {part.name for part in found} >= {"train", "rest"}

@@ -184,8 +184,7 @@ print("RESULT", json.dumps([codes, heavy]))
 
 
 def test_check_and_every_help_load_nothing_heavy(recipe):
-    commands = [command.name or command.callback.__name__ for command in entry.app.registered_commands]
-    assert "check" in commands
+    commands = list(entry.COMMANDS)
     runs = [["--help"], ["--version"], ["check", recipe], ["check", recipe, "--json"], ["check", recipe, "sead=1"]]
     runs += [[name, "--help"] for name in commands]
     command = [sys.executable, "-W", "error", "-c", PROBE, json.dumps(runs), json.dumps(HEAVY)]

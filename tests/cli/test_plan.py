@@ -108,10 +108,10 @@ def test_a_failure_is_a_document_too(recipe, capsys):
     assert told["problems"][0]["field"] == "placement.cluster"
 
 
-def test_planning_loads_no_torch(recipe):
+def test_planning_loads_no_torch_and_no_arrays_and_a_document_no_screen(recipe):
     code = (
         "import sys; from stretto.cli.main import main; "
         "code = main(['plan', 'r.yaml', '--cluster', '8xH100', '--json']); "
-        "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'ray')))"
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'ray', 'numpy', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +63,7 @@ def test_each_update_pays_for_its_own_reduction():
 
 
 def test_shared_prompts_are_computed_once_per_group():
-    lengths = np.full((2, 8), 30)
+    lengths = ((30,) * 8,) * 2
     shared, apart = (Load.groups(512, lengths, shared=shared) for shared in (True, False))
     assert (shared.tokens, apart.tokens) == (2 * 512 + 16 * 30, 16 * 542)
     assert apart.pairs == pytest.approx(16 * 542**2 / 2)
@@ -73,7 +72,7 @@ def test_shared_prompts_are_computed_once_per_group():
 
 
 def test_the_longest_sequence_bounds_what_more_copies_can_gain():
-    load = Load.groups(0, np.array([[16000] + [100] * 63]), shared=False)
+    load = Load.groups(0, ((16000, *[100] * 63),), shared=False)
     few, many = (Costs().forward(DENSE, site(devices=n), load) for n in (16, 64))
     alone = Costs().forward(DENSE, site(), Load.sequence(16000))
     assert few == pytest.approx(many, rel=1e-6)

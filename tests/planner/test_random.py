@@ -61,9 +61,9 @@ def test_every_plan_computes_each_token_once_and_keeps_to_memory(work, cluster):
         spent = dict.fromkeys(work.roles, 0)
         for stretch in took.stretches:
             spent[stretch.stage] += stretch.tokens
-        accepted = sum(int(work.drawn[index].sum()) for index in took.accepted)
+        accepted = sum(sum(work.drawn[index]) for index in took.accepted)
         generated = spent.pop("generate")
-        assert accepted <= generated <= int(work.drawn.sum())
+        assert accepted <= generated <= work.tokens
         judged = spent.pop("reward", None)  # of every group that was generated: verdicts come before acceptance
         assert judged is None or judged >= accepted + work.prompts * work.prompt
         for tokens in spent.values():

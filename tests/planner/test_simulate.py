@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from stretto.placement import closed
@@ -68,7 +67,7 @@ def stages_of(prices, lanes, cells, choice):
         if role not in work.roles:
             return 0.0
         groups = work.prompts // cells[role]
-        load = Load.groups(PROMPT, np.full((groups, work.samples), 100), shared=True)
+        load = Load.groups(PROMPT, ((100,) * work.samples,) * groups, shared=True)
         return prices.piece(role, site, load, choice)
 
     answers = [100] * (work.answers // lanes)
@@ -185,7 +184,7 @@ def test_every_token_is_generated_scored_and_trained_once(choice):
     prices = prices_of(workload(PPO, lengths=lengths, prompts=24, launched=24), "8xH100")
     work = prices.setting.workload
     forecast = simulate(prices, choice, Rooms(prices.setting).room(choice))
-    answers = int(work.drawn.sum())
+    answers = work.tokens
     by_stage = dict.fromkeys(PPO, 0)
     for stretch in forecast.stretches:
         by_stage[stretch.stage] += stretch.tokens

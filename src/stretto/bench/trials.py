@@ -121,7 +121,7 @@ class Trials:
         ]
         lengths = {
             key_of(each, attempt): length
-            for each, row in zip(asked, workload.drawn.tolist(), strict=True)
+            for each, row in zip(asked, workload.drawn, strict=True)
             for attempt, length in enumerate(row)
         }
         await crew.all(devices, "tell", lengths, {}, False, seconds=CALL)

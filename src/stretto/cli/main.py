@@ -7,37 +7,27 @@ imported before a command runs, so `--help` is instant. No traceback ever reache
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from stretto import __version__
 from stretto.cli import render
-from stretto.cli.bench import bench
-from stretto.cli.check import check
-from stretto.cli.doctor import doctor
-from stretto.cli.evaluate import evaluate
-from stretto.cli.plan import plan
-from stretto.cli.train import resume, train
-from stretto.cli.value import value
 from stretto.errors import StrettoError
 
-app = typer.Typer(
-    name="stretto",
-    help="Reinforcement learning for language models, strictly on policy: from a recipe to a better model.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command()(train)
-app.command()(resume)
-app.command(name="eval")(evaluate)
-app.command()(check)
-app.command()(plan)
-app.command()(doctor)
-app.command()(value)
-app.command()(bench)
+COMMANDS = {
+    "train": "train.train",
+    "resume": "train.resume",
+    "eval": "evaluate.evaluate",
+    "check": "check.check",
+    "plan": "plan.plan",
+    "doctor": "doctor.doctor",
+    "value": "value.value",
+    "bench": "bench.bench",
+}
+"""Command -> its file in this folder, and the function there."""
 
 JSON_KEYS = {
     "check": ("objective", "batch", "recipe"),
@@ -67,8 +57,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def options(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -76,12 +65,28 @@ def options(
     """Reinforcement learning for language models, strictly on policy: from a recipe to a better model."""
 
 
+def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The program with these commands. Only their files are imported, because those of others take as long again."""
+    app = typer.Typer(
+        name="stretto",
+        help="Reinforcement learning for language models, strictly on policy: from a recipe to a better model.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for name in names:
+        file, function = COMMANDS[name].split(".")
+        app.command(name=name)(getattr(import_module(f"stretto.cli.{file}"), function))
+    return app
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     try:
-        app(args=given, prog_name="stretto")
+        app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=given, prog_name="stretto")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return show.usage() if code == 2 else code

@@ -5,9 +5,8 @@ It shows what the planner found and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rich.text import Text
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from stretto.placement.devices import GB
 from stretto.planner import explain
@@ -16,6 +15,9 @@ from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast
 from stretto.report.timeline import Span
 from stretto.step.work import FORWARD, UPDATE
+
+if TYPE_CHECKING:  # loaded where a page is made; timelines and documents have none
+    from rich.text import Text
 
 DRAWN = 8
 """Devices that are drawn at most."""
@@ -50,6 +52,8 @@ def spans(forecast: Forecast) -> list[Span]:
 
 def page(found: Found, setting: Setting, named: str, measured: Mapping[str, float] | None = None) -> Text:
     """Everything, for people. `named` is the strategy of the recipe, which is marked; `measured` is what plans took."""
+    from rich.text import Text
+
     work, best = setting.workload, found.best[0]
     text = Text()
     policy = work.shapes["train"]
@@ -69,7 +73,9 @@ def page(found: Found, setting: Setting, named: str, measured: Mapping[str, floa
     text.append("\nthe best plan\n", style="bold").append(f"  {explain.layout(best.choice, work)}\n")
     for line in _memory(best):
         text.append(f"  {line}\n")
-    text.append("\n").append(_lanes(best))
+    text.append("\n")
+    for line in _lanes(best):
+        text.append(f"  {line}\n")
     for note in explain.notes(found, setting):
         text.append("\nnote: ", style="yellow").append(note)
     told = f"\n{found.weighed} layouts weighed, {found.simulated} simulated; every number is a forecast\n"
@@ -116,7 +122,7 @@ def _memory(forecast: Forecast) -> list[str]:
         phase, held = forecast.held(room)
         parts = {part: getattr(held, part) / GB for part in explain.PARTS}
         told = ", ".join(f"{part} {size:.1f}" for part, size in parts.items() if size >= 0.05)
-        many = f"{room.side.count} devices" if room.side.count > 1 else "1 device"
+        many = f"{room.side.size} devices" if room.side.size > 1 else "1 device"
         lines.append(
             f"{many} ({', '.join(room.side.roles)}): {held.total / GB:.1f} of {room.usable / GB:.1f} GB in the phase "
             f"{phase}: {told}"
@@ -124,7 +130,7 @@ def _memory(forecast: Forecast) -> list[str]:
     return lines
 
 
-def _lanes(forecast: Forecast) -> Text:
+def _lanes(forecast: Forecast) -> Iterator[str]:
     """What some devices do over time, a letter per stage; the rest of the step follows for all of them."""
     end = forecast.ending.seconds + max(stretch.stop for stretch in forecast.stretches)
     on = {cell.name: cell.devices for cell in forecast.plan.cells}
@@ -139,11 +145,10 @@ def _lanes(forecast: Forecast) -> Text:
                 first, last = (min(COLUMNS - 1, int(x / end * COLUMNS)) for x in (stretch.start, stretch.stop))
                 rows[device][first : last + 1] = LETTERS[stretch.stage] * (last + 1 - first)
     ending = min(COLUMNS - 1, int((end - forecast.ending.seconds) / end * COLUMNS) + 1)
-    text = Text()
     width = max(map(len, rows))
     for device, row in rows.items():
         row[ending:] = "p" * (COLUMNS - ending)
-        text.append(f"  {device:<{width}} |{''.join(row)}|\n")
+        yield f"{device:<{width}} |{''.join(row)}|"
     seen = {stretch.stage for stretch in forecast.stretches} | {"publish"}
     legend = ", ".join(f"{letter} {stage}" for stage, letter in LETTERS.items() if stage in seen)
-    return text.append(f"  {'':<{width}}  0 to {end:.3g} s: {legend} (and update), . idle\n")
+    yield f"{'':<{width}}  0 to {end:.3g} s: {legend} (and update), . idle"

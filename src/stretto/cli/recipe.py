@@ -17,8 +17,6 @@ from stretto.errors import Problem, RecipeError
 from stretto.placement.choose import plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
-from stretto.rewards import parts
-from stretto.tasks import source
 from stretto.types import Prompt
 
 
@@ -63,11 +61,15 @@ def check_changed(recipe: Recipe, root: Path) -> None:
 
 
 def _task(task: Task, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem], bool]:
+    from stretto.tasks import source  # here and below: `plan` asks neither, and they take as long to load as a recipe
+
     beginning = source.peek(task, root, rows)
     return beginning.prompts, beginning.problems, beginning.complete
 
 
 def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
+    from stretto.rewards import parts
+
     return parts.problems(section, [str(root), str(Path.cwd())])
 
 

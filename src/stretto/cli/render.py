@@ -12,17 +12,20 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from stretto import __version__
 from stretto.errors import Problem, RecipeError, StrettoError
 
+if TYPE_CHECKING:  # loaded where something is shown; a document is printed without
+    from rich.console import Console
+    from rich.text import Text
+
 
 def screen(*, error: bool = False) -> Console:
     """A console that shows text as it is."""
+    from rich.console import Console
+
     return Console(stderr=error, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
@@ -43,6 +46,8 @@ def document(content: Mapping[str, Any]) -> None:
 
 def problem_list(problems: Sequence[Problem]) -> Text:
     """Every problem: where, why, and what to do."""
+    from rich.text import Text
+
     count = len(problems)
     lines = Text(f"{count} problem{'' if count == 1 else 's'}; nothing was started\n", style="bold")
     for problem in problems:
@@ -68,7 +73,7 @@ class Failures:
         elif problems:
             screen(error=True).print(problem_list(problems), end="")
         else:
-            screen(error=True).print(Text(plain(str(error)) or type(error).__name__, style="red"))
+            screen(error=True).print(plain(str(error)) or type(error).__name__, style="red")
         return error.exit_code
 
     def usage(self) -> int:
@@ -85,7 +90,7 @@ class Failures:
         if self.as_json:
             self._document((), text)
         else:
-            screen(error=True).print(Text(text, style="red"))
+            screen(error=True).print(text, style="red")
         return 1
 
     def _document(self, problems: Sequence[Problem], text: str) -> None:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -41,15 +44,28 @@ def _section(section: type[BaseModel], name: str, seen: dict[type[BaseModel], st
     seen[section] = name
     yield "| key | takes | default | what it does |\n|---|---|---|---|"
     below: list[tuple[type[BaseModel], str]] = []
+    sentences = _sentences(section)
     for key, field in section.model_fields.items():
         found = list(kinds(field.annotation, field.metadata))
         place = f"{name}.{key}" if name else key
         below += [(kind.type, place) for kind in found if is_section(kind)]
         below += [(item.type, f"{place}.N") for kind in found for item in _items(kind) if is_section(item)]
-        yield f"| `{key}` | {_cell(_takes(found))} | {_cell(_default(field))} | {_cell(field.description or '')} |"
+        yield f"| `{key}` | {_cell(_takes(found))} | {_cell(_default(field))} | {_cell(sentences.get(key, ''))} |"
     yield ""
     for inside, place in below:
         yield from _section(inside, place, seen)
+
+
+def _sentences(section: type[BaseModel]) -> dict[str, str]:
+    """Key -> the sentence below it. Only this page asks, so that no other import of the schema reads its source."""
+    (node,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for key, sentence in pairwise(node.body):
+        match key, sentence:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _items(kind: Kind) -> list[Kind]:

@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 class Section(BaseModel):
     """Strict: unknown keys and wrong types are errors, values cannot be changed after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Scratch(Section):

@@ -8,16 +8,17 @@ samples of one prompt resemble each other. The same seed gives the same lengths.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import NormalDist
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stretto.config.schema import Response
 from stretto.errors import RecipeError
+from stretto.placement.draws import normals
 
-Counts = NDArray[np.int64]
+Counts = tuple[tuple[int, ...], ...]
+"""Lengths of the answers to each prompt."""
 
 PROMPT_SHARE = 0.65
 """Share of the variance of log-length that the prompt explains."""
@@ -66,23 +67,26 @@ class Lengths:
     def quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed."""
         if self.recorded:
+            import numpy as np  # here and below for runs alone, whose samples take longer to read than this to load
+
             return float(np.quantile(np.asarray(self.recorded), share))
         z = _NORMAL.inv_cdf(min(max(share, 1e-12), 1 - 1e-12))
         return max(1.0, min(float(self.cap), math.exp(self.mu + self.sigma * z)))
 
     def sample(self, prompts: int, samples: int, *, seed: int = 0) -> Counts:
-        """Lengths of `samples` answers to each of `prompts` prompts, at least 1: array (prompts, samples)."""
-        source = np.random.default_rng(seed)
-        common = source.standard_normal((prompts, 1)) * math.sqrt(PROMPT_SHARE)
-        own = source.standard_normal((prompts, samples)) * math.sqrt(1 - PROMPT_SHARE)
-        z = common + own
-        if self.recorded:
-            ranks = np.array([_NORMAL.cdf(value) for value in z.flat]).reshape(z.shape)
-            drawn = np.quantile(np.asarray(self.recorded), ranks, method="inverted_cdf")
-        else:
-            drawn = np.exp(np.minimum(self.mu + self.sigma * z, math.log(self.cap)))
-        whole: Counts = np.clip(np.rint(drawn), 1, self.cap).astype(np.int64)
-        return whole
+        """Lengths of `samples` answers to each of `prompts` prompts, at least 1."""
+        source, mu, most = normals(seed), 0.0 if self.recorded else self.mu, math.log(self.cap)
+        shared, alone = math.sqrt(PROMPT_SHARE), math.sqrt(1 - PROMPT_SHARE)
+
+        def length(z: float) -> int:
+            if self.recorded:  # the shortest that as large a share of them does not exceed
+                drawn = self.recorded[max(0, math.ceil(len(self.recorded) * _NORMAL.cdf(z) - 1))]
+            else:
+                drawn = round(math.exp(min(mu + self.sigma * z, most)))
+            return min(max(drawn, 1), self.cap)
+
+        common = [z * shared for z in islice(source, prompts)]
+        return tuple(tuple(length(z + own * alone) for own in islice(source, samples)) for z in common)
 
     @classmethod
     def of(cls, response: Response, *, field: str = "batch.lengths.response") -> Lengths:
@@ -94,8 +98,10 @@ class Lengths:
         return cls(mean=response.mean, sigma=response.sigma, cap=response.cap)
 
     @classmethod
-    def from_samples(cls, lengths: Counts, *, cap: int | None = None) -> Lengths:
+    def from_samples(cls, lengths: Sequence[int], *, cap: int | None = None) -> Lengths:
         """What a run recorded; there must be at least one."""
+        import numpy as np
+
         values = np.sort(np.asarray(lengths, dtype=np.int64))
         logs = np.log(np.maximum(values, 1))
         longest = int(cap or values[-1])

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from stretto.placement.lengths import Counts
 
 
@@ -52,13 +50,13 @@ class Load:
     @classmethod
     def groups(cls, prompt: float, lengths: Counts, *, shared: bool) -> Load:
         """Answers of these lengths (prompts, samples) behind prompts of one length, computed once per group or each."""
-        answers = np.asarray(lengths, dtype=np.float64)
-        prompts = answers.shape[0] if shared else answers.size
+        answers = [length for group in lengths for length in group]
+        prompts = len(lengths) if shared else len(answers)
         return cls(
-            tokens=float(prompts * prompt + answers.sum()),
-            pairs=float(prompts * prompt * prompt / 2 + (answers * prompt + answers * answers / 2).sum()),
-            sequences=float(answers.size),
-            longest=float(prompt + answers.max(initial=0.0)),
+            tokens=float(prompts * prompt + sum(answers)),
+            pairs=prompts * prompt * prompt / 2 + sum(length * prompt + length * length / 2 for length in answers),
+            sequences=float(len(answers)),
+            longest=float(prompt + max(answers, default=0)),
         )
 
     @classmethod

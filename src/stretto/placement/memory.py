@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Literal
+from operator import add
+from typing import Literal, NamedTuple
 
 from stretto.placement.cost import BYTES, Costs, Precision
 from stretto.placement.devices import GB
@@ -35,9 +35,8 @@ USABLE = 0.92
 """Of a device's memory: the rest is lost to fragmentation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Bytes on one rank, by what they are for."""
+class Held(NamedTuple):
+    """Bytes on one rank, by what they are for. A tuple, because a search adds up thousands of them."""
 
     weights: float = 0.0
     """Weights as they are stored."""
@@ -59,12 +58,7 @@ class Held:
     @property
     def total(self) -> float:
         """All of it."""
-        return math.fsum(
-            (
-                *(self.weights, self.gradients, self.optimizer, self.activations),
-                *(self.head, self.gathered, self.cache, self.context),
-            )
-        )
+        return math.fsum(self)
 
     @property
     def states(self) -> float:
@@ -74,19 +68,16 @@ class Held:
     @property
     def largest(self) -> str:
         """The part that takes most: what to blame where it does not fit."""
-        return max((item.name for item in fields(self)), key=lambda name: getattr(self, name))
+        return max(self._fields, key=lambda name: getattr(self, name))
 
-    def __add__(self, other: Held) -> Held:
-        return Held(
-            weights=self.weights + other.weights,
-            gradients=self.gradients + other.gradients,
-            optimizer=self.optimizer + other.optimizer,
-            activations=self.activations + other.activations,
-            head=self.head + other.head,
-            gathered=self.gathered + other.gathered,
-            cache=self.cache + other.cache,
-            context=self.context + other.context,
-        )
+    def __add__(self, other: Held) -> Held:  # type: ignore[override]  # part by part, unlike other tuples
+        if self is NOTHING or other is NOTHING:  # most of what is added up in a search
+            return self if other is NOTHING else other
+        return Held(*map(add, self, other))
+
+
+NOTHING = Held()
+"""No bytes."""
 
 
 def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:

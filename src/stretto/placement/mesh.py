@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from stretto.placement.devices import Device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Degrees of parallelism of one cell."""
+    """Degrees of parallelism of one cell. What follows from them is worked out once, as everything else is asked
+    for with it."""
 
     devices: int = 1
     """Ranks in all."""
@@ -32,22 +34,22 @@ class Mesh:
     stages: int = 1
     """Slices of the model that one pipeline rank holds (interleaved schedule)."""
 
-    @property
+    @cached_property
     def model(self) -> int:
         """Ranks that hold one copy of the layers' matrices."""
         return self.tp * self.pp
 
-    @property
+    @cached_property
     def dp(self) -> int:
         """Copies that work on different sequences."""
         return max(1, self.devices // (self.tp * self.pp * self.cp))
 
-    @property
+    @cached_property
     def sharding(self) -> int:
         """Ranks that hold the same part of a model, over which its state may be sharded."""
         return max(1, self.devices // self.model)
 
-    @property
+    @cached_property
     def expert_copies(self) -> int:
         """Ranks that hold the same experts. Experts are not split by tensor parallelism."""
         return max(1, self.devices // (self.pp * self.ep))

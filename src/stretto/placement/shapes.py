@@ -10,6 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from stretto.config.schema import Shape
 from stretto.errors import RecipeError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder."""
+    """Sizes of a decoder. What follows from them is worked out once: a search asks for it again and again."""
 
     name: str
     """As people call it."""
@@ -64,17 +65,17 @@ class ModelShape:
     window: int = 0
     """How many those see."""
 
-    @property
+    @cached_property
     def values(self) -> int:
         """Size of a value head."""
         return self.value_dim or self.head_dim
 
-    @property
+    @cached_property
     def queries(self) -> int:
         """Size of a query head, positions included."""
         return self.head_dim + self.rope_dim
 
-    @property
+    @cached_property
     def attention_params(self) -> int:
         """Of one layer. Latent attention as in DeepSeek-V2: projections down to the ranks and up to the heads."""
         out = self.heads * self.values * self.hidden
@@ -89,55 +90,55 @@ class ModelShape:
         down = self.hidden * (self.kv_rank + self.rope_dim)
         return query + down + self.kv_rank * self.heads * (self.head_dim + self.values) + out
 
-    @property
+    @cached_property
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
-    @property
+    @cached_property
     def matrices(self) -> int:
         """Of a feed-forward layer."""
         return 3 if self.gated else 2
 
-    @property
+    @cached_property
     def expert_params(self) -> int:
         """Of one expert."""
         return self.matrices * self.hidden * self.expert_ffn
 
-    @property
+    @cached_property
     def embedding_params(self) -> int:
         """Of the embedding, which is the head as well where they are tied."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def common_params(self) -> int:
         """What every token passes through in the layers: attention, dense feed-forward, shared experts, router."""
         dense = (self.layers - self.moe_layers) * self.matrices * self.hidden * self.ffn
         shared = self.moe_layers * (self.shared_experts * self.expert_params + self.hidden * self.experts)
         return self.layers * self.attention_params + dense + shared
 
-    @property
+    @cached_property
     def routed_params(self) -> int:
         """All routed experts of all layers."""
         return self.moe_layers * self.experts * self.expert_params
 
-    @property
+    @cached_property
     def params(self) -> int:
         """All of them."""
         return self.common_params + self.routed_params + self.embedding_params * (1 if self.tied else 2)
 
-    @property
+    @cached_property
     def active_params(self) -> int:
         """What takes part in the products of one token: common parts, its experts, the head."""
         return self.common_params + self.moe_layers * self.top_k * self.expert_params + self.embedding_params
 
-    @property
+    @cached_property
     def largest_unit(self) -> int:
         """Parameters that are gathered at once when weights are sharded: a layer, or the embedding."""
         layer = (self.common_params + self.routed_params) // self.layers
         return max(layer, self.embedding_params)
 
-    @property
+    @cached_property
     def linear_inputs(self) -> int:
         """Sum of in + out sizes over the linear layers that adapters sit on; times the rank, an adapter's size."""
         queries, keys = self.heads * self.queries, self.kv_heads * self.head_dim
@@ -148,7 +149,7 @@ class ModelShape:
         expert = self.matrices * (self.hidden + self.expert_ffn) * (self.experts + self.shared_experts)
         return self.layers * attention + (self.layers - self.moe_layers) * dense + self.moe_layers * expert
 
-    @property
+    @cached_property
     def active_inputs(self) -> int:
         """The same, of the matrices that one token passes through."""
         idle = self.experts - self.top_k if self.experts else 0

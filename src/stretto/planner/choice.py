@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stretto.placement import strategies
 from stretto.placement.plan import Cell, Plan
@@ -28,15 +28,14 @@ PHASED = ("flatten", "interleave")
 """Strategies whose stages wait for each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """Devices that serve the same roles."""
+class Side(NamedTuple):
+    """Devices that serve the same roles. A tuple, because much is looked up by it."""
 
     roles: tuple[str, ...]
     """Which, in the order of their stages."""
     first: int
     """Index of the first device."""
-    count: int
+    size: int
     """How many."""
 
 
@@ -220,4 +219,4 @@ def _each_side(places: Mapping[str, tuple[int, int]]) -> Iterator[Side]:
     for low, high in pairwise(edges):
         roles = [role for role, (first, count) in places.items() if first <= low and high <= first + count]
         if roles:
-            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, count=high - low)
+            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, size=high - low)

@@ -43,16 +43,11 @@ def estimate(prices: Prices, choice: Choice, pool: float = math.inf) -> float:
 
 def stages(prices: Prices, choice: Choice, pool: float, ending: Ending) -> Stages:
     """The stages; what lies side by side takes as long as the slower side, and is told as one stage."""
-    sides = choice.sides(prices.setting.workload.roles)
-
-    def slowest(roles: tuple[str, ...]) -> float:
-        return max(sum(prices.stage(choice, side, role) for role in side.roles if role in roles) for side in sides)
-
     separate = choice.strategy == "separate"
     return Stages(
         generate=prices.generate(choice, pool),
-        old=slowest(FORWARD),
-        train=slowest(UPDATE) + ending.update,
+        old=prices.slowest(choice, FORWARD),
+        train=prices.slowest(choice, UPDATE) + ending.update,
         publish=ending.publish,
         switch=ending.switch if separate else ending.switch / 2,
     )

@@ -53,7 +53,7 @@ def memory_gb(forecast: Forecast, setting: Setting) -> dict[str, dict[str, float
     for room in forecast.room.sides:
         _, held = forecast.held(room)
         parts = {"peak": held.total / GB} | {part: getattr(held, part) / GB for part in PARTS}
-        for name in setting.names[room.side.first : room.side.first + room.side.count]:
+        for name in setting.names[room.side.first : room.side.first + room.side.size]:
             found[name] = dict(parts)
     return found
 
@@ -96,7 +96,7 @@ def _generation(forecast: Forecast, setting: Setting) -> str:
     """The longest answer alone, too few answers at a time, or reading weights and caches."""
     work, choice = setting.workload, forecast.choice
     lanes = sum(cell.role == "generate" for cell in forecast.plan.cells)
-    longest = int(work.drawn.max())
+    longest = max(map(max, work.drawn))
     if forecast.slots * lanes < work.answers:
         return f"room for caches: {forecast.slots} answers at a time on each of {lanes} lanes"
     if work.answers <= 8 * lanes:

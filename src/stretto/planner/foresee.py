@@ -135,5 +135,5 @@ def _peaks(forecast: Forecast, setting: Setting) -> Mapping[str, float]:
     return {
         name: forecast.held(room)[1].total / GB
         for room in forecast.room.sides
-        for name in setting.names[room.side.first : room.side.first + room.side.count]
+        for name in setting.names[room.side.first : room.side.first + room.side.size]
     }

@@ -18,7 +18,7 @@ from stretto.placement.shapes import ModelShape
 from stretto.placement.strategies import PRESETS
 from stretto.planner.choice import Choice
 from stretto.planner.price import Prices
-from stretto.planner.room import Room, Rooms
+from stretto.planner.room import Room, Rooms, Still
 from stretto.planner.setting import ALONE, Setting, Split
 
 MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
@@ -162,7 +162,7 @@ class Grid:
         if shape.experts:
             for split in list(found):
                 spread = [n for n in EXPERT_RANKS if split.pp == 1 and not split.width % n and not shape.experts % n]
-                found += [replace(split, ep=n) for n in spread[:2]]
+                found += [split._replace(ep=n) for n in spread[:2]]
         return found
 
     def frozen_splits(self, count: int, host: int) -> list[Split]:
@@ -192,17 +192,21 @@ class Grid:
         for sleeps in (False, True) if not choice.streamed else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False
-                for found in self._budgeted(replace(choice, sleeps=sleeps, sharded=sharded), variant):
+                for found in self._budgeted(choice, variant, sleeps=sleeps, sharded=sharded):
                     yield found
                     done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
                 if done:
                     return
 
-    def _budgeted(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
+    def _budgeted(
+        self, choice: Choice, variant: Variant, *, sleeps: bool, sharded: bool
+    ) -> Iterator[tuple[Choice, Room]]:
         """With and without recomputing, as far as it fits and may be worth it."""
-        work = self.setting.workload
+        work, still = self.setting.workload, None
         for recompute in (False, True) if work.recompute is None else (work.recompute,):
-            found = self._largest(replace(choice, recompute=recompute), variant)
+            tried = replace(choice, sleeps=sleeps, sharded=sharded, recompute=recompute)
+            still = still or self.rooms.still(tried)
+            found = self._largest(tried, still, variant)
             if found is not None:
                 yield found
                 if found[0].budget >= self.budgets(choice.devices)[0]:
@@ -222,16 +226,15 @@ class Grid:
         most = max(self.least, min(usual, fair))
         return [most >> i for i in range(20) if most >> i >= self.least]
 
-    def _largest(self, choice: Choice, variant: Variant) -> tuple[Choice, Room] | None:
-        """With the largest budget that fits, or none if not even the smallest does."""
+    def _largest(self, choice: Choice, still: tuple[Still, ...], variant: Variant) -> tuple[Choice, Room] | None:
+        """With the largest budget that fits, or none if not even the smallest does; it comes with the largest."""
         self.weighed += 1
-        largest, *smaller = self.budgets(choice.devices)
-        choice = replace(choice, budget=largest)
-        room = self.rooms.room(choice)
+        _, *smaller = self.budgets(choice.devices)
+        room = self.rooms.room(choice, still)
         if room.fits:
             return choice, room
         smallest = replace(choice, budget=smaller[-1]) if smaller else choice
-        least = self.rooms.room(smallest) if smaller else room
+        least = self.rooms.room(smallest, still) if smaller else room
         if not least.fits:
             miss = self.misses.get(variant.label)
             if miss is None or least.over < miss.room.over:
@@ -239,7 +242,7 @@ class Grid:
             return None
         for budget in smaller[:-1]:
             between = replace(choice, budget=budget)
-            if (found := self.rooms.room(between)).fits:
+            if (found := self.rooms.room(between, still)).fits:
                 return between, found
         return smallest, least
 

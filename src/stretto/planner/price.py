@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from stretto.placement import memory
 from stretto.placement.lane import Decoding
@@ -49,12 +50,22 @@ class Prices:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.costs = setting, setting.costs
         self.known: dict[object, float] = {}
-        drawn = setting.workload.drawn
-        self.total, self.most = float(drawn.sum()), int(drawn.max())
-        self.ranked = sorted(int(tokens) for tokens in drawn.flat)
+        self.ticks: dict[tuple[int, int], Decoding] = {}
+        self.ranked = sorted(chain.from_iterable(setting.workload.drawn))
+        self.total, self.most = float(setting.workload.tokens), self.ranked[-1]
         # An answer that is looked at in the middle of the work is longer than most, and half done on average.
         squares = math.fsum(tokens * tokens for tokens in self.ranked)
         self.live = setting.workload.prompt + squares / self.total / 2
+
+    def slowest(self, choice: Choice, roles: tuple[str, ...]) -> float:
+        """These stages one after the other, on the side that takes longest for those that it serves."""
+        sides = choice.sides(self.setting.workload.roles)
+        key = (roles, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        if key not in self.known:
+            self.known[key] = max(
+                sum(self.stage(choice, side, role) for role in side.roles if role in roles) for side in sides
+            )
+        return self.known[key]
 
     def stage(self, choice: Choice, side: Side, role: str) -> float:
         """A whole stage that is no generation, on the cells that serve it, without the update."""
@@ -62,9 +73,9 @@ class Prices:
         split = choice.split(role, work.reading)
         _, count = choice.places(work.roles)[role]
         cells = max(1, count // split.width)
-        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.count)
+        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.size)
         if key not in self.known:
-            site = self.setting.site(split, side.first, side.count)
+            site = self.setting.site(split, side.first, side.size)
             portion = max(1 / cells, 1 / (work.prompts * work.samples)) / work.updates
             self.known[key] = self.piece(role, site, work.load.part(portion), choice) * work.updates
         return self.known[key]
@@ -125,25 +136,39 @@ class Prices:
 
     def ending(self, choice: Choice) -> Ending:
         """What follows when everything is accumulated."""
-        work, updates, moves = self.setting.workload, 0.0, 0.0
-        for side in choice.sides(work.roles):
-            roles = [role for role in side.roles if role in UPDATE]
-            updates = max(updates, math.fsum(self._update(choice, side, role) for role in roles))
-            if choice.sleeps and len(side.roles) > 1:
+        work, moves = self.setting.workload, 0.0
+        sides = choice.sides(work.roles)
+        for side in sides if choice.sleeps else ():
+            if len(side.roles) > 1:
                 moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
-        turns = max(len(side.roles) * self.costs.turn(side.count) for side in choice.sides(work.roles))
-        switch = turns + 2 * moves
-        return Ending(update=work.updates * updates, publish=self._publish(choice), switch=switch)
+        switch = self._turns(sides) + 2 * moves
+        return Ending(update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
+
+    def _turns(self, sides: tuple[Side, ...]) -> float:
+        """Changes from one role to the next, on the side that has most of them."""
+        key = ("turns", sides)
+        if key not in self.known:
+            self.known[key] = max(len(side.roles) * self.costs.turn(side.size) for side in sides)
+        return self.known[key]
+
+    def _updates(self, choice: Choice, sides: tuple[Side, ...]) -> float:
+        """Of all that a side trains, on the slowest side."""
+        key = ("updates", choice.train, sides)
+        if key not in self.known:
+            trained = ([role for role in side.roles if role in UPDATE] for side in sides)
+            each = (
+                math.fsum(self._update(choice, side, role) for role in roles)
+                for side, roles in zip(sides, trained, strict=True)
+            )
+            self.known[key] = max(0.0, *each)
+        return self.known[key]
 
     def _update(self, choice: Choice, side: Side, role: str) -> float:
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
-        key = ("update", role, choice.train, count, side.first, side.count)
-        if key not in self.known:
-            site = self.setting.site(choice.train, side.first, side.count)
-            cells = max(1, count // choice.train.width)
-            self.known[key] = self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
-        return self.known[key]
+        site = self.setting.site(choice.train, side.first, side.size)
+        cells = max(1, count // choice.train.width)
+        return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
 
     def _asleep(self, choice: Choice, side: Side, role: str) -> float:
         """Moving what a role holds to host memory, or back."""
@@ -151,9 +176,9 @@ class Prices:
         if role not in UPDATE and choice.source(role, work) != "own":
             return 0.0
         split = choice.split(role, work.reading)
-        key = ("asleep", role, split, side.first, side.count)
+        key = ("asleep", role, split, side.first, side.size)
         if key not in self.known:
-            shape, site = work.shapes[role], self.setting.site(split, side.first, side.count)
+            shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
             if role in UPDATE:
                 base = work.precision_of("train")
                 held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
@@ -184,18 +209,16 @@ class Priced:
     """The durations of a plan, for the scheduler on its virtual clock."""
 
     def __init__(self, prices: Prices, choice: Choice, plan: Plan) -> None:
-        self.prices, self.choice, self.work = prices, choice, prices.setting.workload
+        self.prices, self.choice, self.work, self.ticks = prices, choice, prices.setting.workload, prices.ticks
         self.ending = prices.ending(choice)
-        drawn = self.work.drawn.tolist()
+        drawn = self.work.drawn
         # With staleness, what a step trains on was made before, and counts before what it makes itself.
-        self.lengths = [*drawn[: self.work.prompts], *drawn] if self.work.staleness else drawn
-        alike: dict[Site, Site] = {}
+        self.lengths = (*drawn[: self.work.prompts], *drawn) if self.work.staleness else drawn
         self.sites: dict[str, Site] = {}
         for cell in plan.cells:
             first = prices.setting.index[cell.devices[0]]
             site = prices.setting.site(choice.split(cell.role, self.work.reading), first, len(cell.devices))
-            self.sites[cell.name] = alike.setdefault(site, site)
-        self.ticks: dict[tuple[int, int], Decoding] = {}
+            self.sites[cell.name] = site
         self.shape: ModelShape = self.work.shapes["generate"]
         self.precision = self.work.precision_of("generate")
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
-
 from stretto.errors import RecipeError
 from stretto.placement.lengths import Lengths
 
@@ -35,7 +33,7 @@ def recorded_lengths(run: str, root: Path, *, cap: int) -> tuple[int, Lengths]:
             break
     if not answers:
         raise RecipeError.of(FIELD, f"{folder / 'samples'} holds no sample that can be read", "name another run")
-    return round(fmean(prompts)), Lengths.from_samples(np.asarray(answers), cap=cap)
+    return round(fmean(prompts)), Lengths.from_samples(answers, cap=cap)
 
 
 def _sizes(folder: Path) -> Iterator[tuple[int, int]]:

@@ -7,16 +7,16 @@ what sleeps in host memory meanwhile, and which part is to blame where it does n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stretto.placement import memory
 from stretto.placement.devices import GB, Device
-from stretto.placement.memory import Held
+from stretto.placement.memory import NOTHING, Held
 from stretto.placement.mesh import Site
 from stretto.planner.choice import Choice, Side, Source
 from stretto.planner.setting import Setting
+from stretto.step.work import UPDATE
 
-NOTHING = Held()
 CONTEXT = Held(context=memory.CONTEXT)
 """The process itself."""
 
@@ -106,6 +106,23 @@ def _phase(name: str) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Still:
+    """A side as it is whatever the size of micro-batches, so that several sizes can be tried."""
+
+    side: Side
+    """Which."""
+    device: Device
+    """As in `SideRoom`, like `asleep`, `pool` and `token`."""
+    beside: Mapping[str, Held]
+    """Role -> what a device holds while it works, but for what the work itself takes."""
+    publish: Held | None
+    """What it holds while weights are published; none if that is no phase of its own."""
+    asleep: float
+    pool: float
+    token: float
+
+
 class Rooms:
     """Memory by choice; what choices have in common is counted once."""
 
@@ -113,55 +130,68 @@ class Rooms:
         self.setting = setting
         self.known: dict[object, Held] = {}
 
-    def room(self, choice: Choice) -> Room:
-        """What a choice needs, and what is left for caches."""
-        sides = tuple(self._side(choice, side) for side in choice.sides(self.setting.workload.roles))
-        lanes = [room for room in sides if "generate" in room.side.roles]
-        return Room(sides=sides, short=self.setting.workload.longest - min(room.pool for room in lanes))
+    def room(self, choice: Choice, still: tuple[Still, ...] | None = None) -> Room:
+        """What a choice needs, and what is left for caches; `still` is its own, if that is known already."""
+        sides = tuple(self._side(choice, side) for side in still or self.still(choice))
+        lanes = [room.pool for room in sides if "generate" in room.side.roles]
+        return Room(sides=sides, short=self.setting.workload.longest - min(lanes))
 
-    def _side(self, choice: Choice, side: Side) -> SideRoom:
+    def _side(self, choice: Choice, still: Still) -> SideRoom:
+        side = still.side
+        phases = {role: self._working(choice, side, role) + still.beside[role] for role in side.roles}
+        if still.publish is not None:
+            phases["publish"] = still.publish
+        return SideRoom(
+            side=side, device=still.device, phases=phases, asleep=still.asleep, pool=still.pool, token=still.token
+        )
+
+    def still(self, choice: Choice) -> tuple[Still, ...]:
+        """What all choices have in common that differ from this one in their micro-batches and recomputing alone."""
+        return tuple(self._still(choice, side) for side in choice.sides(self.setting.workload.roles))
+
+    def _still(self, choice: Choice, side: Side) -> Still:
         work, costs = self.setting.workload, self.setting.costs
-        device = self.setting.weakest(side.first, side.count)
+        device = self.setting.weakest(side.first, side.size)
         sources = {role: choice.source(role, work) for role in side.roles}
         resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
-        always = sum((NOTHING if choice.sleeps else held for held in resident.values()), CONTEXT)
+        always = CONTEXT if choice.sleeps else sum(resident.values(), CONTEXT)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
             always += gathered
-        phases = {}
+        beside, reads = {}, always if choice.streamed else always + gathered
         for phase in side.roles:
-            phases[phase] = self._working(choice, side, phase) + always
-            if phase != "train" and not choice.streamed:
-                phases[phase] += gathered
+            beside[phase] = always if phase == "train" else reads
             for role in side.roles if choice.sleeps else ():
-                phases[phase] += self._kept(role, phase, sources, resident[role])
+                beside[phase] += self._kept(role, phase, sources, resident[role])
         # While weights are handed over, who generates and who trains is awake.
         awake = sum((resident[role] for role in ("generate", "train") if choice.sleeps and role in resident), always)
+        publish = None
         if sources.get("generate") == "own":
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
-            phases["publish"] = awake + Held(gathered=bucket)
+            publish = awake + Held(gathered=bucket)
         if "train" in side.roles and choice.copied(work.roles):
-            phases["publish"] = phases.get("publish", awake) + Held(gradients=resident["train"].gradients)
+            publish = (publish or awake) + Held(gradients=resident["train"].gradients)
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
         pool = token = 0.0
         if "generate" in side.roles:
             site = self._site(choice, side, "generate")
             token = costs.cache_bytes(work.shapes["generate"], site, 1.0, work.precision)
-            free = memory.USABLE * device.memory - phases["generate"].total
+            free = memory.USABLE * device.memory - (self._working(choice, side, "generate") + beside["generate"]).total
             free = free if work.share is None else min(free, work.share * device.memory)
             pool = max(0.0, free * site.mesh.dp / token)
-        return SideRoom(
+        return Still(
             side=side,
             device=device,
-            phases=phases,
+            beside=beside,
+            publish=publish,
             asleep=memory.asleep(sleeping, 1) if sleeping else 0.0,
             pool=pool,
             token=token,
         )
 
     def _site(self, choice: Choice, side: Side, role: str) -> Site:
-        return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.count)
+        return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)
 
     def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
         """What of a role that may sleep stays on the device while another works."""
@@ -173,22 +203,22 @@ class Rooms:
 
     def _resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
         """What a role holds even while it does nothing."""
-        _, count = choice.places(self.setting.workload.roles)[role]
-        split = choice.split(role, self.setting.workload.reading)
-        key = ("resident", role, split, source, choice.sharded and count // split.width, side.first, side.count)
+        split, copies = choice.split(role, self.setting.workload.reading), 1
+        if choice.sharded and role in UPDATE:
+            _, count = choice.places(self.setting.workload.roles)[role]
+            copies = count // split.width
+        key = ("resident", role, split, source, copies, side.first, side.size)
         if key not in self.known:
-            self.known[key] = self._count_resident(choice, side, role, source)
+            self.known[key] = self._count_resident(choice, side, role, source, copies)
         return self.known[key]
 
-    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source, copies: int) -> Held:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
-        if role in ("train", "fit"):
+        if role in UPDATE:
             base = work.precision_of("train")
             held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
-            _, count = choice.places(work.roles)[role]
-            copies = count // site.mesh.devices if choice.sharded else 1
-            return replace(held, optimizer=held.optimizer / copies)
+            return held._replace(optimizer=held.optimizer / copies)
         if source != "own":
             return NOTHING
         if role == "generate":
@@ -197,7 +227,7 @@ class Rooms:
 
     def _gathered(self, choice: Choice, side: Side) -> Held:
         """The weights that an engine reads and its device trains only a part of."""
-        key = ("gathered", choice.lane, choice.train, side.first, side.count)
+        key = ("gathered", choice.lane, choice.train, side.first, side.size)
         if key not in self.known:
             work, site = self.setting.workload, self._site(choice, side, "generate")
             shape, precision = work.shapes["generate"], work.precision_of("generate")
@@ -209,7 +239,8 @@ class Rooms:
     def _working(self, choice: Choice, side: Side, role: str) -> Held:
         """What a role needs besides while it works."""
         split = choice.split(role, self.setting.workload.reading)
-        key = ("working", role, split, choice.budget, choice.recompute, side.first, side.count)
+        budget = 0 if role == "generate" else choice.budget
+        key = ("working", role, split, budget, choice.recompute, side.first, side.size)
         if key not in self.known:
             self.known[key] = self._count_working(choice, side, role)
         return self.known[key]
@@ -217,7 +248,7 @@ class Rooms:
     def _count_working(self, choice: Choice, side: Side, role: str) -> Held:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
-        if role in ("train", "fit"):
+        if role in UPDATE:
             kind: memory.Activations = "recompute" if choice.recompute else "keep"
             return Held(
                 activations=memory.activations(shape, site, choice.budget, kind),
@@ -226,4 +257,4 @@ class Rooms:
             )
         if role == "generate":
             return Held(activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations)
-        return replace(memory.scoring(shape, site, choice.budget), weights=0.0, context=0.0)
+        return memory.scoring(shape, site, choice.budget)._replace(weights=0.0, context=0.0)

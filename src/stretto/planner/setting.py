@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import NamedTuple
 
 from stretto.placement.cluster import Cluster
 from stretto.placement.cost import Costs
@@ -20,9 +21,8 @@ from stretto.placement.rates import Rates
 from stretto.planner.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """How the devices of one cell share a model."""
+class Split(NamedTuple):
+    """How the devices of one cell share a model. A tuple, because much is looked up by it."""
 
     dp: int = 1
     """Ranks that hold a shard of everything, and gather what they need."""
@@ -46,7 +46,12 @@ class Split:
     @property
     def mesh(self) -> Mesh:
         """As the cost model reads it."""
-        return Mesh.of_mesh(self.degrees, self.width)
+        return _mesh(self)
+
+
+@cache
+def _mesh(split: Split) -> Mesh:
+    return Mesh.of_mesh(split.degrees, split.width)
 
 
 ALONE = Split()
@@ -71,6 +76,8 @@ class Setting:
     """How many of them share a host, as far as it was asked."""
     sites: dict[tuple[Split, int, int], Site] = field(default_factory=dict, init=False, repr=False)
     """Cells on some of them, as far as they were asked for."""
+    alike: dict[Site, Site] = field(default_factory=dict, init=False, repr=False)
+    """One of those that are equal, so that what is known of it is known of all."""
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster, *, source: str | None = None) -> Setting:
@@ -124,7 +131,8 @@ class Setting:
         key = (split, first, count)
         if key not in self.sites:
             together = self.together(first, count)
-            self.sites[key] = Site(device=self.weakest(first, count), mesh=split.mesh, per_host=together)
+            site = Site(device=self.weakest(first, count), mesh=split.mesh, per_host=together)
+            self.sites[key] = self.alike.setdefault(site, site)
         return self.sites[key]
 
 

@@ -166,7 +166,7 @@ def _forecast(
         ending=ending,
         idle=max(0.0, 1 - used / (step * len(busy))),
         workless=workless,
-        tokens=int(work.drawn.sum()),
+        tokens=work.tokens,
         slots=slots,
         cached=max(took.contexts.values()),
         stretches=took.stretches,

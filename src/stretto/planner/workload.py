@@ -73,17 +73,17 @@ class Workload:
     assumed: tuple[str, ...] = ()
     """What the recipe does not say, in words."""
 
-    @property
+    @cached_property
     def roles(self) -> frozenset[str]:
         """Roles of the step."""
         return frozenset(self.shapes)
 
-    @property
+    @cached_property
     def answers(self) -> int:
         """Answers that are generated."""
         return self.launched * self.samples
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence that there may be."""
         return self.prompt + self.lengths.cap
@@ -92,6 +92,11 @@ class Workload:
     def drawn(self) -> Counts:
         """The lengths of one step: the same for every plan, so that plans compare."""
         return self.lengths.sample(self.launched, self.samples, seed=self.seed)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all of them."""
+        return sum(map(sum, self.drawn))
 
     @cached_property
     def load(self) -> Load:

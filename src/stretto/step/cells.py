@@ -21,6 +21,7 @@ class Cells:
             for device in cell.devices:
                 self.at.setdefault(device, []).append(cell.name)
         self.before = {cell.name: self._before(plan, cell.name) for cell in plan.cells}
+        self.beside = {cell.name: self._beside(cell.name) for cell in plan.cells}
         self.blocked = dict.fromkeys(self.devices, 0)
         self.idle: dict[str, dict[str, None]] = {}
         for cell in plan.cells:
@@ -39,6 +40,14 @@ class Cells:
             order = plan.priority[device]
             found.update(dict.fromkeys(self.role[cell] for cell in order[: order.index(name)]))
         return tuple(found)
+
+    def _beside(self, name: str) -> tuple[tuple[str, int], ...]:
+        """Every cell that shares devices with one, itself included, and how many; in the order of the last of them."""
+        found: dict[str, int] = {}
+        for device in self.devices[name]:
+            for other in self.at[device]:
+                found[other] = found.pop(other, 0) + 1
+        return tuple(found.items())
 
     def free_for(self, role: str, has_work: Callable[[str], bool]) -> Iterator[str]:
         """Free cells of a role whose turn it is; take one before asking for the next."""
@@ -89,18 +98,17 @@ class Cells:
     def _shift(self, cell: str, by: int) -> list[str]:
         """Blocks or unblocks every cell on the devices of one."""
         lane, freed = cell in self.lanes, []
-        for device in self.devices[cell]:
-            for other in self.at[device]:
-                self.blocked[other] += by
-                role = self.role[other]
-                if self.blocked[other] == 0:
-                    self.idle[role][other] = None
-                    freed.append(other)
-                elif by > 0 and self.blocked[other] == 1:
-                    self.idle[role].pop(other, None)
-                if lane:
-                    was = self.in_lanes[other]
-                    self.in_lanes[other] += by
-                    if other not in self.dead:
-                        self.serving[role] += bool(was) - bool(self.in_lanes[other])
+        for other, shared in self.beside[cell]:
+            was, role = self.blocked[other], self.role[other]
+            self.blocked[other] = now = was + by * shared
+            if not now:
+                self.idle[role][other] = None
+                freed.append(other)
+            elif not was:
+                self.idle[role].pop(other, None)
+            if lane:
+                was = self.in_lanes[other]
+                self.in_lanes[other] = now = was + by * shared
+                if other not in self.dead:
+                    self.serving[role] += bool(was) - bool(now)
         return freed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stretto.step.work import Item
 
@@ -16,21 +17,25 @@ SMALLEST = 8
 """A piece is not made smaller than this share of the budget: small ones are dear per token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(NamedTuple):
     """One group that a stage may work on."""
 
-    index: int
+    number: int
     """Its index in launch order."""
     prompt: int
     """Tokens that its trajectories share."""
     sizes: tuple[tuple[int, int], ...]
     """(attempt, tokens of its own) of each trajectory."""
-    tokens: int = field(init=False)
-    """What it computes as a whole; asked for often, so added up once."""
+    items: tuple[Item, ...]
+    """These trajectories."""
+    tokens: int
+    """What it computes as a whole."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", self.prompt + sum(size for _, size in self.sizes))
+    @classmethod
+    def of(cls, number: int, prompt: int, sizes: tuple[tuple[int, int], ...]) -> Ready:
+        """With what is asked for often worked out."""
+        items = tuple([(number, attempt) for attempt, _ in sizes])
+        return cls(number, prompt, sizes, items, prompt + sum([size for _, size in sizes]))
 
 
 @dataclass(slots=True)
@@ -49,7 +54,7 @@ class Queue:
 
     def forget(self, index: int) -> None:
         """A group is not worked on after all."""
-        dropped = [group for group in self.groups if group.index == index]
+        dropped = [group for group in self.groups if group.number == index]
         for group in dropped:
             self.groups.remove(group)
             self.tokens -= group.tokens
@@ -61,28 +66,26 @@ class Queue:
         tokens = 0
         while self.groups:
             group = self.groups[0]
-            if items and (tokens + group.tokens > budget or tokens + group.tokens / 2 > target):
+            whole = tokens + group.tokens
+            if items and (whole > budget or tokens + group.tokens / 2 > target):
                 break
-            count = _fitting(group, target=target - tokens, budget=budget - tokens)
-            items += [(group.index, attempt) for attempt, _ in group.sizes[:count]]
             self.groups.popleft()
             self.tokens -= group.tokens
-            if count == len(group.sizes):
-                tokens += group.tokens
-            else:
-                tokens += group.prompt + sum(size for _, size in group.sizes[:count])
-                self.put(Ready(index=group.index, prompt=group.prompt, sizes=group.sizes[count:]), first=True)
-                break
+            # All of a group, if that exceeds the target by no more than a second prompt would cost.
+            if whole > budget or whole - target > group.prompt:
+                count = _fitting(group, target=target - tokens, budget=budget - tokens)
+                if count < len(group.sizes):
+                    items += group.items[:count]
+                    tokens += group.prompt + sum(size for _, size in group.sizes[:count])
+                    self.put(Ready.of(group.number, group.prompt, group.sizes[count:]), first=True)
+                    break
+            items += group.items
+            tokens = whole
         return tuple(items), tokens
 
 
 def _fitting(group: Ready, *, target: int, budget: int) -> int:
-    """How many trajectories of a group, at least one, go into a piece that should get `target` more tokens.
-
-    All of them if they exceed it by no more than a second prompt would cost.
-    """
-    if group.tokens <= budget and group.tokens - target <= group.prompt:
-        return len(group.sizes)
+    """How many trajectories of a group, at least one, go into a piece that should get `target` more tokens."""
     tokens = group.prompt
     for count, (_, size) in enumerate(group.sizes):
         if count and (tokens + size / 2 > target or tokens + size > budget):

@@ -141,7 +141,7 @@ class Step:
         for index, _ in piece.items:
             group = self.groups[index]
             group.scores[piece.stage] -= 1
-            if not group.scores[piece.stage]:
+            if not any(group.scores.values()):
                 self._advance(index)
 
     def lost(self, cell: str) -> None:
@@ -220,26 +220,27 @@ class Step:
     def _advance(self, index: int) -> None:
         """Hands a group to the stages that it has become ready for."""
         group = self.groups[index]
-        if group.unfinished or group.gone or group.handed:
+        if group.unfinished or group.handed or group.gone:
             return
-        mine = index < self.carried if self.ahead else index < self.certain
-        certain = mine and (group.judged or not self.terms.drops)
-        chosen = group.sizes.keys() & group.attempts if group.judged else group.sizes.keys()
+        certain = index < (self.carried if self.ahead else self.certain) and (group.judged or not self.terms.drops)
         stages = [s for s in self.forward if s not in group.scores and (certain or s == "reward")]
+        scored = certain and group.judged and not any(group.scores.values())
+        if not (stages or scored):
+            return
+        chosen = group.sizes.keys() & group.attempts if group.judged else group.sizes.keys()
         group.scores.update(dict.fromkeys(stages, len(chosen)))
-        if certain and group.judged and not any(group.scores.values()):
+        if scored and not (stages and chosen):
             group.handed = True
             self.handed += 1
             stages += self.update
-        if stages:
-            self._queue(stages, index, sorted(chosen))
+        self._queue(stages, index, sorted(chosen))
 
     def _queue(self, stages: Iterable[str], index: int, attempts: Sequence[int], *, first: bool = False) -> None:
         """Trajectories of a group wait for these stages."""
         group = self.groups[index]
         if attempts:
             sizes = tuple((attempt, group.sizes[attempt]) for attempt in attempts)
-            ready = Ready(index=index, prompt=group.launch.prompt_tokens, sizes=sizes)
+            ready = Ready.of(index, group.launch.prompt_tokens, sizes)
             for stage in stages:
                 self.queues[stage].put(ready, first=first)
 

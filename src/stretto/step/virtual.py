@@ -148,6 +148,7 @@ class Simulation:
             self.now, _, event = heapq.heappop(self.events)
             event()
             self._start()
+        self.events.clear()  # they refer to this object, and it to them
         if self.over is None:
             raise RuntimeError("the step came to a stand: nothing runs, and it is not finished")
         return Simulated(
