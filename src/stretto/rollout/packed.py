@@ -36,8 +36,8 @@ ROWS = 64
 class Ordered:
     """A weight in order, made of one or several."""
 
-    stamp: Hashable
-    """Where each of them was, and how often it had been changed in place."""
+    stamp: tuple[tuple[int, int], ...]
+    """The moment of each of them."""
     weight: Tensor
     """The copy."""
     trained: bool
@@ -70,7 +70,7 @@ class Team:
     """Themselves; the others are asked after the first."""
     watched: Sequence[Tensor]
     """What it was made of."""
-    stamp: Sequence[tuple[int, int]]
+    stamp: tuple[tuple[int, int], ...]
     """The moment of each."""
     heights: list[int]
     """How many numbers each of them gives."""
@@ -99,13 +99,10 @@ class PackedSteps(Steps):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        modules = list(policy.network.modules())
-        inside = {part for module in modules if simple(module) for part in module.modules() if part is not module}
-        self.forwards = {
-            module: partial(self._layer, module)
-            for module in modules
-            if (type(module) is nn.Linear and module not in inside) or simple(module)
-        }
+        adapted = [module for module in policy.network.modules() if simple(module)]
+        inside = {part for module in adapted for part in module.modules()}
+        plain = [each for each in policy.network.modules() if type(each) is nn.Linear and each not in inside]
+        self.forwards = {module: partial(self._layer, module) for module in (*adapted, *plain)}
         self.teams: dict[nn.Module, Sequence[nn.Module]] | None = None
         self.heard: list[Call] = []
         self.known: dict[nn.Module, Call] = {}
@@ -118,6 +115,7 @@ class PackedSteps(Steps):
 
     def forward(self, batch: Batch, shared: Trunks | None, own: int) -> Tensor:
         """As `Steps`."""
+        # Adapters are switched on and off only while nothing is decoded, and after that all is made anew.
         self.ready = {first: team for first, team in self.ready.items() if team.stamp == stamp_of(team.watched)}
         with self._instead():
             hidden = super().forward(batch, shared, own)
@@ -196,7 +194,7 @@ class PackedSteps(Steps):
         return team
 
     def _order(self, name: Hashable, weights: Sequence[Tensor], merged: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        stamp = tuple(map(moment, weights))
+        stamp = stamp_of(weights)
         found = self.ordered.get(name)
         if found is None or found.stamp != stamp:
             copy = torch.ops.mkldnn._reorder_linear_weight(merged([weight.detach() for weight in weights]), ROWS)
@@ -210,9 +208,9 @@ def moment(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight._version
 
 
-def stamp_of(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """The moment of each. Adapters are switched on and off only while nothing is decoded, and then all is made anew."""
-    return [moment(weight) for weight in weights]
+def stamp_of(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """The moment of each."""
+    return tuple(map(moment, weights))
 
 
 def times(states: Tensor, ordered: Tensor, bias: Tensor | None) -> Tensor:
