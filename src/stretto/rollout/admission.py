@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stretto.rollout.base import Request
 
-WORTH_A_TRUNK = 128
+WORTH_A_TRUNK = 512
 """Fewest tokens of cache that a trunk must save; below, the detour costs more than reading them once each."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.train.attention import TreeLayout
 from stretto.train.head import wide
@@ -201,6 +202,8 @@ class DecodeLayout:
     """What they share, if anything."""
     hidden: dict[int | None, Tensor] = field(default_factory=dict)
     """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may not look."""
+    biases: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+    """(window, w*G) -> (n, 1, w*G, keys) the same as something to add to scores; made once for layers alike."""
     spots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(K, capacity) -> (n*w*K) rows of the flattened cache that the new tokens take; made once for layers alike."""
     seats: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -214,24 +217,40 @@ class DecodeLayout:
         n, width, heads, size = len(self.lengths), self.width, key.shape[1], query.shape[3]
         spots = self._spots(heads, keys.shape[2])
         for cached, new in ((keys, key), (values, value)):
-            rows = new[0].transpose(0, 1).reshape(-1, new.shape[3])
-            cached.view(-1, new.shape[3]).index_copy_(0, spots, rows.to(cached.dtype))
-        apart = query[0].transpose(0, 1).reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
-        queries = apart.reshape(n, heads, -1, size).to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
+            rows = new[0].transpose(0, 1).to(cached.dtype)
+            cached.view(-1, new.shape[3]).index_copy_(0, spots, rows.reshape(-1, new.shape[3]))
+        asked = query[0].transpose(0, 1).to(wide(query.dtype))
+        apart = asked.reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
+        queries = apart.reshape(n, heads, -1, size)
+        if self.trunks is None and keys.device.type == "cpu":
+            output = scaled_dot_product_attention(
+                queries,
+                keys[:n, :, : self.longest],
+                values[:n, :, : self.longest],
+                attn_mask=self._bias(window, queries),
+                scale=scale,
+            )
+        else:
+            output = self._in_parts(layer, queries * (size**-0.5 if scale is None else scale), keys, values, window)
+        output = output.to(value.dtype).view(*apart.shape[:4], value.shape[3]).transpose(1, 2)
+        # In memory token after token, as the layer that follows reads it.
+        return output.reshape(n * width, -1, value.shape[3]).transpose(0, 1)[None]
+
+    def _in_parts(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+        """(n, K, w*G, D) scaled queries -> (n, K, w*G, D): over the trunks' keys and the sequences' own."""
+        n, heads = queries.shape[:2]
         own = keys[:n, :, : self.longest].to(queries.dtype)
         scores = torch.matmul(queries, own.transpose(-1, -2))
         if self.trunks is not None:
             tables = self._seats(self.trunks, heads)
             scores = torch.cat([self.trunks.scores(layer, queries, tables), scores], dim=-1)
-        scores = scores.view(n, heads, width, -1, scores.shape[-1]).masked_fill_(self._mask(window), float("-inf"))
+        scores = scores.view(n, heads, self.width, -1, scores.shape[-1]).masked_fill_(self._mask(window), float("-inf"))
         weights = scores.softmax(-1).view(n, heads, -1, scores.shape[-1])
         shared = weights.shape[-1] - self.longest
         output = torch.matmul(weights[..., shared:].to(values.dtype), values[:n, :, : self.longest])
         if self.trunks is not None:
             output += self.trunks.mix(layer, weights[..., :shared], tables)
-        output = output.to(value.dtype).view(*apart.shape[:4], value.shape[3]).transpose(1, 2)
-        # In memory token after token, as the layer that follows reads it.
-        return output.reshape(n * width, -1, value.shape[3]).transpose(0, 1)[None]
+        return output
 
     def _seats(self, trunks: Trunks, heads: int) -> tuple[Tensor, Tensor]:
         if heads not in self.seats:
@@ -247,6 +266,15 @@ class DecodeLayout:
             spots = (slots + torch.arange(heads, device=device)) * capacity + places[..., None]
             self.spots[heads, capacity] = spots.view(-1)
         return self.spots[heads, capacity]
+
+    def _bias(self, window: int | None, queries: Tensor) -> Tensor:
+        """(n, 1, w*G, keys) what is added to scores."""
+        asked = queries.shape[2]
+        if (window, asked) not in self.biases:
+            hidden = self._mask(window)[:, :, :, 0]
+            bias = torch.zeros(hidden.shape, dtype=queries.dtype).masked_fill_(hidden, float("-inf"))
+            self.biases[window, asked] = bias.repeat_interleave(asked // self.width, dim=2)
+        return self.biases[window, asked]
 
     def _mask(self, window: int | None) -> Tensor:
         """What each does not see: it sees of the trunk its own length, of the slot everything up to itself."""

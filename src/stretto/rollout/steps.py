@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from stretto.rollout.batch import Batch
 from stretto.rollout.cache import DecodeLayout, KeyValueCache, Trunks
 from stretto.rollout.sampling import draw_from
+from stretto.train.attention import Layout
 from stretto.train.model import Policy
 
 
@@ -52,8 +53,11 @@ class Steps:
             cache=self.cache,
             trunks=shared,
         )
-        hidden = self.policy.hidden(newest(batch).flatten(), places(batch.lengths, width), layout)
-        return hidden.view(n, width, -1)
+        return self.hidden(newest(batch).flatten(), places(batch.lengths, width), layout).view(n, width, -1)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """(T) token ids -> (T, W) states before the head."""
+        return self.policy.hidden(tokens, positions, layout)
 
     def weights_changed(self) -> None:
         """Told after every publish; nothing is kept here that follows from weights."""

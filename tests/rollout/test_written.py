@@ -1,0 +1,96 @@
+"""Decoders that are written out give what the networks themselves give, for all families that are of their kind."""
+
+import pytest
+import torch
+from transformers import (
+    GemmaConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from answers import sampled
+from stretto.rollout.packed import PackedSteps
+from stretto.rollout.steps import Steps
+from stretto.rollout.written import close, is_common
+from stretto.train.attention import KEYWORD
+from tiny import policy_from
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+COMMON = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "llama with biases": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "qwen2 with a window in one layer": lambda: Qwen2Config(
+        **SIZES, sliding_window=5, use_sliding_window=True, max_window_layers=2
+    ),
+    "qwen3 with wide heads": lambda: Qwen3Config(**SIZES, head_dim=16),
+    "mistral with a window": lambda: MistralConfig(**SIZES, sliding_window=5),
+    "gemma, which scales its embeddings": lambda: GemmaConfig(**SIZES, head_dim=8),
+}
+OTHERS = {
+    "granite, which adds less of each layer": lambda: GraniteConfig(**SIZES, residual_multiplier=0.5),
+    "qwen3 with experts": lambda: Qwen3MoeConfig(
+        **SIZES, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, head_dim=8
+    ),
+}
+
+
+@pytest.mark.parametrize("family", COMMON)
+def test_families_of_the_common_kind_are_written_out_and_say_the_same(family):
+    policy = policy_from(COMMON[family](), dtype=torch.float32)
+    steps = PackedSteps(policy)
+    plain, written = sampled(policy, Steps(policy)), sampled(policy, steps)
+    assert steps.written is not None
+    for key, answer in plain.items():
+        assert written[key].tokens.tolist() == answer.tokens.tolist()
+        assert written[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_keep_their_own_layers(family):
+    policy = policy_from(OTHERS[family](), dtype=torch.float32)
+    steps = PackedSteps(policy)
+    plain, packed = sampled(policy, Steps(policy)), sampled(policy, steps)
+    assert steps.tried and steps.written is None
+    for key, answer in plain.items():
+        assert packed[key].tokens.tolist() == answer.tokens.tolist()
+
+
+def test_a_family_that_only_looks_alike_is_found_out_by_its_first_step():
+    policy = policy_from(OTHERS["granite, which adds less of each layer"](), dtype=torch.float32)
+    assert is_common(policy.network.model, PackedSteps(policy).forwards)
+
+
+def test_a_layer_with_a_part_more_is_another_kind():
+    policy = policy_from(COMMON["llama"](), dtype=torch.float32)
+    linear = PackedSteps(policy).forwards
+    policy.network.model.layers[1].mlp.more = torch.nn.Identity()
+    assert not is_common(policy.network.model, linear)
+
+
+@pytest.mark.parametrize(("dtype", "more"), [(torch.float32, 1e-2), (torch.bfloat16, 0.2)])
+def test_states_are_close_that_differ_by_rounding_only(dtype, more):
+    states = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert close(states * (1 + torch.finfo(dtype).eps), states)
+    assert not close(states * (1 + more), states)
+
+
+def test_the_network_is_asked_in_its_own_way_only_once():
+    policy = policy_from(COMMON["llama"](), dtype=torch.float32)
+    asked = []
+    policy.network.get_decoder().register_forward_pre_hook(
+        lambda module, args, keywords: asked.append(type(keywords[KEYWORD]).__name__), with_kwargs=True
+    )
+    sampled(policy, PackedSteps(policy))
+    assert asked.count("Listening") == 1 and set(asked) == {"Listening", "PrefillLayout"}
