@@ -6,7 +6,7 @@ import torch
 from peft.tuners.lora import Linear as Adapted
 from transformers import Qwen2Config
 
-from answers import requests, sampled
+from asked import requests, sampled
 from stretto.config.schema import Adapter
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.packed import PackedSteps, packs

@@ -12,7 +12,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from answers import sampled
+from asked import sampled
 from stretto.rollout.packed import PackedSteps
 from stretto.rollout.steps import Steps
 from stretto.rollout.written import close, is_common
