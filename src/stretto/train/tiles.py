@@ -131,42 +131,44 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         heads, tokens, size = query.shape[1], query.shape[2], value.shape[3]
         output = query.new_empty(1, tokens, heads, size).transpose(1, 2)
+        scaled = query * scale
         for tile, mask in zip(tiles, masks, strict=True):
-            asked, told = tile.rows(query), tile.reach(value)
-            weights = _weights(asked, tile.reach(key), mask, scale)
-            tile.put(torch.matmul(weights.to(told.dtype), told).view(*asked.shape[:3], size), output)
-        ctx.save_for_backward(query, key, value, output)
+            asked, told = tile.rows(scaled), tile.reach(value)
+            weights = _weights(asked, tile.reach(key), mask)
+            tile.put(torch.matmul(weights, told).view(*asked.shape[:3], size), output)
+        ctx.save_for_backward(query, key, value)
         ctx.tiles, ctx.masks, ctx.scale = tiles, masks, scale
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output = ctx.saved_tensors
-        query_gradient = torch.empty_like(query)
+        query, key, value = ctx.saved_tensors
+        scaled, query_gradient = query * ctx.scale, torch.empty_like(query)
         key_gradient, value_gradient = (torch.zeros_like(states, dtype=wide(states.dtype)) for states in (key, value))
         for tile, mask in zip(ctx.tiles, ctx.masks, strict=True):
-            asked, seen, told = tile.rows(query), tile.reach(key), tile.reach(value)
-            outgoing, said = tile.rows(gradients[0]), tile.rows(output)
+            asked, seen, told, outgoing = tile.rows(scaled), tile.reach(key), tile.reach(value), tile.rows(gradients[0])
             if tile.family is not None:
                 outgoing = outgoing * tile.family.used.to(outgoing.dtype)
             heads = (*seen.shape[:2], -1)
-            outgoing, said = (states.reshape(*heads, told.shape[3]) for states in (outgoing, said))
-            weights = _weights(asked, seen, mask, ctx.scale)
-            mean = (outgoing.to(weights.dtype) * said).sum(-1, keepdim=True)
-            slopes = torch.matmul(outgoing, told.transpose(2, 3)).to(weights.dtype).sub_(mean).mul_(weights)
-            slopes = slopes.mul_(ctx.scale).to(query.dtype)
+            outgoing = outgoing.reshape(*heads, told.shape[3])
+            weights = _weights(asked, seen, mask)
+            slopes = torch.matmul(outgoing, told.transpose(2, 3))
+            slopes = torch._softmax_backward_data(slopes, weights, -1, slopes.dtype)
             tile.put(torch.matmul(slopes, seen).view(asked.shape), query_gradient)
-            asked = asked.reshape(*heads, asked.shape[3])
-            tile.add(torch.matmul(slopes.transpose(2, 3), asked), key_gradient)
-            tile.add(torch.matmul(weights.to(query.dtype).transpose(2, 3), outgoing), value_gradient)
+            tile.add(torch.matmul(slopes.transpose(2, 3), asked.reshape(*heads, asked.shape[3])), key_gradient)
+            tile.add(torch.matmul(weights.transpose(2, 3), outgoing), value_gradient)
+        query_gradient *= ctx.scale
         return query_gradient, key_gradient.to(key.dtype), value_gradient.to(value.dtype), None, None, None
 
 
-def _weights(query: Tensor, key: Tensor, hidden: Tensor, scale: float) -> Tensor:
-    """(n, K, H/K * L, S) attention weights in the wide type."""
+def _weights(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
+    """(n, K, H/K * L, S) attention weights of scaled queries.
+
+    Kept in the type of the states: the kernels of softmax compute in the wide one inside, and what is twice as short
+    passes through the cache twice as fast.
+    """
     n, heads = key.shape[:2]
-    scores = torch.matmul(query.reshape(n, heads, -1, query.shape[3]), key.transpose(2, 3)).to(wide(query.dtype))
-    scores.mul_(scale)
+    scores = torch.matmul(query.reshape(n, heads, -1, query.shape[3]), key.transpose(2, 3))
     each = scores.view(n, heads, -1, query.shape[2], key.shape[2])
     each[..., -hidden.shape[1] :].masked_fill_(hidden, float("-inf"))
     return scores.softmax(-1)
