@@ -18,10 +18,9 @@ def evidence():
     """The modules of the script, which lie beside it."""
     sys.path.insert(0, str(SCRIPTS))
     try:
+        import answers
         import cases
         import placements
-
-        import answers
     finally:
         sys.path.remove(str(SCRIPTS))
     return cases, answers, placements

@@ -40,7 +40,7 @@ CACHE_SHARE = 0.25
 
 FORWARD_COSTS = {"cpu": 24.0, "cuda": 256.0}
 """What one forward costs beside its tokens, in tokens: reading all weights. SmolLM2 in bf16 on two cores: 31 ms for one
-sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64."""
+sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64, on 2026-11-18."""
 
 
 class NativeEngine:

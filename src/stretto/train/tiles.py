@@ -3,8 +3,8 @@
 A tile's scores stay in the processor's cache, where this is several times faster than torch's kernel for CPUs. There
 are three kinds: a stretch of one segment; siblings, segments with the same ancestors and about the same length, side by
 side, because in one attention nearly every pair of their tokens would be masked; and small segments of any other kin
-under a mask. All tiles of a row are one operation with a backward of its own, which keeps nothing but its arguments and
-its result. Used on CPUs.
+under a mask. All tiles of a row are one operation with a backward of its own, which keeps nothing but its
+arguments. Used on CPUs.
 """
 
 from __future__ import annotations
