@@ -76,7 +76,6 @@ WRONG = [
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
     (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
     (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
-    (["batch.updates=2", "placement.cluster=2xcpu"], "batch.updates", "on several devices are not available yet"),
     (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
     (["placement.staleness=1"], "placement.staleness", "needs devices that only generate"),
     (["placement.staleness=2"], "placement.staleness", "not possible"),

@@ -68,8 +68,9 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
         (TOGETHER, None, {}),
         (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE}),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}),
+        (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}),
     ],
-    ids=["full", "lora", "two cells"],
+    ids=["full", "lora", "two cells", "two cells, three updates"],
 )
 def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)

@@ -34,6 +34,29 @@ def test_every_strategy_ends_with_the_weights_of_one_device(strategy, tmp_path):
     assert 0 <= metrics["idle"] < 1
 
 
+@pytest.mark.parametrize(
+    ("strategy", "devices", "changes"),
+    [
+        ("flatten", 2, {}),
+        ("flatten", 3, {"algorithm": {"name": "dapo", "clip": [1e-5, 1e-5]}}),
+        ("interleave", 2, STAGES),
+        ("separate", 2, {"batch__updates": 3}),
+        ("elastic", 2, {"model__adapter": {"kind": "lora", "rank": 4, "alpha": 8}}),
+        ("elastic", 3, {"algorithm": {"name": "reinforce_pp"}}),
+        ("elastic", 4, {"batch": {"prompts": 1, "samples": 3, "updates": 3}}),
+    ],
+)
+def test_several_updates_a_step_are_those_of_one_device(strategy, devices, changes, tmp_path):
+    usual = {"model__dtype": "float64", "optimizer__lr": RATE, "batch__updates": 2}
+    recipe = recipe_in(tmp_path, **{**usual, **changes})
+    single, reports = asyncio.run(alone(recipe, tmp_path))
+    weights, crewed, _ = asyncio.run(together(recipe, tmp_path, strategy, devices=devices))
+    assert distance(single, weights) < 1e-10
+    assert any(report["clip/share"] for report in reports) == ("algorithm" in changes and strategy == "flatten")
+    for name in ("loss", "grad_norm", "tokens/trained", "updates/skipped", "clip/share"):
+        assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["dapo", "reinforce_pp", "rloo", "gspo"])
 @pytest.mark.parametrize("strategy", ["flatten", "elastic"])
 def test_algorithms_that_drop_or_need_the_whole_batch_are_exact_too(name, strategy, tmp_path):

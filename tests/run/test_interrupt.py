@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stretto.run.interrupt import HEARD, interrupt_answered
+from stretto.run.interrupt import HEARD, interrupt_answered, stop_if_interrupted, unbroken
 
 
 def test_the_first_press_is_answered_and_cancels_and_the_second_interrupts_at_once(capfd):
@@ -48,3 +48,24 @@ def test_a_thread_that_gets_no_signals_is_left_alone():
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_must_not_be_left_half_done_is_finished_first(begun):
+    done = []
+
+    async def work():
+        await asyncio.sleep(0.01)
+        done.append("all of it")
+        return len(done)
+
+    async def busy():
+        asyncio.get_running_loop().call_later(0.001, signal.raise_signal, signal.SIGINT)
+        assert await unbroken(work(), once=lambda: begun) == 1
+        await asyncio.sleep(0)
+        stop_if_interrupted()
+        done.append("too far")
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(busy())
+    assert done == (["all of it"] if begun else [])

@@ -19,6 +19,7 @@ class Waiting:
         self.dies, self.fails = dies, fails
         self.dead = set()
         self.applied, self.trained, self.moves, self.revived = None, [], [], []
+        self.scored, self.parts, self.made = [], (), []
 
     async def turns(self, count):
         for _ in range(count):
@@ -48,10 +49,23 @@ class Waiting:
         if self.dies == piece.cell:
             self.dies = None
             raise CellLost(piece.cell, "its process ended")
-        self.trained += [(item, piece.cell) for item in piece.items if piece.stage == "train"]
+        if piece.stage == "train":
+            self.trained += [(item, piece.cell) for item in piece.items]
+        else:
+            assert not self.made, "the policy is no longer the one that sampled"
+            self.scored += piece.items
 
-    async def apply(self, groups):
-        self.applied = groups
+    async def divide(self, groups):
+        items = [(index, attempt) for index in groups for attempt in range(len(self.lengths[index]))]
+        self.parts = [items[0::3], items[1::3], items[2::3]]
+        return self.parts
+
+    async def apply(self, groups, *, last):
+        await self.turns(2)
+        self.made.append(sorted(item for item, _ in self.trained))
+        self.applied = groups if last else None
+        if not last:
+            self.trained = []
 
     def more(self, missing):
         return list(itertools.islice(self.extra, missing))
@@ -121,3 +135,46 @@ def test_a_failure_ends_the_step_and_leaves_nothing_running():
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(fail())
+
+
+STAGES = ("reference", "old", "train")
+
+
+@pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])
+@pytest.mark.parametrize("dies", [None, "train-0", "train-1", "host/gpu:0", "host/gpu:1"])
+def test_every_update_is_made_of_its_own_trajectories_and_of_nothing_else(strategy, dies):
+    cells = 3 if strategy == "separate" else 2
+    plan = plan_of(strategy, cells, stages=("reference", "train"))
+    names = {cell.name for cell in plan.cells} | {device for cell in plan.cells for device in cell.devices}
+    hands = Waiting(LENGTHS, dropped={2}, dies=dies if dies in names else None)
+    step, notes = drive(hands, plan, stages=STAGES, groups=3, drops=True, divides=True)
+    assert hands.made == [sorted(part) for part in hands.parts]
+    assert hands.applied == (0, 1, 3)
+    assert set(hands.scored) == {item for part in hands.parts for item in part}
+    assert replay(Step(plan, step.terms), notes) == [works for _, _, works in notes.offers]
+
+
+@pytest.mark.parametrize("update", [1, 2, 3])
+def test_a_cell_that_dies_in_an_update_does_only_that_one_again(update):
+    class Late(Waiting):
+        """A cell dies in its first piece of an update."""
+
+        alive = True
+
+        async def piece(self, piece):
+            if piece.stage == "train" and len(self.made) == update - 1 and self.alive:
+                self.alive, self.dies = False, piece.cell
+            await super().piece(piece)
+
+    hands = Late(LENGTHS)
+    plan = plan_of("elastic", 2, stages=("reference", "train"))
+    drive(hands, plan, stages=STAGES, divides=True)
+    assert len(hands.revived) == 1
+    assert hands.made == [sorted(part) for part in hands.parts]
+
+
+def test_a_step_in_which_nothing_is_left_to_train_on_makes_its_one_update():
+    hands = Waiting(LENGTHS, dropped={0, 1, 2, 3})
+    hands.divide = lambda groups: asyncio.sleep(0, [[]])
+    drive(hands, plan_of("elastic", 2), stages=("old", "train"), drops=True, divides=True)
+    assert (hands.made, hands.applied) == ([[]], ())

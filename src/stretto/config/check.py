@@ -24,7 +24,6 @@ RULES: tuple[Rule, ...] = (
     reserved.algorithm_exists,
     reserved.environment_exists,
     reserved.reference_is_the_base,
-    reserved.one_update_on_several,
     reserved.logs_exist,
     idle.keys_have_an_effect,
     idle.clip_is_used,

@@ -63,6 +63,7 @@ class Crew:
         self.members: dict[str, Member] = {}
         self.lanes: dict[str, Lane] = {}
         self.version = 0
+        # True from a step's first update until that step is over.
         self.applying = False
         # What came of this step's update, until everybody has it.
         self.updated: StepReport | None = None
@@ -144,8 +145,13 @@ class Crew:
     # What cells do ----------------------------------------------------------------------------------------------------
 
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """What the model of a cell says: a reference, a reward model or a critic; its devices share them."""
+        """What the model of a cell says: the policy, a reference, a reward model or a critic; its devices share them."""
         role, seconds = self.role[cell], self.patience.train
+        if role == "train":  # in lockstep, after which each of them knows all
+            told: list[list[NDArray[np.float64]]] = await self.all(
+                self.devices[cell], "score", role, conversations, seconds=seconds
+            )
+            return told[0]
         return await dealt(
             conversations,
             self.devices[cell],
@@ -158,7 +164,7 @@ class Crew:
         return await dealt(conversations, cells, self.score)
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
-        """Adds gradients on a training cell, whose devices work in lockstep; none once the update is made, which a
+        """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
         process that died at it has from the others."""
         if self.updated is not None:
             return
@@ -170,22 +176,24 @@ class Crew:
         """Every training cell forgets what it has accumulated."""
         await self.all(self.trainers, "begin", seconds=self.patience.train)
 
-    async def apply(self) -> StepReport:
-        """Reduces, updates everywhere, publishes, and proves that everybody holds the same."""
+    async def apply(self, *, last: bool = True) -> StepReport:
+        """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
+        same."""
         if self.updated is None:
             trainers, seconds = self.trainers, self.patience.train
             sums = together(await self.all(trainers, "sums", seconds=seconds))
             await self.all(trainers, "reduce", sums, seconds=seconds)
             self.applying = True
-            await self._update(trainers)
-        await self._publish()
-        report, self.updated, self.applying = self.updated, None, False
+            await self._update(trainers, last)
+        if last:
+            await self._publish()
+        report, self.updated = self.updated, None
         assert report is not None
         return report
 
-    async def _update(self, trainers: Sequence[str]) -> None:
+    async def _update(self, trainers: Sequence[str], last: bool) -> None:
         """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
-        calls = (self.call(device, "apply", seconds=self.patience.train) for device in trainers)
+        calls = (self.call(device, "apply", last, seconds=self.patience.train) for device in trainers)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         told = dict(zip(trainers, answers, strict=True))
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -194,7 +202,7 @@ class Crew:
         if able and (lost is not None or not errors):
             report = told[able[0][0]]
             assert isinstance(report, StepReport)
-            self.updated, self.version = report, self.version + 1
+            self.updated, self.version = report, self.version + last
         if errors:
             raise lost or errors[0]
 

@@ -114,10 +114,12 @@ class Worker:
     # Score and train --------------------------------------------------------------------------------------------------
 
     def score(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """What the model of a role says: of a reference, the log-probability of every trained token."""
+        """What the model of a role says: of policy and reference, the log-probability of every trained token."""
         self.sleepers.enter(role)
         if role in self.gauges:
             return self.gauges[role].score(conversations)
+        if role == "train":
+            return self.trainer.score(conversations)
         scorer, without_adapter = self.reference or self.policy, self.reference is None
         return self.trainer.score(conversations, reference=scorer, without_adapter=without_adapter)
 
@@ -165,14 +167,18 @@ class Worker:
         keep = not self.assignment.parted  # who parts with its part of the optimizer ends the run anyway
         self.trainer.reduce(group.add if group else lambda tensor: None, sums, keep=keep)
 
-    def apply(self) -> StepReport:
-        """One update from what was reduced; where the optimizer is shared, all hand round what they have updated."""
+    def apply(self, last: bool = True) -> StepReport:
+        """One update from what was reduced; where the optimizer is shared, all hand round what they have updated.
+
+        The weights have a new version after the `last` one of a step.
+        """
         self.sleepers.enter(PUBLISH)
         report = self.trainer.apply()
         if len(self.parts) > 1:
             for owner, part in enumerate(self.parts):
                 self.carrier.bring(part, partial(self.groups["train"].hand_round, source=owner))
-        self.carrier.tell(self.trainer.weights(), self.engine)
+        if last:
+            self.carrier.tell(self.trainer.weights(), self.engine)
         return report
 
     def fetch(self, version: int) -> None:

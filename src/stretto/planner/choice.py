@@ -143,7 +143,6 @@ class Choice:
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.base != workload.precision, "a quantised base"),
             (workload.engine != "native", f"the engine {workload.engine}"),
-            (workload.updates > 1 and self.devices > 1, "several updates on several devices"),
         ):
             if asked:
                 yield what

@@ -134,7 +134,7 @@ class CrewParts(Parts):
     async def fetch(self) -> None:
         """State and model of a worker that trains."""
         if self.crew.applying:
-            raise CheckpointError("an update was under way, and the workers may hold different weights")
+            raise CheckpointError("a step's updates were under way, and the workers may hold different weights")
         self.held.update(await self.crew.state())
         if self.draft is not None:
             shutil.rmtree(self.draft, ignore_errors=True)
@@ -239,11 +239,13 @@ def patience_of(recipe: Recipe) -> Patience:
 def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
     """What holds for a step."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
+    divides = recipe.batch.updates > 1
+    stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(["old"] if divides else [])
     return Terms(
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
         barrier=algorithm.scope == "batch",
-        stages=tuple({cell.role: None for cell in cells if cell.role != "generate"}),
+        stages=tuple(stages),
         slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
         # The devices of a cell share the rows of a piece.
         budgets={
@@ -252,14 +254,15 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
             if cell.role != "generate"
         },
         longest=recipe.engine.max_new_tokens,
+        divides=divides,
         speeds=speeds,
     )
 
 
 async def take_step(
     parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
-) -> tuple[Batch, dict[str, float]]:
-    """One step: what it learned from, and the trainer's numbers. `noted` is given what the scheduler was told.
+) -> tuple[Batch, list[dict[str, float]]]:
+    """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
 
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
     on. The first fills the pipe before, and the last makes nothing.
@@ -273,8 +276,7 @@ async def take_step(
     carried = waiting.batch if waiting else None
     hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
-    assert hands.report is not None
-    return hands.learned(made), {**hands.report.metrics, "updates/skipped": float(not hands.report.applied)}
+    return hands.learned(made), hands.reports
 
 
 async def turn(
@@ -300,4 +302,5 @@ async def turn(
     await parts.crew.settle()
     parts.lengths.stepped()
     parts.pace.stepped()
+    parts.crew.applying = False
     return hands, hands.made(state.accepted)

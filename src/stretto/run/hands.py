@@ -26,18 +26,17 @@ from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run import guards
 from stretto.run.batch import Batch
 from stretto.run.clock import Clock
-from stretto.run.learn import ConversationKey, credit, keyed_conversations, value_streams
+from stretto.run.learn import ConversationKey, credit, keyed_conversations, minibatches, value_streams
 from stretto.run.parts import Parts
 from stretto.run.rated import rated
 from stretto.step.expect import Lengths
 from stretto.step.pace import Pace
 from stretto.step.work import Carried, Item, Move, Piece
 from stretto.step.work import Launch as Asked
-from stretto.train.trainer import StepReport
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
 
-STREAMS = {"reference": "reference", "value": "values"}
-"""Stage -> the stream that it makes, as algorithms call it."""
+STREAMS = {"reference": "reference", "value": "values", "old": "old"}
+"""Stage -> the stream that it makes, as algorithms call it; *old* is a sample's own."""
 
 
 class Hands:
@@ -69,7 +68,7 @@ class Hands:
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
         self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
-        self.report: StepReport | None = None
+        self.reports: list[dict[str, float]] = []
         for index, group in enumerate(carried.accepted if carried else ()):
             self.asked.append([Launch(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories])
             self.trajectories |= {(index, trajectory.attempt): trajectory for trajectory in group.trajectories}
@@ -204,7 +203,10 @@ class Hands:
             stream = self.streams.setdefault(STREAMS[piece.stage], {})
             stream.update({key: numbers for (key, _), numbers in zip(keyed, found, strict=True)})
             return
-        await self.crew.accumulate(piece.cell, [sample for item in piece.items for sample in self._credited(item)])
+        samples = [sample for item in piece.items for sample in self._credited(item)]
+        if old := self.streams.get("old"):
+            samples = [replace(sample, old=old[sample.key]) for sample in samples]
+        await self.crew.accumulate(piece.cell, samples)
 
     def _credited(self, item: Item) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
@@ -227,10 +229,29 @@ class Hands:
         groups = self.scored[index].groups
         return bool(groups) and not self.parts.algorithm.drop(groups[0])
 
-    async def apply(self, groups: Sequence[int]) -> None:
-        """The update, unless too much could not be judged. A step that only fills the pipe has none."""
+    async def divide(self, groups: Sequence[int]) -> list[list[Item]]:
+        """The trajectories of each update, as on one device; those in which nothing was sampled are trained nowhere."""
+        self._judge_step()
+        items = {
+            trajectory_key(trajectory): (index, trajectory.attempt)
+            for index in groups
+            for trajectory in self.scored[index].groups[0].trajectories
+        }
+        samples = [sample for item in items.values() for sample in self._credited(item)]
+        recipe = self.parts.recipe
+        parts = minibatches(samples, recipe.batch.updates, seed=recipe.seed, step=self.step)
+        divided = [list(dict.fromkeys(items[sample.key[:3]] for sample in part)) for part in parts]
+        return [[item for item in part if guards.sampled_tokens(self.trajectories[item])] for part in divided]
+
+    def _judge_step(self) -> None:
+        """Stops before anything is updated if too much could not be judged."""
         launched = sum(map(len, self.asked[self.first :]))
         guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
+
+    async def apply(self, groups: Sequence[int], *, last: bool) -> None:
+        """An update. A step that only fills the pipe has none."""
+        if not self.reports:
+            self._judge_step()
         if not self.carried and self.parts.plan.staleness:
             return
         with ExitStack() as spans:
@@ -238,7 +259,10 @@ class Hands:
                 if cell.role == "train":
                     span = self.clock.piece("publish", cell.name, step=self.step, version=self.crew.version)
                     spans.enter_context(span)
-            self.report = await self.crew.apply()
+            report = await self.crew.apply(last=last)
+        self.reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+        if not last:
+            guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step)
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""

@@ -10,19 +10,40 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 HEARD = b"\nfinishing what runs, then a checkpoint is written; press Ctrl-C again to stop at once\n"
 
 
 def stop_if_interrupted() -> None:
-    """Ends long work that never awaits, if Ctrl-C was pressed since it began; for places where nothing is lost."""
+    """Ends what Ctrl-C was pressed for while it could not be told: in long work that never awaits, or in `unbroken`.
+
+    For places where nothing is lost.
+    """
     with suppress(RuntimeError):  # no event loop: then Ctrl-C interrupts at once anyway
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
+
+
+async def unbroken(work: Coroutine[Any, Any, T], *, once: Callable[[], bool] = lambda: True) -> T:
+    """The result of work that Ctrl-C does not end any more `once` it has begun what must not be left half done.
+
+    Who calls this asks `stop_if_interrupted` afterwards.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if once():
+            return await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from stretto.run.batch import Batch
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
 from stretto.run.evaluate import Evaluation, evaluate
+from stretto.run.interrupt import stop_if_interrupted, unbroken
 from stretto.run.journal import Journal
 from stretto.run.metrics import lag, sample_rows, step_metrics
 from stretto.run.parts import Parts
@@ -82,8 +83,9 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
             await save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(clock.events())
         try:
+            stop_if_interrupted()
             guards.after_step(recipe.guards, metrics)
-        except StrettoError as error:
+        except (asyncio.CancelledError, StrettoError) as error:
             await save_before(error, parts, desk, clock, step=step, metrics=metrics)
             raise
     return evaluations
@@ -118,6 +120,7 @@ async def evaluated(
 ) -> dict[str, float]:
     """The metrics of `step` with its held-out accuracy. Interrupted, the step is kept and a resume evaluates it."""
     try:
+        stop_if_interrupted()
         with clock.stage("evaluate", "generate", step=step, version=parts.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
             await parts.settle()
@@ -152,6 +155,6 @@ async def save(parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Ma
     """A checkpoint of the run as it is after `step`."""
     guards.free_disk(parts.recipe.guards, desk.journal.folder)
     with clock.stage("checkpoint", "train", step=step, version=parts.version):
-        await parts.fetch()
+        await unbroken(parts.fetch())
         path = desk.checkpoints.save(step, parts=desk.stateful, write_model=parts.write_model, metrics=metrics)
     desk.journal.event("checkpoint", step=step, path=str(path))

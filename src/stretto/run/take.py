@@ -1,7 +1,7 @@
 """One step, wherever the model is: on one device stage after stage, on several as their plan says.
 
 Both give the loop the same record. A step's weights move at its very end; whatever interrupts it before leaves the run
-as it was.
+as it was, and Ctrl-C waits for what has begun to move them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, take_step
 from stretto.run.gather import gather
-from stretto.run.learn import learn
+from stretto.run.interrupt import unbroken
+from stretto.run.learn import learn, merged
 from stretto.run.local import LocalParts
 from stretto.run.parts import Parts
 
@@ -28,21 +29,33 @@ class Taken:
     """The trainer's numbers."""
 
 
-async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Taken:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """A step on several devices, all of it; nobody has looked at its numbers yet."""
+
+    batch: Batch
+    """What it learned from."""
+    reports: list[dict[str, float]]
+    """The trainer's numbers, update by update."""
+
+
+async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Updated:
     """The part of a step whose failure leaves the run as it was: on one device sampling, on several all of it."""
     if isinstance(parts, LocalParts):
         return await gather(parts, clock, step=step)
     assert isinstance(parts, CrewParts)
     with clock.watch.stage("step", step, clock.last):
-        batch, report = await take_step(parts, clock, step=step)
-    return Taken(batch=batch, report=report)
+        work = take_step(parts, clock, step=step)
+        batch, reports = await unbroken(work, once=lambda: parts.crew.applying)
+    return Updated(batch=batch, reports=reports)
 
 
-def finish(parts: Parts, clock: Clock, begun: Batch | Taken, *, step: int) -> Taken:
+def finish(parts: Parts, clock: Clock, begun: Batch | Updated, *, step: int) -> Taken:
     """The rest, in which the weights move."""
-    if isinstance(begun, Taken):
-        guards.finite(parts.recipe.guards, begun.report, step=step)
-        return begun
+    if isinstance(begun, Updated):
+        for report in begun.reports:
+            guards.finite(parts.recipe.guards, report, step=step)
+        return Taken(batch=begun.batch, report=merged(begun.reports))
     assert isinstance(parts, LocalParts)
     trainer, version = parts.trainer, parts.version
     with clock.stage("train", "train", step=step, version=version) as counts:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stretto.errors import CellLost
 from stretto.step.state import Step
-from stretto.step.work import Apply, Carried, Item, Join, Launch, Move, Piece, Work
+from stretto.step.work import Apply, Carried, Divide, Item, Join, Launch, Move, Piece, Work
 
 
 class Hands(Protocol):
@@ -36,8 +36,12 @@ class Hands(Protocol):
         """Scores or trains."""
         ...
 
-    async def apply(self, groups: Sequence[int]) -> None:
-        """Reduces, updates and publishes."""
+    async def divide(self, groups: Sequence[int]) -> Sequence[Sequence[Item]]:
+        """Of which trajectories each update is made."""
+        ...
+
+    async def apply(self, groups: Sequence[int], *, last: bool) -> None:
+        """Reduces and updates; publishes after the last update."""
         ...
 
     def more(self, missing: int) -> Sequence[Launch]:
@@ -120,8 +124,10 @@ class Driver:
                     self.hands.move(work)
                 case Piece():
                     self._begin(self.hands.piece(work), partial(self._done, work), work.cell)
+                case Divide():
+                    self._begin(self.hands.divide(work.groups), self._divided)
                 case Apply():
-                    self._begin(self.hands.apply(work.groups), self._applied)
+                    self._begin(self.hands.apply(work.groups, last=work.last), partial(self._applied, work.last))
 
     def _begin(
         self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None], cell: str | None = None
@@ -183,8 +189,13 @@ class Driver:
         else:
             self._tell("close")
 
-    def _applied(self, _: Any) -> None:
-        self.over = True
+    def _divided(self, parts: Sequence[Sequence[Item]]) -> None:
+        self._tell("divided", tuple(map(tuple, parts)))
+
+    def _applied(self, last: bool, _: None) -> None:
+        if not last:
+            self._tell("updated")
+        self.over = last
 
     async def _cancel(self) -> None:
         for task in self.tasks:

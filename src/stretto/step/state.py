@@ -15,6 +15,7 @@ from one version.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ from stretto.placement.plan import Plan
 from stretto.step.cells import Cells
 from stretto.step.lanes import Lanes, Room
 from stretto.step.pieces import Queue, Ready
-from stretto.step.work import FORWARD, UPDATE, Apply, Carried, Item, Launch, Piece, Terms, Work
+from stretto.step.work import FORWARD, UPDATE, Apply, Carried, Divide, Item, Launch, Piece, Terms, Work, role_of
 
 TAIL = 8
 """A tail may move once no more than this fraction of a cell's trajectories are left."""
@@ -68,12 +69,16 @@ class Step:
         self.forward = [stage for stage in FORWARD if stage in terms.stages]
         self.update = [stage for stage in UPDATE if stage in terms.stages]
         self.queues = {stage: Queue() for stage in (*self.forward, *self.update)}
+        self.roles = {stage: role_of(stage) for stage in self.queues}
+        self.served = {role: [s for s in self.queues if self.roles[s] == role] for role in self.roles.values()}
         self.groups: list[Progress] = []
         self.certain = self.alive = self.handed = self.undecided = self.unfinished = self.pieces = 0
         self.coming = 0.0
         self.running: dict[int, Piece] = {}
         self.ledger: dict[str, list[Piece]] = {}
         self.closed = self.applied = False
+        # Trajectories of the updates to come, once they are divided.
+        self.parts: deque[Sequence[Item]] | None = None
         self.touched: set[str] = set()
 
     # What has happened ------------------------------------------------------------------------------------------------
@@ -144,6 +149,19 @@ class Step:
             if not any(group.scores.values()):
                 self._advance(index)
 
+    def divided(self, parts: Sequence[Sequence[Item]]) -> None:
+        """Of which trajectories each update is made; at least one update."""
+        self.parts = deque(parts)
+        self.updated()
+
+    def updated(self) -> None:
+        """The next update may begin; what made the one before, if there was one, is done with."""
+        assert self.parts is not None
+        self.ledger.clear()
+        for index, attempts in _by_group(self.parts.popleft()).items():
+            self._queue(self.update, index, attempts)
+        self.applied = False
+
     def lost(self, cell: str) -> None:
         """A cell has died: what it had is done again, and it gets nothing until it is `back`."""
         self.cells.kill(cell)
@@ -172,11 +190,12 @@ class Step:
         if self.touched:
             works += self._generate(now)
         for stage, queue in self.queues.items():
-            if queue.groups and self.cells.idle[stage]:
+            if queue.groups and self.cells.idle[self.roles[stage]]:
                 works += self._pieces(stage)
         if self.finished and not self.applied:
             self.applied = True
-            works.append(Apply(groups=self.trained))
+            undivided = self.terms.divides and self.parts is None
+            works.append(Divide(groups=self.trained) if undivided else Apply(groups=self.trained, last=not self.parts))
         return works
 
     @property
@@ -232,7 +251,7 @@ class Step:
         if scored and not (stages and chosen):
             group.handed = True
             self.handed += 1
-            stages += self.update
+            stages += [] if self.terms.divides else self.update
         self._queue(stages, index, sorted(chosen))
 
     def _queue(self, stages: Iterable[str], index: int, attempts: Sequence[int], *, first: bool = False) -> None:
@@ -272,8 +291,8 @@ class Step:
             return []
         room = Room(
             ready=sum(self._tokens(stage) * per_token.get(stage, 0.0) for stage in stages),
-            free=min(self.cells.serving[stage] for stage in stages),
-            cells=max(self.cells.count[stage] for stage in stages),
+            free=min(self.cells.serving[self.roles[stage]] for stage in stages),
+            cells=max(self.cells.count[self.roles[stage]] for stage in stages),
         )
         gate = float(self.plan.tail["gate"] or GATE)
         move = self.lanes.tail(cell, room, gate=gate, spread=self.spread, now=now)
@@ -284,10 +303,11 @@ class Step:
         queue, works = self.queues[stage], list[Work]()
         if not self._tokens(stage):
             return works
-        serving, count = self.cells.serving[stage], self.cells.count[stage]
+        role = self.roles[stage]
+        serving, count = self.cells.serving[role], self.cells.count[role]
         gathered = self.plan.flow == "phased" or self.ahead or not self.coming
         share = queue.tokens / max(1, serving) if gathered else (queue.tokens + self.coming) / (2 * max(1, count))
-        for cell in self.cells.free_for(stage, self._has_work):
+        for cell in self.cells.free_for(role, self._has_work):
             items, tokens = queue.cut(budget=self.terms.budgets[cell], share=share)
             self.pieces += 1
             piece = Piece(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
@@ -308,7 +328,12 @@ class Step:
         return self.queues[stage].tokens if opened else 0
 
     def _has_work(self, role: str) -> bool:
-        return self.lanes.work if role == "generate" else role in self.queues and bool(self._tokens(role))
+        if role == "generate":
+            return self.lanes.work
+        for stage in self.served.get(role, ()):
+            if self._tokens(stage):
+                return True
+        return False
 
     def _turn(self, cell: str) -> bool:
         return self.cells.turn(cell, self._has_work)

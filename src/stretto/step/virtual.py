@@ -2,7 +2,8 @@
 
 The state machine is the one that runs real steps; only what takes time is made up here. Between two events of a lane
 nothing happens but decoding, so its progress is integrated: with c trajectories active every one of them gains a token
-per decode step of c. Decisions never see the true lengths, which only this driver knows.
+per decode step of c. Decisions never see the true lengths, which only this driver knows. Where a step makes several
+updates, their pieces are drawn as those of one; durations know what several cost.
 """
 
 from __future__ import annotations

@@ -13,11 +13,17 @@ from dataclasses import dataclass, field
 Item = tuple[int, int]
 """A trajectory: (index of its group in launch order, attempt)."""
 
-FORWARD = ("reward", "reference", "value")
-"""Stages that look at finished trajectories, and are bounded pieces on cells."""
+FORWARD = ("reward", "reference", "value", "old")
+"""Stages that look at finished trajectories, and are bounded pieces on cells. *old* is what the policy says of them
+before the first of several updates."""
 
 UPDATE = ("train", "fit")
 """Stages that accumulate gradients."""
+
+
+def role_of(stage: str) -> str:
+    """The role of the cells that serve a stage."""
+    return "train" if stage == "old" else stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,8 @@ class Terms:
     """Other cell -> most tokens in a piece."""
     longest: int
     """Most tokens that a trajectory may generate."""
+    divides: bool = False
+    """True if a step makes several updates, each of a part of its trajectories; then all of them must be known first."""
     speeds: Speeds = field(default_factory=Speeds)
     """For decisions about the tail."""
 
@@ -123,11 +131,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
-    """Everything is accumulated: reduce over the training cells, update, publish."""
+class Divide:
+    """It is known who is trained on: which of them make which update?"""
 
     groups: tuple[int, ...]
     """The accepted groups, in launch order."""
 
 
-Work = Join | Move | Piece | Apply
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply:
+    """Everything of an update is accumulated: reduce over the training cells, update; after the last one publish."""
+
+    groups: tuple[int, ...]
+    """The accepted groups, in launch order."""
+    last: bool = True
+    """False if another update follows in this step."""
+
+
+Work = Join | Move | Piece | Divide | Apply

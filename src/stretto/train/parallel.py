@@ -29,8 +29,9 @@ from stretto.train.memory import OutOfMemory
 from stretto.train.model import Policy
 from stretto.train.optim import MasterAdamW
 from stretto.train.packing import MicroBatch, divide
+from stretto.train.rows import Numbers, asked, in_order
 from stretto.train.trainer import StepReport, Trainer
-from stretto.types import Sample
+from stretto.types import Conversation, Sample
 
 AXIS = "dp_shard"
 """The axis of a cell's mesh over which parameters are cut; other axes (tensor, experts) would stand beside it."""
@@ -130,6 +131,18 @@ class Shards:
             if name in served:
                 served[name].data.copy_(full)
 
+    def forget(self) -> None:
+        """Gives back what is gathered, after forwards that no backward follows: it would outlive the next update."""
+        for module in self.rows.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def told(self, found: Mapping[int, Numbers]) -> dict[int, Numbers]:
+        """What all processes of the cell have found; all of them ask together."""
+        everywhere: list[Any] = [None] * self.size
+        dist.all_gather_object(everywhere, dict(found), group=self.mesh.get_group(AXIS))
+        return {index: numbers for one in everywhere for index, numbers in one.items()}
+
     def _like(self, name: str) -> DTensor:
         weight = self.policy.network.get_parameter(name)
         assert isinstance(weight, DTensor)
@@ -166,14 +179,39 @@ class ShardedTrainer(Trainer):
         self.shards.serve()
         return report
 
+    def score(
+        self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
+    ) -> list[Numbers]:
+        """The policy is asked by all processes together, each about its rows; then every one of them knows all.
+
+        Another model is not cut, and asked by each on its own.
+        """
+        if reference is not None or without_adapter:
+            return super().score(conversations, reference=reference, without_adapter=without_adapter)
+        found: dict[int, Numbers] = {}
+
+        def ask(row: Sequence[Sample], *, counts: bool) -> None:
+            numbers = self._numbers(self.policy, row)
+            if counts:
+                found.update({sample.key[3]: mine for sample, mine in zip(row, numbers, strict=True)})
+
+        with torch.no_grad():
+            self._each_row(asked(conversations), ask)
+        self.shards.forget()
+        return in_order(self.shards.told(found), len(conversations))
+
     def _accumulate(self, samples: Sequence[Sample]) -> None:
-        """Every process takes its rows of the piece; those that have one less take part in the last one."""
+        """Every process takes its rows of the piece."""
+        self._each_row(samples, self._row)
+
+    def _each_row(self, samples: Sequence[Sample], do: Callable[..., None]) -> None:
+        """Does something with this process's rows of a piece; those that have one less take part in the last one."""
         rows, rank, size = divide(samples, self.token_budget), self.shards.rank, self.shards.size
         mine = deque(rows[rank::size])
         try:
             for _ in range(-(-len(rows) // size)):
                 counts = bool(mine)
-                self._row(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
+                do(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
         except OutOfMemory as error:
             raise TrainingError(
                 f"process {rank} of a cell of {size} has too little memory for its rows; lower batch.token_budget"

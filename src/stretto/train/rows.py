@@ -6,7 +6,7 @@ A row that finds no memory is cut and tried again. Nothing is accumulated here, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,8 @@ def by_rows(
 
     `numbers` computes one row; where it raises OutOfMemory, `smaller` says what to try instead.
     """
-    samples = [
-        Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(int(c.trained.sum())), leads=True)
-        for index, c in enumerate(conversations)
-        if c.trained.any()
-    ]
     found: dict[int, Numbers] = {}
-    queue = deque(divide(samples, budget))
+    queue = deque(divide(asked(conversations), budget))
     while queue:
         piece = queue.popleft()
         try:
@@ -44,4 +39,18 @@ def by_rows(
             queue.extendleft(reversed(smaller(piece)))
             continue
         found.update({sample.key[3]: mine for sample, mine in zip(piece, row, strict=True)})
-    return [found.get(index, np.zeros(0)) for index in range(len(conversations))]
+    return in_order(found, len(conversations))
+
+
+def asked(conversations: Sequence[Conversation]) -> list[Sample]:
+    """Conversations in which something was sampled, as samples; the last number of a key is the conversation's."""
+    return [
+        Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(int(c.trained.sum())), leads=True)
+        for index, c in enumerate(conversations)
+        if c.trained.any()
+    ]
+
+
+def in_order(found: Mapping[int, Numbers], count: int) -> list[Numbers]:
+    """The numbers of so many conversations; none for one that was not asked about."""
+    return [found.get(index, np.zeros(0)) for index in range(count)]

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,13 +167,15 @@ class Trainer:
         """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy."""
         scorer = reference or self.policy
 
-        def numbers(piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
-            batch = self._pack(piece, scorer)
-            logprobs, _ = self._forward(batch, scorer)
-            return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
-
         with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
+            numbers = partial(self._numbers, scorer)
             return by_rows(conversations, budget=self.token_budget, numbers=numbers, smaller=self._halves)
+
+    def _numbers(self, scorer: Policy, piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
+        """Log-probabilities of a row's conversations."""
+        batch = self._pack(piece, scorer)
+        logprobs, _ = self._forward(batch, scorer)
+        return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
 
     def close(self) -> None:
         """Takes its hooks off the policy, which may get another trainer."""

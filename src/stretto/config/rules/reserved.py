@@ -112,15 +112,6 @@ def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def one_update_on_several(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """Several updates are made on one device only."""
-    section = recipe.placement
-    several = section.cells or section.cluster not in ("auto", "1xcpu", "1xgpu")
-    if recipe.batch.updates > 1 and several and not scene.planning:
-        reason = f"{recipe.batch.updates} updates a step on several devices are not available yet"
-        yield Problem(field="batch.updates", reason=reason, fix="use 1, or placement.cluster: auto")
-
-
 def logs_exist(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """Where metrics can go besides the run folder."""
     if "wandb" in recipe.log:
