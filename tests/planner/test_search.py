@@ -113,7 +113,7 @@ def test_plans_come_best_first_one_for_each_strategy_and_the_others_have_a_reaso
     ("strategy", "changes", "cluster", "reason"),
     [
         ("elastic", {}, "1xH100", "needs two devices"),
-        ("elastic", {"updates": 2}, "4xH100", "nothing can stream"),
+        ("elastic", {"updates": 2}, "4xH100", "training cannot stream"),
         ("flatten", {"staleness": 1}, "4xH100", "devices that only generate"),
         ("interleave", {}, "4xH100", "nothing to lay side by side"),
         ("interleave", {"roles": PPO[:3]}, "4xH100", "only one of them"),

@@ -55,7 +55,7 @@ def test_in_short_numbers_they_differ_by_rounding(make):
     for key, answer in plain.items():
         different = np.flatnonzero(packed[key].tokens != answer.tokens)
         alike = int(different[0]) if len(different) else len(answer.tokens)
-        assert packed[key].logprobs[:alike] == pytest.approx(answer.logprobs[:alike], abs=0.06)
+        assert packed[key].logprobs[:alike] == pytest.approx(answer.logprobs[:alike], abs=0.08)
         compared += alike
     assert compared > sum(len(answer.tokens) for answer in plain.values()) // 2
 

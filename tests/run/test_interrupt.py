@@ -69,3 +69,23 @@ def test_what_must_not_be_left_half_done_is_finished_first(begun):
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(busy())
     assert done == (["all of it"] if begun else [])
+
+
+def test_what_is_done_when_the_key_is_pressed_is_not_thrown_away():
+    async def work():
+        asyncio.get_running_loop().call_soon(outer.cancel)
+        return "done"
+
+    async def busy():
+        told.append(await unbroken(work(), once=lambda: False))
+
+    told = []
+
+    async def main():
+        nonlocal outer
+        outer = asyncio.ensure_future(busy())
+        await outer
+
+    outer = None
+    asyncio.run(main())
+    assert told == ["done"]

@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from crewed import alone, dies, distance, together
+from crewed import alone, dies, distance, together, with_parts, with_sleep
 from running import lines, recipe_in, resume, start
+from sleepy import Sleepy
 from stretto.errors import TrainingError
 from stretto.execution.member import Threads, processes, worker_of
 from stretto.execution.worker import Worker
@@ -60,6 +61,14 @@ def test_a_gradient_that_is_no_number_ends_the_step_without_a_checkpoint_of_half
     recipe = recipe_in(tmp_path, batch__updates=updates, guards__non_finite="stop")
     with pytest.raises(TrainingError, match="step 1 is not finite"):
         asyncio.run(together(recipe, tmp_path, "flatten", launcher=Threads(Poisoned)))
+
+
+@pytest.mark.parametrize("change", [with_sleep, with_parts])
+def test_sleeping_models_and_a_shared_optimizer_change_nothing(change, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=1e-4, batch__updates=3)
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "flatten", launcher=Threads(Sleepy), change=change))
+    assert distance(single, weights) < 1e-10
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def packed(samples):
 def test_shared_tokens_are_counted():
     batch = packed(samples_of([[*range(20), 30, 31], [*range(20), 40]]))
     assert len(batch.tokens) == 23
-    assert batch.conversation_tokens == 22 + 21
+    assert batch.shared == 22 + 21 - 23
 
 
 def test_streams_stand_conversation_after_conversation():
@@ -223,3 +223,13 @@ def test_a_stream_that_only_some_samples_have_is_an_error(name):
     assert getattr(packed([with_stream]).rows, name).tolist() == [-1.0]
     with pytest.raises(ValueError, match="some samples"):
         packed([with_stream, sample([3, 4], [1], attempt=1)])
+
+
+def test_a_long_row_is_filled_up_with_tokens_of_nobody():
+    """Products over 1,023 rows take longer than over 1,024; a short row is left as it is."""
+    samples = samples_of([[index, *range(100, 442)] for index in range(3)])
+    batch = packed(samples)
+    assert sum(len(each.conversation.tokens) for each in samples) == 1029 and len(batch.tokens) == 1056
+    assert batch.shared == 0 and int(batch.sources.max()) < 1029
+    assert len(packed(samples_of([[0, *range(100, 429)]])).tokens) == 330
+    assert batch.layout.segments[-1].ancestors == () and batch.layout.segments[-1].length == 27

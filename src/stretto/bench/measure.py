@@ -178,12 +178,13 @@ def asked(work: Workload, probe: Probe) -> Workload:
         prompt=probe.prompt,
         lengths=probe.lengths,
         barrier=False,
+        updates=1,
     )
 
 
 def recipes(setting: Setting, best: Sequence[Forecast]) -> Iterator[Ask]:
-    """The recipe's own step under its best plans."""
-    for forecast in best:
+    """The recipe's own step under its best plans; none where it makes several updates, which no trial does."""
+    for forecast in best if setting.workload.updates == 1 else ():
         yield _ask(f"the recipe, {forecast.choice.label}", setting, forecast.choice)
 
 

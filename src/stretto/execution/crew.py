@@ -65,7 +65,7 @@ class Crew:
         self.version = 0
         # True from a step's first update until that step is over.
         self.applying = False
-        # What came of this step's update, until everybody has it.
+        # What came of an update, until everybody has it.
         self.updated: StepReport | None = None
         self.silent: set[str] = set()
         self.dead: set[str] = set()
@@ -145,7 +145,7 @@ class Crew:
     # What cells do ----------------------------------------------------------------------------------------------------
 
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """What the model of a cell says: the policy, a reference, a reward model or a critic; its devices share them."""
+        """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         role, seconds = self.role[cell], self.patience.train
         if role == "train":  # in lockstep, after which each of them knows all
             told: list[list[NDArray[np.float64]]] = await self.all(

@@ -172,7 +172,7 @@ class Worker:
 
         The weights have a new version after the `last` one of a step.
         """
-        self.sleepers.enter(PUBLISH)
+        self.sleepers.enter(PUBLISH if last else "train")
         report = self.trainer.apply()
         if len(self.parts) > 1:
             for owner, part in enumerate(self.parts):

@@ -57,7 +57,7 @@ class Variant:
         if work.staleness and self.strategy != "separate":
             return f"staleness {work.staleness} needs devices that only generate"
         if work.updates > 1 and self.strategy in ("separate", "elastic"):
-            return f"{work.updates} updates a step are made of shuffled answers, so nothing can stream"
+            return f"{work.updates} updates a step are made of shuffled answers, so training cannot stream"
         if self.strategy != "flatten" and devices == 1:
             return "it needs two devices, and there is one"
         if self.strategy == "interleave" and not work.roles & {"reference", "reward", "value"}:

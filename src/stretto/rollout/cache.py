@@ -12,25 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.train.attention import TreeLayout
 from stretto.train.head import wide
 
 GRAIN = 64
 """Capacities are multiples of this many tokens."""
-
-
-def kept_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type that keys and values of a model of `dtype` are kept in.
-
-    Attention over a cache is computed in the wide type. A CPU keeps them in it: to convert all of them in every step
-    takes longer than to read twice the bytes.
-    """
-    return wide(dtype) if device.type == "cpu" else dtype
 
 
 class KeyValueCache:
@@ -83,8 +74,7 @@ class KeyValueCache:
 
     def _room(self, heads: int, size: int, like: Tensor) -> Tensor:
         slots, capacity = self.taken
-        dtype = kept_in(like.dtype, like.device)
-        return torch.zeros(slots, heads, capacity, size, dtype=dtype, device=like.device)
+        return torch.zeros(slots, heads, capacity, size, dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +155,20 @@ class Trunks:
         left = (trunk[:, None] * heads + head) * self.members.shape[1] + place[:, None]
         return entered.view(-1), left.view(-1)
 
+    def at(self, layer: int) -> tuple[Tensor, Tensor]:
+        """(t, K, longest, D) keys and values of a layer."""
+        states = (self.cache.keys[layer], self.cache.values[layer])
+        keys, values = (each[: len(self.members), :, : self.longest] for each in states)
+        return keys, values
+
     def scores(self, layer: int, queries: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """(n, K, w*G, D) queries -> (n, K, w*G, longest) products with the keys of each one's trunk."""
-        keys = self.cache.keys[layer][: len(self.members), :, : self.longest].to(queries.dtype)
-        return self._beside(queries, keys.transpose(-1, -2), tables)
+        keys, _ = self.at(layer)
+        return self._beside(queries, keys.to(queries.dtype).transpose(-1, -2), tables)
 
     def mix(self, layer: int, weights: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """(n, K, w*G, longest) weights -> (n, K, w*G, D) sums of the trunk's values."""
-        values = self.cache.values[layer][: len(self.members), :, : self.longest]
+        _, values = self.at(layer)
         return self._beside(weights.to(values.dtype), values, tables).mul_(self.sits)
 
     def _beside(self, rows: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
@@ -204,6 +200,8 @@ class DecodeLayout:
     """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may not look."""
     biases: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
     """(window, w*G) -> (n, 1, w*G, keys) the same as something to add to scores; made once for layers alike."""
+    trunk_biases: dict[tuple[int | None, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Likewise, what `_trunk_bias` makes of it."""
     spots: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(K, capacity) -> (n*w*K) rows of the flattened cache that the new tokens take; made once for layers alike."""
     seats: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -217,24 +215,42 @@ class DecodeLayout:
         n, width, heads, size = len(self.lengths), self.width, key.shape[1], query.shape[3]
         spots = self._spots(heads, keys.shape[2])
         for cached, new in ((keys, key), (values, value)):
-            rows = new[0].transpose(0, 1).to(cached.dtype)
-            cached.view(-1, new.shape[3]).index_copy_(0, spots, rows.reshape(-1, new.shape[3]))
-        asked = query[0].transpose(0, 1).to(wide(query.dtype))
-        apart = asked.reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
+            cached.view(-1, new.shape[3]).index_copy_(0, spots, new[0].transpose(0, 1).reshape(-1, new.shape[3]))
+        apart = query[0].transpose(0, 1).reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
         queries = apart.reshape(n, heads, -1, size)
-        if self.trunks is None and keys.device.type == "cpu":
-            output = scaled_dot_product_attention(
-                queries,
-                keys[:n, :, : self.longest],
-                values[:n, :, : self.longest],
-                attn_mask=self._bias(window, queries),
-                scale=scale,
-            )
+        if keys.device.type == "cpu" and values.shape[3] == size:
+            output = self._by_kernel(layer, queries, keys, values, scale=scale, window=window)
         else:
-            output = self._in_parts(layer, queries * (size**-0.5 if scale is None else scale), keys, values, window)
+            scaled = queries.to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
+            output = self._in_parts(layer, scaled, keys, values, window)
         output = output.to(value.dtype).view(*apart.shape[:4], value.shape[3]).transpose(1, 2)
         # In memory token after token, as the layer that follows reads it.
         return output.reshape(n * width, -1, value.shape[3]).transpose(0, 1)[None]
+
+    def _by_kernel(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None, window: int | None
+    ) -> Tensor:
+        """(n, K, w*G, D) queries -> (n, K, w*G, D): a kernel over the sequences' own keys and one over their trunks'.
+
+        Each also tells the logarithm of what its weights add up to, by which the two are mixed.
+        """
+        n, heads, asked, size = queries.shape
+        kernel = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, scale=scale)
+        bias, trunks = self._bias(window, queries), self.trunks
+        shared = bias.shape[-1] - self.longest
+        keys, values = keys[:n, :, : self.longest], values[:n, :, : self.longest]
+        output: Tensor
+        output, total = kernel(queries, keys, values, attn_mask=bias[..., shared:])
+        if trunks is None:
+            return output
+        entered, left = self._seats(trunks, heads)
+        gathered = queries.reshape(n * heads, -1).index_select(0, entered).view(len(trunks.members), heads, -1, size)
+        trunk_bias, sees = self._trunk_bias(window, queries)
+        found, beside = kernel(gathered, *trunks.at(layer), attn_mask=trunk_bias)
+        found = found.reshape(-1, asked * size).index_select(0, left).view(n, heads, asked, size)
+        beside = beside.reshape(-1, asked).index_select(0, left).view(n, heads, asked)
+        share = (beside - total).sigmoid_().mul_(sees)
+        return output.to(share.dtype).lerp_(found.to(share.dtype), share[..., None])
 
     def _in_parts(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         """(n, K, w*G, D) scaled queries -> (n, K, w*G, D): over the trunks' keys and the sequences' own."""
@@ -275,6 +291,17 @@ class DecodeLayout:
             bias = torch.zeros(hidden.shape, dtype=queries.dtype).masked_fill_(hidden, float("-inf"))
             self.biases[window, asked] = bias.repeat_interleave(asked // self.width, dim=2)
         return self.biases[window, asked]
+
+    def _trunk_bias(self, window: int | None, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """(t, 1, m*w*G, longest) the part of it that is about trunks, for their members one after the other, and
+        (n, 1, w*G) whether a query sees anything there."""
+        assert self.trunks is not None
+        asked, members = queries.shape[2], self.trunks.members
+        if (window, asked) not in self.trunk_biases:
+            bias = self._bias(window, queries)[..., : self.trunks.longest]
+            chosen = bias[members, 0].reshape(len(members), 1, -1, self.trunks.longest)
+            self.trunk_biases[window, asked] = (chosen, (bias == 0).any(-1))
+        return self.trunk_biases[window, asked]
 
     def _mask(self, window: int | None) -> Tensor:
         """What each does not see: it sees of the trunk its own length, of the slot everything up to itself."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from stretto.rollout.admission import NOBODY, SameContext, rooms
 from stretto.rollout.base import Completion, Facts, Request
 from stretto.rollout.batch import Batch, entering
-from stretto.rollout.cache import Fill, PrefillLayout, Trunks, kept_in
+from stretto.rollout.cache import Fill, PrefillLayout, Trunks
 from stretto.rollout.drafts import Drafts
 from stretto.rollout.graphs import steps_for
 from stretto.rollout.steps import Steps
@@ -334,7 +334,7 @@ def _cache_tokens(policy: Policy, share: float) -> int:
     config = policy.network.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * heads * size * kept_in(policy.dtype, policy.device).itemsize
+    per_token = 2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize
     if policy.device.type == "cuda":
         memory = torch.cuda.mem_get_info(policy.device)[1]
     else:

@@ -276,6 +276,7 @@ async def take_step(
     carried = waiting.batch if waiting else None
     hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
+    parts.crew.applying = False
     return hands.learned(made), hands.reports
 
 
@@ -302,5 +303,4 @@ async def turn(
     await parts.crew.settle()
     parts.lengths.stepped()
     parts.pace.stepped()
-    parts.crew.applying = False
     return hands, hands.made(state.accepted)

@@ -127,6 +127,8 @@ def measured(
     names = [name for name in rows[-1] if name.startswith("seconds/")]
     seconds = {name.removeprefix("seconds/"): median(row.get(name) or 0.0 for row in rows) for name in names}
     step = seconds.pop("step")
+    if "old" in seconds:  # a part of training, as on one device
+        seconds["train"] += seconds.pop("old")
     return {
         "seconds": {"step": step, **seconds},
         "memory_gb": dict(memory),

@@ -35,8 +35,8 @@ from stretto.step.work import Carried, Item, Move, Piece
 from stretto.step.work import Launch as Asked
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
 
-STREAMS = {"reference": "reference", "value": "values", "old": "old"}
-"""Stage -> the stream that it makes, as algorithms call it; *old* is a sample's own."""
+STREAMS = {"reference": "reference", "value": "values"}
+"""Stage -> the stream that it makes, as algorithms call it."""
 
 
 class Hands:
@@ -66,6 +66,7 @@ class Hands:
         self.counts: dict[str, dict[str, int]] = {}
         self.scored: dict[int, Scored] = {}
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
+        self.old: dict[ConversationKey, NDArray[np.float64]] = {}
         self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.reports: list[dict[str, float]] = []
@@ -197,15 +198,15 @@ class Hands:
                 if not self.rated[item].done():  # the cell may have died between this and the scheduler's hearing of it
                     self.rated[item].set_result(scores.get(trajectory_key(trajectory)))
             return
-        if piece.stage in STREAMS:
+        if piece.stage in STREAMS or piece.stage == "old":
             keyed = keyed_conversations(trajectories)
             found = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
-            stream = self.streams.setdefault(STREAMS[piece.stage], {})
+            stream = self.old if piece.stage == "old" else self.streams.setdefault(STREAMS[piece.stage], {})
             stream.update({key: numbers for (key, _), numbers in zip(keyed, found, strict=True)})
             return
         samples = [sample for item in piece.items for sample in self._credited(item)]
-        if old := self.streams.get("old"):
-            samples = [replace(sample, old=old[sample.key]) for sample in samples]
+        if self.old:
+            samples = [replace(sample, old=self.old[sample.key]) for sample in samples]
         await self.crew.accumulate(piece.cell, samples)
 
     def _credited(self, item: Item) -> list[Sample]:
@@ -250,7 +251,7 @@ class Hands:
 
     async def apply(self, groups: Sequence[int], *, last: bool) -> None:
         """An update. A step that only fills the pipe has none."""
-        if not self.reports:
+        if self.parts.recipe.batch.updates == 1:
             self._judge_step()
         if not self.carried and self.parts.plan.staleness:
             return

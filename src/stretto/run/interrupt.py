@@ -39,7 +39,7 @@ async def unbroken(work: Coroutine[Any, Any, T], *, once: Callable[[], bool] = l
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if once():
+        if task.done() or once():
             return await task
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

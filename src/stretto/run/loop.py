@@ -1,7 +1,7 @@
 """The method on one page: prompts -> collect -> score -> credit -> accumulate -> apply -> publish.
 
 Consumes parts; produces steps in the journal. It knows no algorithm, no engine and no strategy by name. A step's
-weights move in `learn` alone; whatever is interrupted before that leaves the run as it was after the step before.
+weights move at the end of a step alone; whatever is interrupted before leaves the run as it was after the step before.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
         cursor = parts.prompts.state()
         clock.begin()
         try:
+            stop_if_interrupted()
             begun = await begin(parts, clock, step=step)
         except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
@@ -83,8 +84,8 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
             await save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(clock.events())
         try:
-            stop_if_interrupted()
             guards.after_step(recipe.guards, metrics)
+            stop_if_interrupted()
         except (asyncio.CancelledError, StrettoError) as error:
             await save_before(error, parts, desk, clock, step=step, metrics=metrics)
             raise

@@ -1,7 +1,7 @@
 """One step, wherever the model is: on one device stage after stage, on several as their plan says.
 
-Both give the loop the same record. A step's weights move at its very end; whatever interrupts it before leaves the run
-as it was, and Ctrl-C waits for what has begun to move them.
+Both give the loop the same record. A step's weights move at its end; whatever interrupts it before leaves the run as it
+was, and Ctrl-C waits for what has begun to move them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
-    """A step on several devices, all of it; nobody has looked at its numbers yet."""
+    """A step on several devices, all of it; its last update may still turn out to be no number."""
 
     batch: Batch
     """What it learned from."""
@@ -40,7 +40,7 @@ class Updated:
 
 
 async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Updated:
-    """The part of a step whose failure leaves the run as it was: on one device sampling, on several all of it."""
+    """The part of a step that can be interrupted: on one device sampling, on several all of it, until weights move."""
     if isinstance(parts, LocalParts):
         return await gather(parts, clock, step=step)
     assert isinstance(parts, CrewParts)

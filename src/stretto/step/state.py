@@ -4,7 +4,7 @@ It does no I/O and knows neither clock nor strategy: a driver tells it what has 
 (`offer`). Drivers exist for the real world and for a simulated one; told the same, it decides the same. Strategies
 are the plan's cells, priorities and flow, nothing else.
 
-Why nothing here changes a gradient: weights stand still within a step, and gradients are sums. Why nothing changes
+Why nothing here changes a gradient: weights stand still until an update, and gradients are sums. Why nothing changes
 who is trained: groups are accepted in the order of their launch, and one is trained only when it is certain to be
 accepted, that is, when fewer than `groups` of those before it are alive or undecided.
 
@@ -330,10 +330,7 @@ class Step:
     def _has_work(self, role: str) -> bool:
         if role == "generate":
             return self.lanes.work
-        for stage in self.served.get(role, ()):
-            if self._tokens(stage):
-                return True
-        return False
+        return any(self._tokens(stage) for stage in self.served.get(role, ()))
 
     def _turn(self, cell: str) -> bool:
         return self.cells.turn(cell, self._has_work)

@@ -87,7 +87,7 @@ class Terms:
     longest: int
     """Most tokens that a trajectory may generate."""
     divides: bool = False
-    """True if a step makes several updates, each of a part of its trajectories; then all of them must be known first."""
+    """True if a step makes several updates, each of a part of its trajectories, once all of them are known."""
     speeds: Speeds = field(default_factory=Speeds)
     """For decisions about the tail."""
 

@@ -15,13 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 CHUNK_NUMBERS = 1 << 27
 """Most logits alive at once, in the model's type: 256 MiB in bf16. Each chunk costs the head's gradient once more."""
 
 CACHED_NUMBERS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Most logits alive at once in the wide type: on a CPU what its cache holds, or every pass waits for memory."""
+
+
+ROUND = 32
+"""Matrix products over a number of rows that is no multiple of this take up to a third longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,12 @@ def finished_logits(raw: Tensor, head: Head, temperature: float) -> Tensor:
     if head.softcap is not None:
         logits = torch.tanh(logits / head.softcap) * head.softcap
     return logits if temperature == 1.0 else logits / temperature
+
+
+def filling(rows: int) -> int:
+    """How many rows to add for faster products; none where they would cost more than they gain."""
+    spare = -rows % ROUND
+    return spare if spare * ROUND <= rows else 0
 
 
 def chunks(rows: int, vocabulary: int, numbers: int) -> list[slice]:
@@ -137,5 +147,8 @@ class _Logprobs(torch.autograd.Function):
 
 def logprobs_of(hidden: Tensor, head: Head, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probability of each target given its hidden state, and the entropy of the distribution it was taken from."""
-    result: tuple[Tensor, Tensor] = _Logprobs.apply(hidden, head.weight, head.bias, targets, head.softcap, temperature)
-    return result
+    count, spare = len(hidden), filling(len(hidden))
+    if spare:
+        hidden, targets = pad(hidden, (0, 0, 0, spare)), pad(targets, (0, spare))
+    logprobs, entropies = _Logprobs.apply(hidden, head.weight, head.bias, targets, head.softcap, temperature)
+    return logprobs[:count], entropies[:count]

@@ -30,7 +30,7 @@ class Meter:
         sums["tokens"] += len(logprobs)
         sums["conversations"] += len(batch.samples)
         sums["trajectories"] += sum(sample.leads for sample in batch.samples)
-        sums["shared"] += batch.conversation_tokens - len(batch.tokens)
+        sums["shared"] += batch.shared
         for denominator, loss in losses.items():
             sums[f"loss/{denominator}"] += float(loss.detach())
         sampling = sampling_logprobs(logprobs, rows).double()

@@ -8,7 +8,7 @@ because each token still sees exactly its own conversation. The only size anybod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stretto.algorithms.base import Rows
 from stretto.train.attention import TreeLayout
+from stretto.train.head import filling
 from stretto.train.segments import Segment
 from stretto.types import Sample
 
@@ -60,8 +61,8 @@ class MicroBatch:
     """(N) the trained tokens."""
     rows: Rows
     """(N) their streams."""
-    conversation_tokens: int
-    """Tokens of all conversations together; what exceeds T was shared."""
+    shared: int
+    """Tokens that need not be computed again, because several conversations have them in common."""
 
 
 def shared_prefix(first: Tokens, second: Tokens) -> int:
@@ -118,6 +119,19 @@ def merge(sequences: Sequence[Tokens]) -> Tree:
     )
 
 
+def filled(tree: Tree) -> Tree:
+    """The tree with some tokens of no conversation, which see only each other, where a longer row takes less time."""
+    end, spare = len(tree.tokens), filling(len(tree.tokens))
+    if not spare:
+        return tree
+    return replace(
+        tree,
+        tokens=np.append(tree.tokens, np.zeros(spare, dtype=tree.tokens.dtype)),
+        positions=np.append(tree.positions, np.arange(spare)),
+        segments=(*tree.segments, Segment(start=end, length=spare, ancestors=())),
+    )
+
+
 def common_length(sequences: Sequence[Tokens]) -> int:
     """How many leading tokens all sequences share."""
     return min((shared_prefix(sequences[0], other) for other in sequences), default=0)
@@ -170,6 +184,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         if sample.conversation.trained[0]:  # its source would be the last token of whatever stands before it
             raise ValueError(f"sample {sample.key} trains its first token, which no token before it predicts")
     tree = merge([sample.conversation.tokens for sample in samples])
+    row = filled(tree)
     trained = [np.flatnonzero(sample.conversation.trained) for sample in samples]
     lengths = np.array([len(places) for places in trained])
     sources = np.concatenate([place[at - 1] for place, at in zip(tree.places, trained, strict=True)])
@@ -198,11 +213,11 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
     )
     return MicroBatch(
         samples=tuple(samples),
-        tokens=torch.as_tensor(tree.tokens, device=device),
-        positions=torch.as_tensor(tree.positions, device=device),
-        layout=TreeLayout.of(tree.segments, device),
+        tokens=torch.as_tensor(row.tokens, device=device),
+        positions=torch.as_tensor(row.positions, device=device),
+        layout=TreeLayout.of(row.segments, device),
         sources=torch.as_tensor(sources, device=device),
         targets=torch.as_tensor(targets, device=device),
         rows=rows,
-        conversation_tokens=int(sum(len(sample.conversation.tokens) for sample in samples)),
+        shared=sum(len(sample.conversation.tokens) for sample in samples) - len(tree.tokens),
     )

@@ -30,8 +30,8 @@ from stretto.train.model import Policy
 from stretto.train.optim import MasterAdamW
 from stretto.train.packing import MicroBatch, divide
 from stretto.train.rows import Numbers, asked, in_order
-from stretto.train.trainer import StepReport, Trainer
-from stretto.types import Conversation, Sample
+from stretto.train.trainer import Trainer
+from stretto.types import Conversation, Sample, Weights
 
 AXIS = "dp_shard"
 """The axis of a cell's mesh over which parameters are cut; other axes (tensor, experts) would stand beside it."""
@@ -81,7 +81,7 @@ class Shards:
     def __init__(self, policy: Policy, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None) -> None:
         """Takes a policy that every process has loaded alike; what it had in full is freed.
 
-        `serving` is a full copy, which gets the new weights after every update.
+        `serving` is a full copy, which gets the weights under every new version.
         """
         self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
         self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
@@ -173,11 +173,10 @@ class ShardedTrainer(Trainer):
         super().__init__(shards.policy, *arguments, **keywords)
         self.trained = shards.slices()
 
-    def apply(self) -> StepReport:
-        """One update of every slice; the full copy, if there is one, has the new weights then."""
-        report = super().apply()
+    def weights(self) -> Weights:
+        """As the full copy has them, if there is one; all processes ask together."""
         self.shards.serve()
-        return report
+        return super().weights()
 
     def score(
         self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
