@@ -33,6 +33,21 @@ def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(
     assert marked(launcher.reaper.mark) == []
 
 
+def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(recipe):
+    made, folder, single = recipe
+    devices = [*DEVICES, "localhost/cpu:2"]
+
+    def hurt(crew):
+        for device in devices[:2]:
+            dies(device, "reduce")(crew)
+
+    launcher = Processes(devices, seconds=60)
+    crew = together(made, folder, "flatten", devices=3, launcher=launcher, hurt=hurt)
+    weights, *_ = asyncio.run(crew)
+    assert distance(single, weights) < 1e-8
+    assert marked(launcher.reaper.mark) == []
+
+
 def test_a_sampler_that_is_killed_while_it_takes_new_weights_gets_them_again(recipe):
     made, folder, single = recipe
     launcher = Processes(DEVICES, seconds=60)

@@ -21,7 +21,7 @@ from stretto.run.learn import learn
 from stretto.run.local import assemble
 from stretto.run.metrics import lag
 from stretto.run.parts import make_plan
-from stretto.run.take import begin
+from stretto.run.take import begin, finish
 from stretto.weights.publish import publish
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
@@ -62,7 +62,7 @@ async def some(parts, steps):
     for step in steps:
         clock = Clock(devices=parts.devices)
         clock.begin()
-        taken.append(await begin(parts, clock, step=step))
+        taken.append(finish(parts, clock, await begin(parts, clock, step=step), step=step))
     return taken, (await parts.crew.state())["optimizer"]["masters"]
 
 

@@ -126,6 +126,31 @@ def test_a_cell_that_dies_comes_back_and_its_work_is_done_again(cell):
     assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
 
 
+@pytest.mark.parametrize("other", ["host/gpu:0", "host/gpu:1"])
+def test_another_that_dies_while_one_is_brought_back_comes_back_too(other):
+    class Together(Waiting):
+        """While a device is brought back, another one is found dead."""
+
+        alive = True
+
+        async def revive(self, device):
+            if self.alive:
+                self.alive = False
+                self.dead = {other}
+                raise CellLost(other, "its process ended")
+            await super().revive(device)
+
+    hands = Together(LENGTHS, dies="host/gpu:0")
+    plan = plan_of("elastic", 2)
+    if other == "host/gpu:0":
+        with pytest.raises(TrainingError, match="host/gpu:0: its process died again"):
+            drive(hands, plan)
+        return
+    drive(hands, plan)
+    assert sorted(hands.revived) == ["host/gpu:0", "host/gpu:1"]
+    assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
+
+
 def test_a_failure_ends_the_step_and_leaves_nothing_running():
     async def fail():
         plan = plan_of("elastic", 2)

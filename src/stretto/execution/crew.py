@@ -69,6 +69,9 @@ class Crew:
         self.updated: StepReport | None = None
         self.silent: set[str] = set()
         self.dead: set[str] = set()
+        # Devices whose process has died and is not yet what it was; one comes back after the other.
+        self.lost: set[str] = set()
+        self.reviving = asyncio.Lock()
         self.last = time.monotonic()
         self.folder = folder
         self.seen: asyncio.Task[str] | None = None
@@ -232,19 +235,28 @@ class Crew:
     # A worker that died -----------------------------------------------------------------------------------------------
 
     async def revive(self, device: str) -> None:
-        """A new worker in place of one that died, with the state of one that trains."""
+        """A new worker for one that died, with the state of one that trains; all meet once nobody is missing."""
+        self.lost.add(device)
+        async with self.reviving:
+            await self._revive(device)
+            self.lost.discard(device)
+            if not self.lost:
+                await self.meet()
+
+    async def _revive(self, device: str) -> None:
         if any(device in copy and len(copy) > 1 for copy in self.copies):
             self.dead.add(device)
             told = "and its part of the optimizer with it; resume the run"
             raise TrainingError(f"{device}: its process died, {told}")
-        living = next((copy for copy in self.copies if device not in copy), None)
+        living = next((copy for copy in self.copies if not self.lost & set(copy)), None)
         if living is None:
             raise TrainingError(f"{device}: its process died, and no other holds the optimizer; resume the run")
+        with suppress(Exception):
+            await self.members[device].close()  # dead, or it came back and lost the one whose state it was to get
         self.members[device] = await self._launch(device)
         state = whole(await self.all(living, "state", seconds=self.patience.train))
         await self.call(device, "restore", state, seconds=self.patience.train)
         await self.prove([living[0], device], whole=True)
-        await self.meet()
 
     async def meet(self) -> None:
         """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""

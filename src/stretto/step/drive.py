@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from stretto.errors import CellLost
+from stretto.errors import CellLost, TrainingError
 from stretto.step.state import Step
 from stretto.step.work import Apply, Carried, Divide, Item, Join, Launch, Move, Piece, Work
 
@@ -159,7 +159,18 @@ class Driver:
             task.cancel()
         for cell in cells:
             self._tell("lost", cell)
-        self._begin(self.hands.revive(device), partial(self._back, cells))
+        self._begin(self._revive(device), partial(self._back, cells))
+
+    async def _revive(self, device: str) -> None:
+        """Brings a device back, whoever else dies meanwhile."""
+        while True:
+            try:
+                return await self.hands.revive(device)
+            except CellLost as lost:
+                if lost.cell == device:
+                    told = f"{device}: its process died again while it was brought back ({lost.why})"
+                    raise TrainingError(f"{told}; see why, for example too little memory, and resume the run") from lost
+                self._lost(lost.cell)
 
     def _back(self, cells: Sequence[str], _: None) -> None:
         for cell in cells:
