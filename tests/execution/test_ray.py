@@ -33,12 +33,13 @@ def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(
     assert marked(launcher.reaper.mark) == []
 
 
-def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(recipe):
+@pytest.mark.parametrize("dead", [slice(0, 2), slice(1, 3)], ids=["the first two", "the last two"])
+def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead, recipe):
     made, folder, single = recipe
     devices = [*DEVICES, "localhost/cpu:2"]
 
     def hurt(crew):
-        for device in devices[:2]:
+        for device in devices[dead]:
             dies(device, "reduce")(crew)
 
     launcher = Processes(devices, seconds=60)

@@ -151,10 +151,8 @@ class Crew:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         role, seconds = self.role[cell], self.patience.train
         if role == "train":  # in lockstep, after which each of them knows all
-            told: list[list[NDArray[np.float64]]] = await self.all(
-                self.devices[cell], "score", role, conversations, seconds=seconds
-            )
-            return told[0]
+            told = await self.all(self.devices[cell], "score", role, conversations, seconds=seconds)
+            return list(told[0])
         return await dealt(
             conversations,
             self.devices[cell],
@@ -238,10 +236,15 @@ class Crew:
         """A new worker for one that died, with the state of one that trains; all meet once nobody is missing."""
         self.lost.add(device)
         async with self.reviving:
-            await self._revive(device)
-            self.lost.discard(device)
-            if not self.lost:
-                await self.meet()
+            try:  # who else has died is found out before anybody waits for it
+                await self.all([d for d in self.members if d not in self.lost], "facts", seconds=self.patience.train)
+                await self._revive(device)
+                self.lost.discard(device)
+                if not self.lost:
+                    await self.meet()
+            except CellLost as lost:
+                self.lost.add(lost.cell)
+                raise
 
     async def _revive(self, device: str) -> None:
         if any(device in copy and len(copy) > 1 for copy in self.copies):

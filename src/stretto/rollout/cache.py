@@ -218,7 +218,8 @@ class DecodeLayout:
             cached.view(-1, new.shape[3]).index_copy_(0, spots, new[0].transpose(0, 1).reshape(-1, new.shape[3]))
         apart = query[0].transpose(0, 1).reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
         queries = apart.reshape(n, heads, -1, size)
-        if keys.device.type == "cpu" and values.shape[3] == size:
+        alike = values.shape[3] == size and query.dtype == keys.dtype == values.dtype
+        if keys.device.type == "cpu" and alike:
             output = self._by_kernel(layer, queries, keys, values, scale=scale, window=window)
         else:
             scaled = queries.to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
@@ -249,7 +250,7 @@ class DecodeLayout:
         found, beside = kernel(gathered, *trunks.at(layer), attn_mask=trunk_bias)
         found = found.reshape(-1, asked * size).index_select(0, left).view(n, heads, asked, size)
         beside = beside.reshape(-1, asked).index_select(0, left).view(n, heads, asked)
-        share = (beside - total).sigmoid_().mul_(sees)
+        share = (beside - total).sigmoid_().masked_fill_(~sees, 0)
         return output.to(share.dtype).lerp_(found.to(share.dtype), share[..., None])
 
     def _in_parts(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:

@@ -83,6 +83,8 @@ class Driver:
         self.notes = Notes()
         self.tasks: dict[asyncio.Task[Any], tuple[int, Callable[[Any], None], str | None]] = {}
         self.generating: dict[Item, asyncio.Task[int]] = {}
+        # Revivals, and what to do with a death that ends one.
+        self.reviving: dict[asyncio.Task[Any], Callable[[CellLost], None]] = {}
         self.started = 0
         self.over = False
 
@@ -139,10 +141,13 @@ class Driver:
 
     def _finish(self, task: asyncio.Task[Any]) -> None:
         _, then, _ = self.tasks.pop(task)
+        again = self.reviving.pop(task, None)
         try:
             result = task.result()
         except CellLost as lost:
             self._lost(lost.cell)
+            if again is not None:
+                again(lost)
         else:
             then(result)
 
@@ -159,18 +164,18 @@ class Driver:
             task.cancel()
         for cell in cells:
             self._tell("lost", cell)
-        self._begin(self._revive(device), partial(self._back, cells))
+        self._revive(device, cells)
 
-    async def _revive(self, device: str) -> None:
-        """Brings a device back, whoever else dies meanwhile."""
-        while True:
-            try:
-                return await self.hands.revive(device)
-            except CellLost as lost:
-                if lost.cell == device:
-                    told = f"{device}: its process died again while it was brought back ({lost.why})"
-                    raise TrainingError(f"{told}; see why, for example too little memory, and resume the run") from lost
-                self._lost(lost.cell)
+    def _revive(self, device: str, cells: Sequence[str]) -> None:
+        task = self._begin(self.hands.revive(device), partial(self._back, cells))
+        self.reviving[task] = partial(self._died_again, device, cells)
+
+    def _died_again(self, device: str, cells: Sequence[str], lost: CellLost) -> None:
+        """What to do when a death ended a revival: it is begun anew, unless the device itself has died."""
+        if lost.cell == device:
+            told = f"{device}: its process died again while it was brought back ({lost.why})"
+            raise TrainingError(f"{told}; see why, for example too little memory, and resume the run")
+        self._revive(device, cells)
 
     def _back(self, cells: Sequence[str], _: None) -> None:
         for cell in cells:

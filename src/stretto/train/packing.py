@@ -126,7 +126,7 @@ def filled(tree: Tree) -> Tree:
         return tree
     return replace(
         tree,
-        tokens=np.append(tree.tokens, np.zeros(spare, dtype=tree.tokens.dtype)),
+        tokens=np.append(tree.tokens, np.full(spare, tree.tokens[0])),
         positions=np.append(tree.positions, np.arange(spare)),
         segments=(*tree.segments, Segment(start=end, length=spare, ancestors=())),
     )
