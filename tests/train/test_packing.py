@@ -226,7 +226,7 @@ def test_a_stream_that_only_some_samples_have_is_an_error(name):
 
 
 def test_a_long_row_is_filled_up_with_tokens_of_nobody():
-    """Products over 1,023 rows take longer than over 1,024; a short row is left as it is."""
+    """A short row is left as it is."""
     samples = samples_of([[index, *range(100, 442)] for index in range(3)])
     batch = packed(samples)
     assert sum(len(each.conversation.tokens) for each in samples) == 1029 and len(batch.tokens) == 1056

@@ -173,11 +173,18 @@ class Trunks:
 
     def _beside(self, rows: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """(n, K, q, x) times (t, K, x, y) -> (n, K, q, y): the members of a trunk are one matrix product."""
+        return self.left(torch.matmul(self.entered(rows, tables), states), rows, tables)
+
+    def entered(self, rows: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """(n, K, q, x) -> (t, K, m*q, x): members side by side."""
+        n, heads, _, size = rows.shape
+        chosen = rows.reshape(n * heads, -1).index_select(0, tables[0])
+        return chosen.view(len(self.members), heads, -1, size)
+
+    def left(self, found: Tensor, rows: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """(t, K, m*q, y) -> (n, K, q, y): what was found for `rows`, sequence after sequence."""
         n, heads, asked, _ = rows.shape
-        entered, left = tables
-        chosen = rows.reshape(n * heads, -1).index_select(0, entered)
-        found = torch.matmul(chosen.view(*states.shape[:2], -1, rows.shape[3]), states)
-        return found.view(-1, asked * found.shape[3]).index_select(0, left).view(n, heads, asked, -1)
+        return found.reshape(-1, asked * found.shape[3]).index_select(0, tables[1]).view(n, heads, asked, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +242,7 @@ class DecodeLayout:
 
         Each also tells the logarithm of what its weights add up to, by which the two are mixed.
         """
-        n, heads, asked, size = queries.shape
+        n, heads = queries.shape[:2]
         kernel = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, scale=scale)
         bias, trunks = self._bias(window, queries), self.trunks
         shared = bias.shape[-1] - self.longest
@@ -244,14 +251,11 @@ class DecodeLayout:
         output, total = kernel(queries, keys, values, attn_mask=bias[..., shared:])
         if trunks is None:
             return output
-        entered, left = self._seats(trunks, heads)
-        gathered = queries.reshape(n * heads, -1).index_select(0, entered).view(len(trunks.members), heads, -1, size)
-        trunk_bias, sees = self._trunk_bias(window, queries)
-        found, beside = kernel(gathered, *trunks.at(layer), attn_mask=trunk_bias)
-        found = found.reshape(-1, asked * size).index_select(0, left).view(n, heads, asked, size)
-        beside = beside.reshape(-1, asked).index_select(0, left).view(n, heads, asked)
-        share = (beside - total).sigmoid_().masked_fill_(~sees, 0)
-        return output.to(share.dtype).lerp_(found.to(share.dtype), share[..., None])
+        tables, (trunk_bias, sees) = self._seats(trunks, heads), self._trunk_bias(window, queries)
+        found, beside = kernel(trunks.entered(queries, tables), *trunks.at(layer), attn_mask=trunk_bias)
+        found, beside = (trunks.left(each, queries, tables) for each in (found, beside[..., None]))
+        share = (beside - total[..., None]).sigmoid_().masked_fill_(~sees, 0)
+        return output.to(share.dtype).lerp_(found.to(share.dtype), share)
 
     def _in_parts(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         """(n, K, w*G, D) scaled queries -> (n, K, w*G, D): over the trunks' keys and the sequences' own."""
@@ -295,13 +299,13 @@ class DecodeLayout:
 
     def _trunk_bias(self, window: int | None, queries: Tensor) -> tuple[Tensor, Tensor]:
         """(t, 1, m*w*G, longest) the part of it that is about trunks, for their members one after the other, and
-        (n, 1, w*G) whether a query sees anything there."""
+        (n, 1, w*G, 1) whether a query sees anything there."""
         assert self.trunks is not None
         asked, members = queries.shape[2], self.trunks.members
         if (window, asked) not in self.trunk_biases:
             bias = self._bias(window, queries)[..., : self.trunks.longest]
             chosen = bias[members, 0].reshape(len(members), 1, -1, self.trunks.longest)
-            self.trunk_biases[window, asked] = (chosen, (bias == 0).any(-1))
+            self.trunk_biases[window, asked] = (chosen, (bias == 0).any(-1, keepdim=True))
         return self.trunk_biases[window, asked]
 
     def _mask(self, window: int | None) -> Tensor:

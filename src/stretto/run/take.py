@@ -53,8 +53,7 @@ async def begin(parts: Parts, clock: Clock, *, step: int) -> Batch | Updated:
 def finish(parts: Parts, clock: Clock, begun: Batch | Updated, *, step: int) -> Taken:
     """The rest, in which the weights move."""
     if isinstance(begun, Updated):
-        for report in begun.reports:
-            guards.finite(parts.recipe.guards, report, step=step)
+        guards.finite(parts.recipe.guards, begun.reports[-1], step=step)
         return Taken(batch=begun.batch, report=merged(begun.reports))
     assert isinstance(parts, LocalParts)
     trainer, version = parts.trainer, parts.version
