@@ -49,7 +49,6 @@ def test_a_tree_gives_every_conversation_its_own_attention(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WORTH_SHARING", worth)
         patch.setattr(attention, "BLOCK", together)
-        patch.setattr(tiles, "TOGETHER", together)
         patch.setattr(tiles, "PER_CALL", per_call)
         patch.setattr(tiles, "MOST_PAIRS", most)
         patch.setattr(tiles, "LEAST_ROWS", 2)
@@ -74,25 +73,38 @@ def test_a_tree_gives_every_conversation_its_own_attention(
         torch.testing.assert_close(one, other, **TIGHT)
 
 
-def test_siblings_of_about_equal_length_are_computed_side_by_side():
+def shapes(found):
+    """Of every tile: stretches, queries and keys of each, and how many of the queries are no pads."""
+    return [(*tile.asked.shape, tile.known.shape[1], int((tile.asked >= 0).sum())) for tile in found.tiles]
+
+
+def test_stretches_of_about_equal_length_are_computed_side_by_side():
     prompt = list(range(100, 120))
     answers = [[7] * length for length in (3, 30, 4, 28, 3)]
     tree = merge([np.array([*prompt, index, *answer]) for index, answer in enumerate(answers)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "PER_CALL", 200)
-        found = tiles_of(tree.segments)
-    sizes = [(tile.family.count, len(tile.family.back), len(tile.family.there)) for tile in found if tile.family]
-    assert sizes == [(3, 13, 15), (2, 60, 62)]
-    assert not any(tile.family for tile in tiles_of(tree.segments)), "so few tokens are not worth calls of their own"
+        apart = shapes(tiles_of(tree.segments))
+    # The prompt; answers of 4, 4 and 5 tokens; answers of 29 and 31: each with the token that tells them apart.
+    assert apart == [(1, 20, 20, 20), (3, 5, 25, 13), (2, 31, 51, 60)]
+    assert shapes(tiles_of(tree.segments))[1:] == [(5, 31, 51, 73)], "so few tokens are not worth calls of their own"
+
+
+def test_tiles_hold_stretches_of_any_groups_that_see_about_as_much():
+    groups = [[np.array([group] * (40 + group) + [answer] * 20) for answer in range(50, 58)] for group in range(4)]
+    tree = merge([row for group in groups for row in group])
+    prompts, *answers = shapes(tiles_of(tree.segments))
+    assert prompts == (4, 43, 43, 166) and answers == [(25, 20, 63, 500), (7, 20, 63, 140)]
+    far = merge([np.arange(30), np.concatenate([np.arange(100, 600), np.arange(30)])])
+    assert len(tiles_of(far.segments).tiles) > 1, "what sees much stands beside what sees as much"
 
 
 def test_a_long_segment_is_cut_where_its_scores_would_outgrow_the_cache():
     tree = merge([np.arange(700), np.arange(700)[::-1].copy()])
-    found = tiles_of(tree.segments)
-    pairs = [len(tile.asked) * len(tile.known) for tile in found]
-    assert max(pairs) <= tiles.MOST_PAIRS < 700 * 700
-    assert sum(len(tile.asked) for tile in found) == 1400
-    assert tiles_of(merge([np.arange(tiles.FAR + 1)]).segments) == ()
+    found = shapes(tiles_of(tree.segments))
+    assert max(count * queries * keys for count, queries, keys, _ in found) <= tiles.MOST_PAIRS < 700 * 700
+    assert sum(asked for *_, asked in found) == 1400
+    assert tiles_of(merge([np.arange(tiles.FAR + 1)]).segments) is None
 
 
 def test_a_model_called_without_a_layout_says_what_to_call_instead():
@@ -157,7 +169,7 @@ def test_a_change_in_one_branch_does_not_reach_another():
         states.append(policy.hidden(torch.as_tensor(tree.tokens), torch.as_tensor(tree.positions), layout))
     assert len(states[0]) == 21
     changed = [place for place in range(21) if not torch.equal(states[0][place], states[1][place])]
-    assert changed == [16, 17]  # the shorter answer stands first
+    assert changed == [19, 20]
 
 
 def test_packed_rows_of_the_whole_policy_agree_with_rows_of_one():

@@ -87,12 +87,12 @@ def test_merging_never_makes_a_row_longer(sequences):
 def test_a_shared_prompt_stands_once_and_every_answer_continues_it():
     prompt = list(range(20))
     tree = merge([np.array([*prompt, 30, 31]), np.array([*prompt, 40]), np.array([*prompt, 50, 51, 52])])
-    assert tree.tokens.tolist() == [*prompt, 40, 30, 31, 50, 51, 52]  # short ones first
-    assert tree.positions.tolist() == [*range(20), 20, 20, 21, 20, 21, 22]
+    assert tree.tokens.tolist() == [*prompt, 30, 31, 40, 50, 51, 52]
+    assert tree.positions.tolist() == [*range(20), 20, 21, 20, 20, 21, 22]
     assert [(s.start, s.length, s.ancestors) for s in tree.segments] == [
         (0, 20, ()),
-        (20, 1, (0,)),
-        (21, 2, (0,)),
+        (20, 2, (0,)),
+        (22, 1, (0,)),
         (23, 3, (0,)),
     ]
 

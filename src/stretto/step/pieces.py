@@ -1,7 +1,8 @@
 """Bounded work: what waits for a stage, and how it is cut into pieces for the cells that serve it.
 
 Pieces follow the token budget, and are smaller where that lets the cells end together. Trajectories of a group stay
-together, because their prompt is then computed once; a group is cut only where the rest is worth a second prompt.
+together, because their prompt is then computed once; a group is cut only where the rest is worth a second prompt, and
+then into no more parts than there are cells for them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,12 @@ class Queue:
             self.groups.remove(group)
             self.tokens -= group.tokens
 
-    def cut(self, *, budget: int, share: float) -> tuple[tuple[Item, ...], int]:
-        """The next piece and its tokens: about `share` of them, never more than `budget` if it can be helped."""
+    def cut(self, *, budget: int, share: float, cells: int) -> tuple[tuple[Item, ...], int]:
+        """The next piece and its tokens: about `share` of them, never more than `budget` if it can be helped.
+
+        `cells` can begin with what waits. A group that is cut for them has its prompt computed by each, so its parts
+        end together if the first is larger than its share of what the group is as a whole.
+        """
         target = min(budget, max(math.ceil(share), budget // SMALLEST))
         items: list[Item] = []
         tokens = 0
@@ -72,8 +77,9 @@ class Queue:
             self.groups.popleft()
             self.tokens -= group.tokens
             # All of a group, if that exceeds the target by no more than a second prompt would cost.
-            if whole > budget or whole - target > group.prompt:
-                count = _fitting(group, target=target - tokens, budget=budget - tokens)
+            if whole > budget or (cells > 1 and whole - target > group.prompt):
+                again = group.prompt * (cells - 1) / cells
+                count = _fitting(group, target=target + again - tokens, budget=budget - tokens)
                 if count < len(group.sizes):
                     items += group.items[:count]
                     tokens += group.prompt + sum(size for _, size in group.sizes[:count])
@@ -84,7 +90,7 @@ class Queue:
         return tuple(items), tokens
 
 
-def _fitting(group: Ready, *, target: int, budget: int) -> int:
+def _fitting(group: Ready, *, target: float, budget: int) -> int:
     """How many trajectories of a group, at least one, go into a piece that should get `target` more tokens."""
     tokens = group.prompt
     for count, (_, size) in enumerate(group.sizes):

@@ -305,10 +305,13 @@ class Step:
             return works
         role = self.roles[stage]
         serving, count = self.cells.serving[role], self.cells.count[role]
-        gathered = self.plan.flow == "phased" or self.ahead or not self.coming
-        share = queue.tokens / max(1, serving) if gathered else (queue.tokens + self.coming) / (2 * max(1, count))
+        if self.plan.flow == "phased" or self.ahead or not self.unfinished:
+            cells = max(1, serving)
+            share = queue.tokens / cells
+        else:  # Others get what comes: no group is cut for them.
+            cells, share = 1, (queue.tokens + self.coming) / (2 * max(1, count))
         for cell in self.cells.free_for(role, self._has_work):
-            items, tokens = queue.cut(budget=self.terms.budgets[cell], share=share)
+            items, tokens = queue.cut(budget=self.terms.budgets[cell], share=share, cells=cells)
             self.pieces += 1
             piece = Piece(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
             self.running[piece.number] = piece

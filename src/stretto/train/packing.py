@@ -107,8 +107,7 @@ def merge(sequences: Sequence[Tokens]) -> Tree:
                 found += [[member] for member in group]
             else:
                 found += branches(group, depth, shared + 1)
-        # Short ones first: siblings of about equal length are computed side by side without much padding.
-        return sorted(found, key=lambda group: max(len(sequences[member]) for member in group))
+        return found
 
     place(list(range(len(sequences))), 0, ())
     return Tree(
