@@ -16,14 +16,14 @@ def test_the_two_numbers_of_a_decode_step_are_found_again():
     for lengths in ([10, 10, 10], [40, 3, 2], [100], [7] * 30):
         seconds = lane_seconds(lengths, tick=0.03, each=0.002)
         pace.lane(seconds=seconds, longest=max(lengths), tokens=sum(lengths))
-    speeds = pace.speeds(context=100)
+    speeds = pace.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.03), pytest.approx(0.002))
 
 
 def test_one_lane_alone_does_not_tell_the_two_apart():
     pace = Pace(round_seconds=0.25)
     pace.lane(seconds=2.0, longest=100, tokens=100)
-    speeds = pace.speeds(context=100)
+    speeds = pace.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.02), 0.0)
 
 
@@ -31,9 +31,9 @@ def test_a_move_costs_a_round_and_a_forward():
     pace = Pace(round_seconds=0.25)
     pace.piece("train", seconds=3.0, tokens=1000)
     pace.stepped()
-    assert pace.speeds(context=500).switch == pytest.approx(0.25 + 500 * 0.003 / 3)
-    assert pace.speeds(context=500).per_token == {"train": pytest.approx(0.003)}
+    assert (pace.speeds().switch, pace.speeds().again) == (0.25, pytest.approx(0.003 / 3))
+    assert pace.speeds().per_token == {"train": pytest.approx(0.003)}
 
 
 def test_before_the_first_step_something_is_assumed():
-    assert Pace(round_seconds=0.25).speeds(context=10).tick > 0
+    assert Pace(round_seconds=0.25).speeds().tick > 0

@@ -121,6 +121,16 @@ def test_a_tail_moves_when_the_step_ends_sooner():
     assert out.seconds < stays.seconds
 
 
+@pytest.mark.parametrize(("prompt", "moves"), [(20, True), (20_000, False)])
+def test_a_tail_stays_where_it_would_have_to_be_computed_again_at_length(prompt, moves):
+    """Four long answers are left on each cell, each to a prompt of its own: those are what a move costs."""
+    lengths = [*[[200, 5]] * 8, *[[5, 5]] * 20]
+    speeds = Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0, again=0.01)
+    plan = plan_of("elastic", 2)
+    _, out = simulate(plan, lengths, expected=100, prompt=prompt, speeds=speeds, budget=10**6)
+    assert bool(out.moved) is moves
+
+
 def test_dropped_groups_make_room_in_the_order_of_launch():
     """Three of five launched groups are trained on. The last to finish is the first launched, and is accepted."""
     plan = plan_of("elastic", 2)

@@ -125,6 +125,8 @@ def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots:
         per_token[stage] = prices.piece(stage, site, part, choice) / part.tokens
     lane, half = first["generate"].name, work.prompt + work.lengths.mean / 2
     alone, full = durations.tick(lane, 1, half), durations.tick(lane, slots, half)
+    once, twice = durations.prefill(lane, work.longest), durations.prefill(lane, 2 * work.longest)
+    again = (twice - once) / work.longest
     return Terms(
         groups=work.prompts,
         drops=False,
@@ -137,7 +139,8 @@ def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots:
             tick=alone,
             tick_each=(full - alone) / max(1, slots - 1),
             per_token=per_token,
-            switch=prices.costs.rates.far_delay + durations.prefill(lane, work.longest),
+            switch=prices.costs.rates.far_delay + once - again * work.longest,
+            again=again,
         ),
     )
 

@@ -293,8 +293,7 @@ async def turn(
     batch = parts.recipe.batch
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
-    context = sum(each.prompt_tokens + each.expected for each in drawn) / max(1, len(drawn))
-    terms = terms_of(parts, parts.pace.speeds(context=context))
+    terms = terms_of(parts, parts.pace.speeds())
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.begin()
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())

@@ -86,12 +86,14 @@ class Lanes:
         self.waiting_items = 0
         self.waiting_tokens = 0.0
         self.place: dict[Item, str] = {}
+        self.prompts: dict[int, int] = {}
         self.behind: list[tuple[int, int, str]] = []
         self.order = {cell: index for index, cell in enumerate(self.lanes)}
 
     def add(self, index: int, launch: Launch, attempts: Iterable[int] | None = None) -> None:
         """A group waits, or what is left of one."""
         items = tuple((index, attempt) for attempt in (range(launch.samples) if attempts is None else attempts))
+        self.prompts[index] = launch.prompt_tokens
         heapq.heappush(self.waiting, (-launch.expected, index, items))
         self.waiting_items += len(items)
         self.waiting_tokens += len(items) * launch.expected
@@ -145,14 +147,14 @@ class Lanes:
         """Moves what is left on a cell onto another, if that pays.
 
         Other work gains the seconds for which the cell would have gone on, as far as there is work that the free cells
-        will not have done by the end of the tail anyway; all cells share what is left then, so the step gains a cell's
-        share of it. What it loses is that the other lane gets slower. The rest must exceed `gate` times the cost of the
-        switch.
+        will not have done by the end of the tail anyway. The other lane loses what it takes to compute again what comes
+        to it, `gate` times over because that is a guess, and gets slower. All cells share what is gained; what is lost,
+        too, while there is other work to the end, else the step ends that much later.
         """
         mine, few = self.lanes[cell], len(self.lanes[cell].active)
         mine.pass_time(now)
-        worth = mine.left(spread, self.longest)
-        if min(room.ready, worth) / room.cells <= gate * self.speeds.switch:
+        worth, switch = mine.left(spread, self.longest), gate * self._switch(mine)
+        if min(room.ready, worth) <= switch:
             return None
         others = [c for c, lane in self.lanes.items() if c != cell and len(lane.active) >= few and lane.room >= few]
         if not others:
@@ -162,9 +164,9 @@ class Lanes:
         lane.pass_time(now)
         goes_on = lane.left(spread, self.longest)
         together = self.speeds.tick_of(len(lane.active) + few) / self.speeds.tick_of(len(lane.active))
-        done_anyway = room.free * goes_on
-        gained = min(max(0.0, room.ready - done_anyway), worth) / room.cells
-        if gained - (together - 1) * goes_on <= gate * self.speeds.switch:
+        lost = switch + (together - 1) * goes_on
+        spare = max(0.0, room.ready - room.free * goes_on)
+        if min(spare, worth) <= (lost if spare > worth + lost else lost * room.cells):
             return None
         items = tuple(mine.active)
         for item, (begun, expected) in mine.active.items():
@@ -173,6 +175,12 @@ class Lanes:
             self.place[item] = target
         mine.active, mine.load = {}, 0.0
         return Move(source=cell, target=target, items=items)
+
+    def _switch(self, lane: Lane) -> float:
+        """Seconds to go on elsewhere with all that is generated on a lane: the prompts and what came of them so far."""
+        prompts = sum(self.prompts[index] for index in {index for index, _ in lane.active})
+        done = sum(lane.ticks - begun for begun, _ in lane.active.values())
+        return self.speeds.switch + self.speeds.again * (prompts + done)
 
     def _give(
         self,

@@ -45,12 +45,12 @@ class Pace:
             for stage in sums:
                 sums[stage] *= FORGET
 
-    def speeds(self, *, context: float) -> Speeds:
-        """As far as they are known; a move costs a round of decoding and a forward over `context` tokens."""
+    def speeds(self) -> Speeds:
+        """As far as they are known; a move costs a round of decoding and a forward over what is moved."""
         xx, xy, yy, xt, yt = self.squares
         determinant = xx * yy - xy * xy
         each = max(0.0, (xx * yt - xy * xt) / determinant) if determinant > 1e-9 * xx * yy else 0.0
         tick = max(1e-6, (xt - each * xy) / xx) if xx else 0.01
         per_token = {stage: self.seconds[stage] / self.tokens[stage] for stage in self.tokens if self.tokens[stage]}
-        switch = self.round_seconds + SHARE * per_token.get("train", 0.0) * context
-        return Speeds(tick=tick, tick_each=each, per_token=per_token, switch=switch)
+        again = SHARE * per_token.get("train", 0.0)
+        return Speeds(tick=tick, tick_each=each, per_token=per_token, switch=self.round_seconds, again=again)

@@ -61,7 +61,9 @@ class Speeds:
     per_token: Mapping[str, float] = field(default_factory=dict)
     """Stage -> seconds per token of its pieces."""
     switch: float = 1.0
-    """Seconds to go on with trajectories on another cell."""
+    """Seconds to go on with trajectories on another cell, beside computing what they have again."""
+    again: float = 0.0
+    """Seconds per token of that; the other cell decodes nothing meanwhile."""
 
     def tick_of(self, active: int) -> float:
         """Seconds of a decode step of so many sequences."""
