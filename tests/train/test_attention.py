@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.errors import RecipeError
-from stretto.train import attention, packing, tiles
+from stretto.train import attention, packing, tiled, tiles
 from stretto.train.attention import TreeLayout
 from stretto.train.head import logprobs_of
 from stretto.train.packing import divide, merge, pack
@@ -42,9 +42,10 @@ def plain(query, key, value, *, scale, window):
     per_call=st.sampled_from([0, 40, 16_000]),
     most=st.sampled_from([60, 900, 32_000]),
     far=st.sampled_from([0, 4096]),
+    keys=st.sampled_from([1, 100, 1 << 16]),
 )
 def test_a_tree_gives_every_conversation_its_own_attention(
-    sequences, heads, window, scale, worth, together, per_call, most, far
+    sequences, heads, window, scale, worth, together, per_call, most, far, keys
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WORTH_SHARING", worth)
@@ -53,14 +54,15 @@ def test_a_tree_gives_every_conversation_its_own_attention(
         patch.setattr(tiles, "MOST_PAIRS", most)
         patch.setattr(tiles, "LEAST_ROWS", 2)
         patch.setattr(tiles, "FAR", far)
+        patch.setattr(tiled, "KEYS_AT_ONCE", keys)
         tree = merge(sequences)
         layout = TreeLayout.of(tree.segments, CPU)
-    generator = torch.Generator().manual_seed(len(tree.tokens))
-    query, key, value = (
-        torch.randn(1, count, len(tree.tokens), SIZE, generator=generator, dtype=torch.float64, requires_grad=True)
-        for count in (heads[0], heads[1], heads[1])
-    )
-    packed = layout.attend(0, query, key, value, scale=scale, window=window)
+        generator = torch.Generator().manual_seed(len(tree.tokens))
+        query, key, value = (
+            torch.randn(1, count, len(tree.tokens), SIZE, generator=generator, dtype=torch.float64, requires_grad=True)
+            for count in (heads[0], heads[1], heads[1])
+        )
+        packed = layout.attend(0, query, key, value, scale=scale, window=window)
     assert packed.shape == query.shape
     outgoing, loss, expected = [], 0.0, 0.0
     for places in map(torch.as_tensor, tree.places):
@@ -75,7 +77,7 @@ def test_a_tree_gives_every_conversation_its_own_attention(
 
 def shapes(found):
     """Of every tile: stretches, queries and keys of each, and how many of the queries are no pads."""
-    return [(*tile.asked.shape, tile.known.shape[1], int((tile.asked >= 0).sum())) for tile in found.tiles]
+    return [(*tile.asked.shape, tile.known.shape[1], int((tile.asked >= 0).sum())) for tile in found]
 
 
 def test_stretches_of_about_equal_length_are_computed_side_by_side():
@@ -96,7 +98,7 @@ def test_tiles_hold_stretches_of_any_groups_that_see_about_as_much():
     prompts, *answers = shapes(tiles_of(tree.segments))
     assert prompts == (4, 43, 43, 166) and answers == [(25, 20, 63, 500), (7, 20, 63, 140)]
     far = merge([np.arange(30), np.concatenate([np.arange(100, 600), np.arange(30)])])
-    assert len(tiles_of(far.segments).tiles) > 1, "what sees much stands beside what sees as much"
+    assert len(tiles_of(far.segments)) > 1, "what sees much stands beside what sees as much"
 
 
 def test_a_long_segment_is_cut_where_its_scores_would_outgrow_the_cache():
@@ -104,7 +106,7 @@ def test_a_long_segment_is_cut_where_its_scores_would_outgrow_the_cache():
     found = shapes(tiles_of(tree.segments))
     assert max(count * queries * keys for count, queries, keys, _ in found) <= tiles.MOST_PAIRS < 700 * 700
     assert sum(asked for *_, asked in found) == 1400
-    assert tiles_of(merge([np.arange(tiles.FAR + 1)]).segments) is None
+    assert tiles_of(merge([np.arange(tiles.FAR + 1)]).segments) == ()
 
 
 def test_a_model_called_without_a_layout_says_what_to_call_instead():

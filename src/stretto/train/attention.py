@@ -21,7 +21,8 @@ from transformers import AttentionInterface
 from stretto.errors import RecipeError
 from stretto.train.flex import FlexTree
 from stretto.train.segments import Cut, Segment, bounds_of, kin_of, positions_of, spans_of
-from stretto.train.tiles import Tiles, tiles_of
+from stretto.train.tiled import TiledRow
+from stretto.train.tiles import tiles_of
 
 NAME = "stretto"
 """What models are loaded with as `attn_implementation`."""
@@ -81,7 +82,7 @@ class TreeLayout:
     """In row order, depth first, covering the row without gaps."""
     whole: FlexTree | None = None
     """All of it for one kernel, on a GPU."""
-    tiles: Tiles | None = None
+    tiled: TiledRow | None = None
     """All of it in small pieces, on a CPU."""
     blocks: list[Block] = field(default_factory=list)
     """All of it in pieces for torch's kernels, made when neither of the others can be used."""
@@ -90,14 +91,15 @@ class TreeLayout:
     def of(cls, segments: Sequence[Segment], device: torch.device) -> TreeLayout:
         """The tree in the form that costs least on this device."""
         whole = FlexTree.of(segments, device) if device.type == "cuda" else None
-        return cls(segments=tuple(segments), whole=whole, tiles=tiles_of(segments) if device.type == "cpu" else None)
+        tiles = tiles_of(segments) if device.type == "cpu" else ()
+        return cls(segments=tuple(segments), whole=whole, tiled=TiledRow(tiles=tiles) if tiles else None)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """Exact attention; no work is spent on padding, and little on masked branches."""
-        if self.tiles is not None:
-            return self.tiles.attend(query, key, value, scale=scale, window=window)
+        if self.tiled is not None:
+            return self.tiled.attend(query, key, value, scale=scale, window=window)
         if self.whole is not None:
             output = self.whole.attend(query, key, value, scale=scale, window=window)
             if output is not None:
