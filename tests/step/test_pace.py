@@ -31,7 +31,7 @@ def test_a_move_costs_a_round_and_a_forward():
     pace = Pace(round_seconds=0.25)
     pace.piece("train", seconds=3.0, tokens=1000)
     pace.stepped()
-    assert (pace.speeds().switch, pace.speeds().again) == (0.25, pytest.approx(0.003 / 3))
+    assert (pace.speeds().switch, pace.speeds().again) == (0.25, pytest.approx(0.003 / 2))
     assert pace.speeds().per_token == {"train": pytest.approx(0.003)}
 
 

@@ -109,7 +109,7 @@ def _beside(rows: Sequence[Document]) -> list[str]:
 
 def _cells(rows: Sequence[Document]) -> list[str]:
     """What several cells did, for the rows that are about them."""
-    head = ("case", "idle", "generate, score, train: s on a cell", "start, s", "GB per cell", "gain", "its bound")
+    head = ("case", "idle", "each stage: s on a cell that serves it", "start, s", "GB per cell", "gain", "its bound")
     several = [row for row in rows if "idle" in row]
     return (
         []
@@ -120,7 +120,11 @@ def _cells(rows: Sequence[Document]) -> list[str]:
                 (
                     row["case"],
                     f"{row['idle']:.1%}",
-                    ", ".join(number(s) for name, s in row.get("stages", {}).items() if name != "seconds/step"),
+                    ", ".join(
+                        f"{name.removeprefix('seconds/')} {number(s)}"
+                        for name, s in row.get("stages", {}).items()
+                        if name != "seconds/step"
+                    ),
                     number(row["started"]) if "started" in row else "",
                     ", ".join(f"{gained:.2f}" for gained in row.get("memory_gb", {}).values()),
                     f"{row['gain']:.1%}" if "gain" in row else "",
