@@ -33,6 +33,10 @@ def test_a_group_whose_rest_is_not_worth_a_second_prompt_stays_together():
     assert cut_up([(512, (40,) * 8)], cells=2) == [512 + 320]
     assert cut_up([(20, (80,) * 8)], cells=2) == [20 + 320, 20 + 320]
     assert cut_up([(512, (40,) * 8)], cells=1, budget=700) == [672, 672], "a budget holds all the same"
+    queue = Queue()
+    queue.put(Ready.of(0, 512, tuple(enumerate((40,) * 8))))
+    _, tokens = queue.cut(budget=700, share=10.0, cells=1)
+    assert tokens == 672, "while others get what comes, only the budget cuts"
 
 
 @pytest.mark.parametrize("strategy", ["flatten", "elastic"])

@@ -77,9 +77,10 @@ class Queue:
             self.groups.popleft()
             self.tokens -= group.tokens
             # All of a group, if that exceeds the target by no more than a second prompt would cost.
-            if whole > budget or (cells > 1 and whole - target > group.prompt):
-                again = group.prompt * (cells - 1) / cells
-                count = _fitting(group, target=target + again - tokens, budget=budget - tokens)
+            spread = cells > 1 and whole - target > group.prompt
+            if whole > budget or spread:
+                most = target + group.prompt * (cells - 1) / cells if spread else budget
+                count = _fitting(group, target=most - tokens, budget=budget - tokens)
                 if count < len(group.sizes):
                     items += group.items[:count]
                     tokens += group.prompt + sum(size for _, size in group.sizes[:count])
