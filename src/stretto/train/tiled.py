@@ -73,12 +73,15 @@ class Seating:
 
     seats: Sequence[Seats]
     """Tile after tile."""
-    asked: Sequence[int]
-    """How many queries each has."""
     back: Tensor
     """(T*K) which of all tiles' queries each row is."""
     sums: Sequence[Sums]
     """Every tile is in one of them, in order."""
+
+    @property
+    def asked(self) -> list[int]:
+        """How many queries each tile has."""
+        return [len(each.asked) for each in self.seats]
 
     def gathered(self, rows: Tensor) -> Tensor:
         """Rows of all tiles' queries -> (T*K, ...)."""
@@ -211,7 +214,6 @@ def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> Seating:
     cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(tiles)]
     return Seating(
         seats=seats,
-        asked=[len(each.asked) for each in seats],
         back=torch.as_tensor(back),
         sums=[_sums(tiles, slice(*cut), rows=tokens * heads, heads=heads) for cut in pairwise(cuts)],
     )

@@ -123,7 +123,7 @@ def _of_like_length(kin: Sequence[Stretch]) -> Iterator[list[Stretch]]:
 
 def _tile(batch: Sequence[Stretch]) -> Tile:
     """Stretches as one tile."""
-    reach, length = (max(map(len, parts)) for parts in zip(*((each.before, each.own) for each in batch), strict=True))
+    reach, length = max(len(each.before) for each in batch), max(len(each.own) for each in batch)
     asked = np.full((len(batch), length), -1)
     known = np.full((len(batch), reach + length), -1)
     for row, stretch in enumerate(batch):
