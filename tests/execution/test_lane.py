@@ -66,6 +66,35 @@ def test_what_moves_becomes_the_same_answer(rounds):
     assert answer.stop == "length"
 
 
+@pytest.mark.parametrize("rounds", [0, 1, 4])
+def test_what_moves_does_not_wait_for_what_its_worker_does_next(rounds):
+    """A worker serves calls in order; here the next is over only once the answer has come from elsewhere."""
+
+    async def moved():
+        first, second, worker = Engine(slow=True), Engine(), asyncio.Lock()
+
+        async def generate(*arguments):
+            async with worker:
+                return await first.generate(*arguments)
+
+        async def train(answer):
+            async with worker:
+                await answer
+
+        here, there = Lane(generate), Lane(second.generate)
+        answer = asyncio.ensure_future(here.ask(request(7)))
+        await asyncio.sleep(0)
+        while first.rounds < rounds:
+            await asyncio.sleep(0)
+        here.move([7], there)
+        await asyncio.wait_for(asyncio.ensure_future(train(answer)), timeout=20)
+        assert not here.asked and not here.leaving and second.rounds
+        return await answer
+
+    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
+
+
 def test_what_nobody_waits_for_is_taken_out():
     async def given_up():
         engine = Engine(slow=True)

@@ -15,16 +15,27 @@ def test_the_two_numbers_of_a_decode_step_are_found_again():
     pace = Pace(round_seconds=0.25)
     for lengths in ([10, 10, 10], [40, 3, 2], [100], [7] * 30):
         seconds = lane_seconds(lengths, tick=0.03, each=0.002)
-        pace.lane(seconds=seconds, longest=max(lengths), tokens=sum(lengths))
+        pace.lane(seconds=seconds, longest=max(lengths), tokens=sum(lengths), context=0)
     speeds = pace.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.03), pytest.approx(0.002))
 
 
 def test_one_lane_alone_does_not_tell_the_two_apart():
     pace = Pace(round_seconds=0.25)
-    pace.lane(seconds=2.0, longest=100, tokens=100)
+    pace.lane(seconds=2.0, longest=100, tokens=100, context=0)
     speeds = pace.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.02), 0.0)
+
+
+def test_a_forward_over_the_prompts_is_not_taken_for_decode_steps():
+    pace = Pace(round_seconds=0.25)
+    pace.piece("train", seconds=4.0, tokens=1000)
+    for lengths, prompts in ([10, 10, 10], 512), ([40, 3, 2], 1536), ([100], 512), ([7] * 30, 4 * 512):
+        decoding = lane_seconds(lengths, tick=0.03, each=0.002)
+        longest, tokens = max(lengths), sum(lengths)
+        pace.lane(seconds=0.002 * prompts + decoding, longest=longest, tokens=tokens, context=prompts)
+    speeds = pace.speeds()
+    assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.03), pytest.approx(0.002))
 
 
 def test_a_move_costs_a_round_and_a_forward():

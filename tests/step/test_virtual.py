@@ -126,8 +126,8 @@ def test_a_tail_stays_where_it_would_have_to_be_computed_again_at_length(prompt,
     """Four long answers are left on each cell, each to a prompt of its own: those are what a move costs."""
     lengths = [*[[200, 5]] * 8, *[[5, 5]] * 20]
     speeds = Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0, again=0.01)
-    plan = plan_of("elastic", 2)
-    _, out = simulate(plan, lengths, expected=100, prompt=prompt, speeds=speeds, budget=10**6)
+    plan, durations = plan_of("elastic", 2), Clockwork(prefill_seconds=0.01)
+    _, out = simulate(plan, lengths, expected=100, prompt=prompt, speeds=speeds, durations=durations, budget=10**6)
     assert bool(out.moved) is moves
 
 

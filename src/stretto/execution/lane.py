@@ -28,6 +28,7 @@ class Lane:
         self.unwanted: list[int] = []
         self.leaving: dict[int, Lane] = {}
         self.serving: asyncio.Task[None] | None = None
+        self.handing: set[asyncio.Task[None]] = set()
 
     async def ask(self, request: Request) -> Completion:
         """The answer to a request, from this cell or from one that it was moved to."""
@@ -43,11 +44,20 @@ class Lane:
                 self.unwanted.append(key)
 
     def move(self, keys: Iterable[int], target: Lane) -> None:
-        """Lets requests go on elsewhere; what they have so far goes with them as tokens."""
-        for key in keys:
-            if key in self.asked:
-                self.leaving[key] = target
-                self.unwanted.append(key)
+        """Lets requests go on elsewhere; what they have so far goes with them as tokens.
+
+        The worker is told at once and not in the next round: that would stand behind the work that it gets instead.
+        """
+        unknown = {request.key for request in self.new}  # to the worker
+        moved = [key for key in keys if key in self.asked]
+        for key in moved:
+            if key in unknown:
+                target._take(*self.asked.pop(key))
+        if known := [key for key in moved if key not in unknown]:
+            self.leaving.update(dict.fromkeys(known, target))
+            task = asyncio.create_task(self._round([], known, 0.0))
+            self.handing.add(task)
+            task.add_done_callback(self.handing.discard)
 
     def _take(self, request: Request, future: asyncio.Future[Completion]) -> None:
         self.asked[request.key] = (request, future)
@@ -56,23 +66,29 @@ class Lane:
             self.serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Rounds, until nobody waits."""
+        """Rounds, until nobody waits who is not leaving."""
         try:
-            while self.asked or self.unwanted:
+            while self.asked.keys() - self.leaving.keys() or self.unwanted:
                 new, self.new = [request for request in self.new if request.key in self.asked], []
                 unwanted, self.unwanted = self.unwanted, []
-                for completion in await self.generate(new, unwanted, SLICE):
-                    self._answer(completion)
+                await self._round(new, unwanted, SLICE)
                 await asyncio.sleep(0)  # who got an answer may ask again before the next round
+        finally:
+            self.serving = None
+
+    async def _round(self, new: list[Request], unwanted: list[int], seconds: float) -> None:
+        """One call of the worker; if it fails, that is everybody's answer."""
+        try:
+            for completion in await self.generate(new, unwanted, seconds):
+                self._answer(completion)
         except BaseException as error:
             for _, future in self.asked.values():
                 if not future.done():
                     future.set_exception(error)
             self.asked.clear()
+            self.leaving.clear()
             if not isinstance(error, Exception):
                 raise
-        finally:
-            self.serving = None
 
     def _answer(self, completion: Completion) -> None:
         """Hands a completion to who waits for it, or to the lane that goes on with it."""

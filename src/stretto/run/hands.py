@@ -64,6 +64,8 @@ class Hands:
         self.active: Counter[str] = Counter()
         self.lanes: dict[str, ExitStack] = {}
         self.counts: dict[str, dict[str, int]] = {}
+        # Cell -> group -> tokens that its lane did not sample but was given.
+        self.contexts: dict[str, dict[int, int]] = defaultdict(dict)
         self.scored: dict[int, Scored] = {}
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
         self.old: dict[ConversationKey, NDArray[np.float64]] = {}
@@ -132,8 +134,9 @@ class Hands:
         if not self.active[cell]:
             self.lanes.pop(cell).close()
             seconds, counts = self.clock.spans[-1].seconds, self.counts[cell]
+            context = sum(self.contexts.pop(cell, {}).values())
             if "tokens" in counts:
-                self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"])
+                self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
 
     async def _generate(self, item: Item) -> int:
         recipe = self.parts.recipe
@@ -148,6 +151,8 @@ class Hands:
         self.trajectories[item] = trajectory
         tokens = guards.sampled_tokens(trajectory)
         self.lengths.saw(trajectory.prompt.id, tokens)
+        given = sum(len(conversation.tokens) for conversation in trajectory.conversations) - tokens
+        self.contexts[self.place[item]][item[0]] = given  # of siblings once: their prompt is computed once
         counts = self.counts[self.place[item]]
         counts["tokens"] = counts.get("tokens", 0) + tokens
         counts["longest"] = max(counts.get("longest", 0), tokens)

@@ -34,6 +34,10 @@ class Lane:
     """Decode steps so far, as far as the clock tells."""
     seen: float = 0.0
     """When that was last brought up to date."""
+    opened: set[int] = field(default_factory=set)
+    """Groups whose prompt it has computed or will."""
+    computing: float = 0.0
+    """Seconds of forwards over what was given to it that are still to pass before it decodes."""
 
     @property
     def room(self) -> int:
@@ -43,12 +47,17 @@ class Lane:
     def pass_time(self, now: float) -> None:
         """Counts the decode steps since the last look."""
         if self.active:
-            self.ticks += (now - self.seen) / self.speeds.tick_of(len(self.active))
+            elapsed = now - self.seen
+            computed = min(self.computing, elapsed)
+            self.computing -= computed
+            self.ticks += (elapsed - computed) / self.speeds.tick_of(len(self.active))
         self.seen = now
 
-    def join(self, item: Item, expected: float, now: float, done: float = 0.0) -> None:
-        """A trajectory begins, or goes on after `done` tokens elsewhere."""
+    def join(self, item: Item, expected: float, now: float, *, prompt: int, done: float = 0.0) -> None:
+        """A trajectory begins, or goes on after `done` tokens elsewhere; the first of a group brings the prompt."""
         self.pass_time(now)
+        self.computing += self.speeds.again * (done if item[0] in self.opened else prompt + done)
+        self.opened.add(item[0])
         self.active[item] = (self.ticks - done, expected)
 
     def leave(self, item: Item, now: float) -> None:
@@ -61,7 +70,7 @@ class Lane:
         most = max(
             (remaining(e, spread, self.ticks - begun, longest) for begun, e in self.active.values()), default=0.0
         )
-        return most * self.speeds.tick_of(max(1, len(self.active)))
+        return self.computing + most * self.speeds.tick_of(max(1, len(self.active)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +179,7 @@ class Lanes:
             return None
         items = tuple(mine.active)
         for item, (begun, expected) in mine.active.items():
-            lane.join(item, expected, now, done=mine.ticks - begun)
+            lane.join(item, expected, now, prompt=self.prompts[item[0]], done=mine.ticks - begun)
             lane.load += expected
             self.place[item] = target
         mine.active, mine.load = {}, 0.0
@@ -204,7 +213,7 @@ class Lanes:
         lane = self.lanes[cell]
         while lane.backlog and lane.room > 0:
             item, expected = lane.backlog.popleft()
-            lane.join(item, expected, now)
+            lane.join(item, expected, now, prompt=self.prompts[item[0]])
             self.place[item] = cell
             joins.setdefault(cell, []).append(item)
         if lane.backlog:
