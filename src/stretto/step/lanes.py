@@ -8,7 +8,7 @@ cell; a cell with nothing left of its own takes over what waits elsewhere.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -98,6 +98,8 @@ class Lanes:
         self.prompts: dict[int, int] = {}
         self.behind: list[tuple[int, int, str]] = []
         self.order = {cell: index for index, cell in enumerate(self.lanes)}
+        # Number of active trajectories -> the cells that have so many: nobody looks through a thousand for a target.
+        self.having: defaultdict[int, dict[str, None]] = defaultdict(dict, {0: dict.fromkeys(self.lanes)})
 
     def add(self, index: int, launch: Launch, attempts: Iterable[int] | None = None) -> None:
         """A group waits, or what is left of one."""
@@ -140,7 +142,9 @@ class Lanes:
     def ended(self, item: Item, now: float) -> str:
         """A trajectory has ended; returns its cell."""
         cell = self.place.pop(item)
-        self.lanes[cell].leave(item, now)
+        lane = self.lanes[cell]
+        lane.leave(item, now)
+        self._counted(cell, before=len(lane.active) + 1)
         return cell
 
     def lost(self, cell: str) -> tuple[Item, ...]:
@@ -150,6 +154,7 @@ class Lanes:
         for item in lane.active:
             del self.place[item]
         self.lanes[cell] = Lane(slots=lane.slots, speeds=lane.speeds)
+        self._counted(cell, before=len(lane.active))
         return items
 
     def tail(self, cell: str, room: Room, *, gate: float, spread: float, now: float) -> Move | None:
@@ -165,16 +170,16 @@ class Lanes:
         worth, switch = mine.left(spread, self.longest), gate * self._switch(mine)
         if min(room.ready, worth) <= switch:
             return None
-        others = [c for c, lane in self.lanes.items() if c != cell and len(lane.active) >= few and lane.room >= few]
-        if not others:
+        target = self._poorest(cell, few)
+        if target is None:
             return None
-        target = min(others, key=lambda c: (len(self.lanes[c].active), self.order[c]))
         lane = self.lanes[target]
         lane.pass_time(now)
         goes_on = lane.left(spread, self.longest)
         together = self.speeds.tick_of(len(lane.active) + few) / self.speeds.tick_of(len(lane.active))
         lost = switch + (together - 1) * goes_on
-        spare = max(0.0, room.ready - room.free * goes_on)
+        meanwhile = (room.free + room.cells - 1) / 2  # those that are free now, and all but the target in the end
+        spare = max(0.0, room.ready - meanwhile * goes_on)
         if min(spare, worth) <= (lost if spare > worth + lost else lost * room.cells):
             return None
         items = tuple(mine.active)
@@ -183,7 +188,23 @@ class Lanes:
             lane.load += expected
             self.place[item] = target
         mine.active, mine.load = {}, 0.0
+        self._counted(cell, before=few)
+        self._counted(target, before=len(lane.active) - few)
         return Move(source=cell, target=target, items=items)
+
+    def _poorest(self, cell: str, few: int) -> str | None:
+        """Another cell with at least as many active as this one, room for its few, and otherwise as few as any."""
+        for count in range(few, max(self.having) + 1):
+            for other in self.having.get(count, ()):
+                if other != cell and self.lanes[other].room >= few:
+                    return other
+        return None
+
+    def _counted(self, cell: str, *, before: int) -> None:
+        """Notes that a cell has another number of active trajectories than before."""
+        if (now := len(self.lanes[cell].active)) != before:
+            del self.having[before][cell]
+            self.having[now][cell] = None
 
     def _switch(self, lane: Lane) -> float:
         """Seconds to go on elsewhere with all that is generated on a lane: the prompts and what came of them so far."""
@@ -211,11 +232,13 @@ class Lanes:
     def _begin(self, cell: str, joins: dict[str, list[Item]], now: float) -> None:
         """Lets what waits on a cell begin, as far as there is room."""
         lane = self.lanes[cell]
+        before = len(lane.active)
         while lane.backlog and lane.room > 0:
             item, expected = lane.backlog.popleft()
             lane.join(item, expected, now, prompt=self.prompts[item[0]])
             self.place[item] = cell
             joins.setdefault(cell, []).append(item)
+        self._counted(cell, before=before)
         if lane.backlog:
             heapq.heappush(self.behind, (-len(lane.backlog), self.order[cell], cell))
 
