@@ -131,6 +131,23 @@ def test_a_tail_stays_where_it_would_have_to_be_computed_again_at_length(prompt,
     assert bool(out.moved) is moves
 
 
+@pytest.mark.parametrize(("train", "moves"), [(8e-5, False), (1.6e-3, True)])
+def test_of_many_cells_tails_move_where_work_ends_the_step_and_stay_where_a_tail_does(train, moves):
+    """Sixteen cells decode 96 answers each; training them takes 6 s of each cell, or two minutes."""
+    noise = random.Random(0)
+    lengths = [[min(16384, round(noise.lognormvariate(6.4, 1.0))) for _ in range(8)] for _ in range(16 * 12)]
+    speeds = Speeds(tick=0.012, tick_each=1.5e-5, per_token={"train": train}, switch=1.0, again=2e-5)
+    durations = Clockwork(
+        tick_seconds=0.012, tick_each=1.5e-5, prefill_seconds=2e-5, per_token={"train": train}, switch_seconds=1.0
+    )
+    plan = plan_of("elastic", 16)
+    how = {"prompt": 512, "speeds": speeds, "durations": durations, "slots": 256, "budget": 16384, "longest": 16384}
+    _, out = simulate(plan, lengths, expected=1000, **how)
+    _, stays = simulate(replace(plan, tail={"move": False, "gate": None}), lengths, expected=1000, **how)
+    assert bool(out.moved) is moves
+    assert out.seconds < stays.seconds if moves else out.seconds == stays.seconds
+
+
 def test_dropped_groups_make_room_in_the_order_of_launch():
     """Three of five launched groups are trained on. The last to finish is the first launched, and is accepted."""
     plan = plan_of("elastic", 2)
