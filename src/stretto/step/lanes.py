@@ -67,9 +67,8 @@ class Lane:
 
     def left(self, spread: float, longest: int) -> float:
         """Seconds until the last active trajectory is expected to end."""
-        most = max(
-            (remaining(e, spread, self.ticks - begun, longest) for begun, e in self.active.values()), default=0.0
-        )
+        alike = set(self.active.values())  # siblings that began together
+        most = max((remaining(e, spread, self.ticks - begun, longest) for begun, e in alike), default=0.0)
         return self.computing + most * self.speeds.tick_of(max(1, len(self.active)))
 
 
