@@ -133,7 +133,7 @@ def test_a_tail_stays_where_it_would_have_to_be_computed_again_at_length(prompt,
 
 @pytest.mark.parametrize(("train", "moves"), [(8e-5, False), (1.6e-3, True)])
 def test_of_many_cells_tails_move_where_work_ends_the_step_and_stay_where_a_tail_does(train, moves):
-    """Sixteen cells decode 96 answers each; training them takes 6 s of each cell, or two minutes."""
+    """Sixteen cells decode 96 answers each; training them takes 8 s of each cell, or two and a half minutes."""
     noise = random.Random(0)
     lengths = [[min(16384, round(noise.lognormvariate(6.4, 1.0))) for _ in range(8)] for _ in range(16 * 12)]
     speeds = Speeds(tick=0.012, tick_each=1.5e-5, per_token={"train": train}, switch=1.0, again=2e-5)
