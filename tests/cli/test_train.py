@@ -110,13 +110,14 @@ def test_a_run_that_fails_says_why_and_exits_with_its_code(command, tmp_path, ch
 def test_ctrl_c_exits_with_130_leaves_a_checkpoint_and_resume_goes_on(command, tmp_path):
     """The reward presses Ctrl-C once, from its worker process, at the second step."""
     code = (
-        "import os, signal\nfrom pathlib import Path\n\n"
+        "import os, signal\nfrom contextlib import suppress\nfrom pathlib import Path\n\n"
         "def first(answer, prompt, signals):\n"
         f"    seen = Path({str(tmp_path)!r}, 'seen')\n"
         "    with seen.open('a') as file:\n        file.write('x')\n"
-        "    if seen.stat().st_size > 14 and not seen.with_name('pressed').exists():\n"
-        "        seen.with_name('pressed').touch()\n"
-        f"        os.kill({os.getpid()}, {int(signal.SIGINT)})\n"
+        "    if seen.stat().st_size > 14:\n"
+        "        with suppress(FileExistsError):\n"
+        "            seen.with_name('pressed').touch(exist_ok=False)\n"
+        f"            os.kill({os.getpid()}, {int(signal.SIGINT)})\n"
         "    return len(answer)\n"
     )
     (tmp_path / "pressing.py").write_text(code)

@@ -26,6 +26,19 @@ def test_the_first_press_is_answered_and_cancels_and_the_second_interrupts_at_on
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_second_press_while_what_runs_is_finished_leaves_no_handler_behind(capfd):
+    async def busy():
+        with interrupt_answered():
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(busy())
+    assert capfd.readouterr().err == HEARD.decode()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_without_a_press_nothing_is_said_and_the_handler_is_as_before(capfd):
     async def calm():
         before = signal.getsignal(signal.SIGINT)

@@ -64,4 +64,5 @@ def interrupt_answered() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if signal.getsignal(signal.SIGINT) is answer:  # else it is asyncio's again, which may have put back its own
+            signal.signal(signal.SIGINT, handler)
