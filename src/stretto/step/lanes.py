@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from stretto.step.expect import remaining
 from stretto.step.work import Item, Join, Launch, Move, Speeds
 
+TAIL = 8
+"""A tail may move once no more than this fraction of a cell's trajectories are left."""
+
 
 @dataclass(slots=True)
 class Lane:
@@ -44,14 +47,22 @@ class Lane:
         """Trajectories that may join now."""
         return self.slots - len(self.active)
 
+    @property
+    def turning(self) -> bool:
+        """True when few are left and their number has halved, to none in the end: it may close or its tail move."""
+        few = len(self.active)
+        return not few & (few - 1) and few <= max(1, self.slots // TAIL)
+
     def pass_time(self, now: float) -> None:
         """Counts the decode steps since the last look."""
-        if self.active:
-            elapsed = now - self.seen
+        elapsed, self.seen = now - self.seen, now
+        if not self.active or not elapsed:
+            return
+        if self.computing:
             computed = min(self.computing, elapsed)
             self.computing -= computed
-            self.ticks += (elapsed - computed) / self.speeds.tick_of(len(self.active))
-        self.seen = now
+            elapsed -= computed
+        self.ticks += elapsed / self.speeds.tick_of(len(self.active))
 
     def join(self, item: Item, expected: float, now: float, *, prompt: int, done: float = 0.0) -> None:
         """A trajectory begins, or goes on after `done` tokens elsewhere; the first of a group brings the prompt."""
@@ -98,7 +109,8 @@ class Lanes:
         self.behind: list[tuple[int, int, str]] = []
         self.order = {cell: index for index, cell in enumerate(self.lanes)}
         # Number of active trajectories -> the cells that have so many: nobody looks through a thousand for a target.
-        self.having: defaultdict[int, dict[str, None]] = defaultdict(dict, {0: dict.fromkeys(self.lanes)})
+        # Kept from the first tail on; until then it would cost every event and be of no use.
+        self.having: defaultdict[int, dict[str, None]] | None = None
 
     def add(self, index: int, launch: Launch, attempts: Iterable[int] | None = None) -> None:
         """A group waits, or what is left of one."""
@@ -166,10 +178,11 @@ class Lanes:
         """
         mine, few = self.lanes[cell], len(self.lanes[cell].active)
         mine.pass_time(now)
-        worth, switch = mine.left(spread, self.longest), gate * self._switch(mine)
-        if min(room.ready, worth) <= switch:
+        switch = gate * self._switch(mine)
+        if room.ready <= switch:
             return None
-        target = self._poorest(cell, few)
+        worth = mine.left(spread, self.longest)
+        target = self._poorest(cell, few) if worth > switch else None
         if target is None:
             return None
         lane = self.lanes[target]
@@ -193,6 +206,10 @@ class Lanes:
 
     def _poorest(self, cell: str, few: int) -> str | None:
         """Another cell with at least as many active as this one, room for its few, and otherwise as few as any."""
+        if self.having is None:
+            self.having = defaultdict(dict)
+            for other, lane in self.lanes.items():
+                self.having[len(lane.active)][other] = None
         for count in range(few, max(self.having) + 1):
             for other in self.having.get(count, ()):
                 if other != cell and self.lanes[other].room >= few:
@@ -201,7 +218,8 @@ class Lanes:
 
     def _counted(self, cell: str, *, before: int) -> None:
         """Notes that a cell has another number of active trajectories than before."""
-        if (now := len(self.lanes[cell].active)) != before:
+        now = len(self.lanes[cell].active)
+        if self.having is not None and now != before:
             del self.having[before][cell]
             self.having[now][cell] = None
 

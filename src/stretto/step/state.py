@@ -25,9 +25,6 @@ from stretto.step.lanes import Lanes, Room
 from stretto.step.pieces import Queue, Ready
 from stretto.step.work import FORWARD, UPDATE, Apply, Carried, Divide, Item, Launch, Piece, Terms, Work, role_of
 
-TAIL = 8
-"""A tail may move once no more than this fraction of a cell's trajectories are left."""
-
 GATE = 1.5
 """What a move must save, in switch costs, where the plan does not say."""
 
@@ -113,7 +110,9 @@ class Step:
 
     def ended(self, item: Item, tokens: int, now: float) -> None:
         """A trajectory was generated; 0 tokens if it failed and cannot be trained on."""
-        self.touched.add(self.lanes.ended(item, now))
+        cell = self.lanes.ended(item, now)
+        if self.lanes.work or self.lanes.lanes[cell].turning:
+            self.touched.add(cell)
         group = self.groups[item[0]]
         group.unfinished -= 1
         self.unfinished -= 1
@@ -282,8 +281,8 @@ class Step:
 
     def _tail(self, cell: str, now: float) -> list[Work]:
         """Looks each time the number of a cell's trajectories has halved whether they had better go elsewhere."""
-        few = len(self.lanes.lanes[cell].active)
-        if not few or few & (few - 1) or few > max(1, self.terms.slots[cell] // TAIL):
+        lane = self.lanes.lanes[cell]
+        if not lane.active or not lane.turning:
             return []
         per_token = self.terms.speeds.per_token
         stages = [stage for stage in self.queues if self._tokens(stage)]
