@@ -19,7 +19,7 @@ ARROWS = {
     "sandbox": BASE,
     "weights": BASE,
     "report": BASE,
-    "placement": BASE,
+    "placement": BASE | {"config.document"},
     "step": {"types", "errors", "placement"},
     "planner": BASE | {"config.gguf", "config.locate", "placement", "step"},
     "tasks": BASE | {"sandbox"},

@@ -73,8 +73,9 @@ def test_a_cluster_may_be_a_file_with_devices_of_its_own(recipe, tmp_path, capsy
     assert main(["plan", recipe, *SEVEN, "--cluster", "c.yaml"]) == 0
     assert "on 4 x X" in capsys.readouterr().out
     (tmp_path / "c.yaml").write_text("hosts: []\n")
-    assert main(["plan", recipe, *SEVEN, "--cluster", "c.yaml"]) == 2
-    assert "c.yaml: hosts" in failed(capsys)
+    for told in (["--cluster", "c.yaml"], ["placement.cluster=c.yaml"]):
+        assert main(["plan", recipe, *SEVEN, *told]) == 2
+        assert "c.yaml: hosts" in failed(capsys)
 
 
 @pytest.mark.parametrize(

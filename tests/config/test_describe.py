@@ -122,6 +122,7 @@ def test_the_plan_names_the_device_and_the_order():
     assert "one device" in plan_sentence(recipe())
     assert "reference" not in plan_sentence(recipe())
     assert "asks the reference" in plan_sentence(recipe(algorithm={"kl": {"coef": 0.1}}))
+    assert plan_sentence(recipe(placement={"cluster": "2xcpu"})).startswith("auto on 2xcpu: chosen when a run starts")
 
 
 def test_only_what_differs_from_the_defaults_is_a_change():

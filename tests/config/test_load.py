@@ -32,6 +32,17 @@ def test_a_file_is_loaded(tmp_path):
     assert recipe.algorithm.clip == (0.1, 0.3)
 
 
+def test_a_cluster_file_beside_the_recipe_is_found_from_everywhere(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("hosts: [{device: H100, devices: 2}]\n")
+    path = tmp_path / "r.yaml"
+    path.write_text("placement: {cluster: mine.yaml}\n")
+    assert load_recipe(path).placement.cluster == str(tmp_path / "mine.yaml")
+    assert load_recipe(path, ["placement.cluster=8xH100"]).placement.cluster == "8xH100"
+    assert load_recipe(path, ["placement.cluster=none.yaml"]).placement.cluster == "none.yaml"
+    (tmp_path / "auto").touch()
+    assert load_recipe(path, ["placement.cluster=auto"]).placement.cluster == "auto"
+
+
 def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"\xef\xbb\xbfseed: 3\n")

@@ -10,7 +10,7 @@ from stretto.placement.devices import GB
 from stretto.planner.kept import Kept, keep, this_machine
 from stretto.run import session
 from stretto.run.expected import compared, planned, table
-from stretto.run.parts import make_plan
+from stretto.run.parts import devices_of, make_plan
 
 
 @pytest.fixture
@@ -49,6 +49,14 @@ def test_auto_counts_with_what_was_measured_here(here):
     told, (line,) = told_of(recipe, here)
     assert told.expected["seconds"]["generate"] > guessed.expected["seconds"]["generate"] + 10
     assert "measured on this machine on 2026-11-20" in line
+
+
+def test_a_cluster_file_says_which_devices_and_how_fast_they_are(here):
+    (here / "mine.yaml").write_text("hosts: [{device: cpu, devices: 2}]\nrates: {tick: 10.0}\n")
+    guessed, _ = told_of(recipe_in(here, placement={"cluster": "2xcpu"}), here)
+    told, _ = told_of(recipe_in(here, placement={"cluster": "mine.yaml"}), here)
+    assert devices_of("mine.yaml") == devices_of("2xcpu")
+    assert told.expected["seconds"]["generate"] > guessed.expected["seconds"]["generate"] + 10
 
 
 @pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])

@@ -14,10 +14,10 @@ import typer
 
 from stretto.cli import render
 from stretto.cli.recipe import folder_of, open_recipe, recipe_to_plan
-from stretto.config import document
+from stretto.config.load import cluster_path
 from stretto.config.schema import Recipe
 from stretto.errors import RecipeError
-from stretto.placement.cluster import Cluster, parse_cluster, read_cluster
+from stretto.placement.cluster import Cluster, parse_cluster
 from stretto.placement.strategies import STRATEGIES
 from stretto.report.timeline import Span, to_events
 
@@ -99,20 +99,11 @@ def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
 
 def _cluster(recipe: Recipe, told: str | None, root: Path) -> Cluster:
     """The cluster of the command line, or of the recipe; a file is looked for first."""
-    text = recipe.placement.cluster if told is None else told
+    text = recipe.placement.cluster if told is None else cluster_path(told, root)
     if text in ("auto", "1xgpu"):
         fix = "say which devices, such as --cluster 8xH100"
         raise RecipeError.of("placement.cluster", f"{text} does not say which devices there would be", fix)
-    path = next((place for place in (root / text, Path(text)) if place.is_file()), None)
-    if path is None:
-        return parse_cluster(text)
-    try:
-        data, problems = document.read(path.read_text(encoding="utf-8"), name=text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError.of("placement.cluster", f"{text} cannot be read: {error}", "name a cluster file") from None
-    if problems:
-        raise RecipeError(*problems)
-    return read_cluster(data, file=text)
+    return parse_cluster(text)
 
 
 def _write(path: Path, spans: list[Span]) -> None:

@@ -172,7 +172,9 @@ def plan_sentence(recipe: Recipe) -> str:
         )
     if recipe.placement.cells:
         return f"cells by hand on {cluster}"
-    strategy = "flatten" if recipe.placement.strategy == "auto" else recipe.placement.strategy
+    strategy = recipe.placement.strategy
+    if strategy == "auto":
+        return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now"
     lags = "; what they generate is trained on in the next step (staleness 1)" if recipe.placement.staleness else ""
     return f"{strategy} on {cluster}: {FLOWS[strategy].format(asking=asking)}{lags}"
 

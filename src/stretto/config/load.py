@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,21 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Reading:
             data = apply(data, change)
         except RecipeError as error:
             problems += error.problems
-    return read_data(data, problems)
+    reading = read_data(data, problems)
+    if reading.recipe is None or reading.recipe.placement.cluster == "auto":
+        return reading
+    section = reading.recipe.placement
+    section = section.model_copy(update={"cluster": cluster_path(section.cluster, path.parent)})
+    return replace(reading, recipe=reading.recipe.model_copy(update={"placement": section}))
+
+
+def cluster_path(told: str, folder: Path) -> str:
+    """A cluster file, looked for in the recipe's folder first, as a path that means the same everywhere; else as it is.
+
+    Whoever asks which devices there are need not know that folder then.
+    """
+    places = (os.path.join(folder, told), told)
+    return next((os.path.abspath(place) for place in places if told and os.path.isfile(place)), told)
 
 
 def read_text(path: Path) -> str:

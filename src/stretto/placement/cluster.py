@@ -1,7 +1,7 @@
 """A cluster: which devices exist, on which hosts, from text such as `6x8xH100` or from a cluster file.
 
 It says what there is, never what is free. `8xH100` is one host of eight; a count beyond what one host usually holds is
-split into such hosts. A cluster file is read by `config.document`; what it means is decided here.
+split into such hosts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from stretto.config import document
 from stretto.config.schema import Count, Section
 from stretto.errors import Problem, RecipeError
 from stretto.placement.devices import GB, Device, find_device
@@ -72,11 +74,23 @@ class Cluster:
 
 
 def parse_cluster(text: str, *, field: str = "placement.cluster") -> Cluster:
-    """A cluster from text: parts `[hosts x] devices x NAME`, joined by `+`."""
+    """A cluster from text: the path of a cluster file, or parts `[hosts x] devices x NAME`, joined by `+`."""
+    if os.path.isfile(text):
+        return _from_file(text, field)
     parts = [_part(part.strip(), text, field) for part in text.split("+")]
     _check_size(sum(sum(counts) for _, counts in parts), text, field)
     sizes = [(device, count) for device, counts in parts for count in counts]
     return Cluster(hosts=tuple(_named(sizes)))
+
+
+def _from_file(path: str, field: str) -> Cluster:
+    try:
+        data, problems = document.read(Path(path).read_text(encoding="utf-8"), name=path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError.of(field, f"{path} cannot be read: {error}", "name a cluster file") from None
+    if problems:
+        raise RecipeError(*problems)
+    return read_cluster(data, file=path)
 
 
 def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
@@ -168,10 +182,10 @@ class ClusterFile(Section):
     """Constants of the cost model that were measured, by name."""
 
 
-def read_cluster(document: Any, *, file: str) -> Cluster:
+def read_cluster(data: Any, *, file: str) -> Cluster:
     """A cluster from what a cluster file says, already read as plain data; `file` names it in problems."""
     try:
-        told = ClusterFile.model_validate(_tuples(document))
+        told = ClusterFile.model_validate(_tuples(data))
     except ValidationError as wrong:
         raise RecipeError(*_problems(wrong, file)) from None
     Rates.of(told.rates, field=f"{file}: rates")
@@ -189,11 +203,11 @@ def read_cluster(document: Any, *, file: str) -> Cluster:
     return Cluster(hosts=tuple(given), rates=told.rates)
 
 
-def _tuples(document: Any) -> Any:
+def _tuples(data: Any) -> Any:
     """Lists of a document as tuples, which is what strict sections take."""
-    if isinstance(document, dict):
-        return {key: _tuples(value) for key, value in document.items()}
-    return tuple(_tuples(value) for value in document) if isinstance(document, list) else document
+    if isinstance(data, dict):
+        return {key: _tuples(value) for key, value in data.items()}
+    return tuple(_tuples(value) for value in data) if isinstance(data, list) else data
 
 
 KINDS = {"tuple_type": "is no list", "model_type": "is no section of keys and values", "extra_forbidden": "is no key"}

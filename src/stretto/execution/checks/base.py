@@ -97,9 +97,10 @@ class Setting:
     @property
     def uses_gpu(self) -> bool:
         """True if it would run on a GPU."""
-        if self.recipe is None or self.recipe.placement.cluster == "auto":
-            return bool(self.machine.gpus)
-        return "cpu" not in self.recipe.placement.cluster.lower()
+        cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
+        if cluster in ("auto", "1xgpu"):
+            return cluster == "1xgpu" or bool(self.machine.gpus)
+        return any(host.device.kind != "cpu" for host in parse_cluster(cluster).hosts)
 
 
 Function = Callable[[Setting], Check | None]
