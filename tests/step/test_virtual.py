@@ -10,7 +10,7 @@ from hypothesis import strategies as given_by
 from simulated import Clockwork, carried_of, launches_of, plan_of, simulate, terms_of
 from stretto.step.state import Step
 from stretto.step.virtual import Simulation
-from stretto.step.work import Speeds
+from stretto.step.work import Join, Launch, Move, Speeds
 
 ALL = ("reward", "reference", "value", "train", "fit")
 
@@ -119,6 +119,21 @@ def test_a_tail_moves_when_the_step_ends_sooner():
     _, stays = simulate(replace(plan, tail={"move": False, "gate": None}), lengths, **how)
     assert out.moved > 0
     assert out.seconds < stays.seconds
+
+
+def test_what_begins_in_an_offer_does_not_move_in_it():
+    """Whoever carries out a move asks where things run, and what is only about to begin runs nowhere."""
+    plan, speeds = plan_of("elastic", 2), Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0)
+    step = Step(plan, terms_of(plan, groups=2, drops=True, slots=64, speeds=speeds, budget=10**6))
+    step.launch([Launch(prompt="a", prompt_tokens=10, samples=2, expected=100.0)])
+    step.offer(0.0)
+    for attempt in range(2):
+        step.ended((0, attempt), 1000, 100.0)
+    step.judged(0, (0, 1))
+    step.launch([Launch(prompt="b", prompt_tokens=10, samples=8, expected=100.0)])
+    works = step.offer(100.0)
+    assert sum(len(work.items) for work in works if isinstance(work, Join)) == 8
+    assert [work for work in works if isinstance(work, Move)] == []
 
 
 @pytest.mark.parametrize(("prompt", "moves"), [(20, True), (20_000, False)])

@@ -268,12 +268,15 @@ class Step:
         touched = sorted(self.touched, key=self.lanes.order.__getitem__)
         self.touched.clear()
         able = [c for c in touched if c in self.cells.lanes or (not self.cells.blocked[c] and self._turn(c))]
+        begun = set()
         for join in self.lanes.dispatch(able, now) if self.lanes.work else ():
             self.cells.take(join.cell, lane=True)
             works.append(join)
+            begun.add(join.cell)
         if self.plan.tail["move"] and self.plan.flow == "streamed" and not self.lanes.work:
             for cell in touched:
-                works += self._tail(cell, now)
+                if cell not in begun:  # whoever carries out a move must have begun what moves
+                    works += self._tail(cell, now)
         for cell in touched:
             if cell in self.cells.lanes and not lanes[cell].active:
                 self.cells.release(cell)
