@@ -95,6 +95,49 @@ def test_what_moves_does_not_wait_for_what_its_worker_does_next(rounds):
     assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
 
 
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_what_is_on_its_way_when_its_worker_dies_begins_again_where_it_was_to_go(rounds):
+    async def moved():
+        first, second = Engine(slow=True), Engine()
+
+        async def generate(new, unwanted, seconds):
+            if unwanted:
+                raise CellLost("localhost/cpu:0", "its process has died")
+            return await first.generate(new, unwanted, seconds)
+
+        here, there = Lane(generate), Lane(second.generate)
+        asked = asyncio.ensure_future(here.ask(request(7)))
+        while first.rounds < rounds:
+            await asyncio.sleep(0)
+        here.move([7], there)
+        answer = await asked
+        assert not there.coming and not here.leaving
+        return answer
+
+    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_is_moved_on_before_it_has_come_goes_straight_there(back):
+    async def moved():
+        first, second, third = Engine(slow=True), Engine(), Engine()
+        here, there = Lane(first.generate), Lane(second.generate)
+        last = here if back else Lane(third.generate)
+        asked = asyncio.ensure_future(here.ask(request(7)))
+        while first.rounds < 3:
+            await asyncio.sleep(0)
+        here.move([7], there)
+        there.move([7], last)
+        answer = await asked
+        assert not second.rounds
+        assert third.rounds or back
+        return answer
+
+    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
+
+
 def test_what_nobody_waits_for_is_taken_out():
     async def given_up():
         engine = Engine(slow=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stretto.errors import CellLost
 from stretto.rollout.base import Completion, Request
 
 SLICE = 0.25
@@ -26,7 +27,9 @@ class Lane:
         self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self.new: list[Request] = []
         self.unwanted: list[int] = []
+        # Key -> where it goes, until the worker has given it up; and where it comes from, until it is here.
         self.leaving: dict[int, Lane] = {}
+        self.coming: dict[int, Lane] = {}
         self.serving: asyncio.Task[None] | None = None
         self.handing: set[asyncio.Task[None]] = set()
 
@@ -48,16 +51,31 @@ class Lane:
 
         The worker is told at once and not in the next round: that would stand behind the work that it gets instead.
         """
+        keys = list(keys)
+        for key in [key for key in keys if key in self.coming]:  # it goes straight on
+            self.coming.pop(key)._leads(key, target)
         unknown = {request.key for request in self.new}  # to the worker
         moved = [key for key in keys if key in self.asked]
         for key in moved:
             if key in unknown:
                 target._take(*self.asked.pop(key))
         if known := [key for key in moved if key not in unknown]:
-            self.leaving.update(dict.fromkeys(known, target))
+            for key in known:
+                self._leads(key, target)
             task = asyncio.create_task(self._round([], known, 0.0))
             self.handing.add(task)
             task.add_done_callback(self.handing.discard)
+
+    def _leads(self, key: int, target: Lane) -> None:
+        self.leaving[key] = target
+        target.coming[key] = self
+
+    def _arrives(self, key: int) -> Lane | None:
+        """Where a request goes on that was to leave; it leaves now."""
+        target = self.leaving.pop(key, None)
+        if target is not None:
+            del target.coming[key]
+        return target
 
     def _take(self, request: Request, future: asyncio.Future[Completion]) -> None:
         self.asked[request.key] = (request, future)
@@ -77,23 +95,28 @@ class Lane:
             self.serving = None
 
     async def _round(self, new: list[Request], unwanted: list[int], seconds: float) -> None:
-        """One call of the worker; if it fails, that is everybody's answer."""
+        """One call of the worker; if it fails, that is everybody's answer.
+
+        If it has died, what was to leave begins again where it was to go: it counts as being there already.
+        """
         try:
             for completion in await self.generate(new, unwanted, seconds):
                 self._answer(completion)
         except BaseException as error:
-            for _, future in self.asked.values():
-                if not future.done():
+            asked, self.asked = self.asked, {}
+            for key, (request, future) in asked.items():
+                target = self._arrives(key)
+                if target is not None and isinstance(error, CellLost) and not future.done():
+                    target._take(request, future)
+                elif not future.done():
                     future.set_exception(error)
-            self.asked.clear()
-            self.leaving.clear()
             if not isinstance(error, Exception):
                 raise
 
     def _answer(self, completion: Completion) -> None:
         """Hands a completion to who waits for it, or to the lane that goes on with it."""
         request, future = self.asked.pop(completion.key, (None, None))
-        target = self.leaving.pop(completion.key, None)
+        target = self._arrives(completion.key)
         if request is None or future is None or future.done():
             return
         if target is None or completion.stop != "abort":
