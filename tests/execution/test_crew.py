@@ -74,6 +74,15 @@ def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_chec
     asyncio.run(scenario())
 
 
+def test_a_worker_that_was_just_started_is_not_asked_for_what_it_does_not_have_yet():
+    async def scenario():
+        crew = await started()
+        crew.mend.lost.add(DEVICES[0])
+        return (await crew.state())["from"]
+
+    assert asyncio.run(scenario()) == DEVICES[1]
+
+
 def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_of_its_parts():
     async def scenario():
         crew = await started(optimizer="sharded")
@@ -87,7 +96,7 @@ def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_o
 def test_a_deadline_says_who_does_not_answer_and_where_all_processes_stand(tmp_path):
     async def scenario():
         crew = await started()
-        crew.folder = tmp_path
+        crew.seen.folder = tmp_path
         crew.members[DEVICES[1]].hangs = True
         with pytest.raises(DeadlineError) as caught:
             await crew.begin()

@@ -40,7 +40,7 @@ async def wide(recipe, folder, cells, killed):
         reports = await steps(parts, Clock(devices=parts.devices))
         await parts.fetch()
         with pytest.raises(TrainingError, match="its part of the optimizer with it"):
-            await parts.crew.revive(parts.crew.trainers[1])
+            await parts.crew.mend.revive(parts.crew.trainers[1])
         return parts.held, reports
     finally:
         await parts.close()

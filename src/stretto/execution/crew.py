@@ -10,28 +10,31 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import CellLost, StrettoError, TrainingError
-from stretto.execution import stacks
+from stretto.errors import CellLost, DeadlineError, EngineError, StrettoError, TrainingError
 from stretto.execution.assignment import Assignment
+from stretto.execution.dealt import dealt
 from stretto.execution.group import Meeting
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
+from stretto.execution.mend import Mend
 from stretto.execution.patience import Deadline, Patience
 from stretto.execution.reach import ALLOW
-from stretto.execution.stacks import Stand
+from stretto.execution.stacks import Witness
 from stretto.placement.plan import Plan
 from stretto.train.deal import whole
 from stretto.train.meter import together
 from stretto.train.trainer import StepReport
 from stretto.types import Conversation, Receipt, Sample, Weights
 from stretto.weights.publish import prove
+
+T = TypeVar("T")
 
 HURRY = 5.0
 """Seconds for the last checkpoint of a run that ends because a worker has fallen silent."""
@@ -68,13 +71,11 @@ class Crew:
         # What came of an update, until everybody has it.
         self.updated: StepReport | None = None
         self.silent: set[str] = set()
-        self.dead: set[str] = set()
-        # Devices whose process has died and is not yet what it was; one comes back after the other.
-        self.lost: set[str] = set()
-        self.reviving = asyncio.Lock()
         self.last = time.monotonic()
-        self.folder = folder
-        self.seen: asyncio.Task[str] | None = None
+        # When the start must be over, until it is.
+        self.by: float | None = None
+        self.seen = Witness(launcher, folder)
+        self.mend = Mend(self)
 
     @property
     def trainers(self) -> list[str]:
@@ -87,11 +88,12 @@ class Crew:
         generate = [cell.devices[0] for cell in self.plan.cells if cell.role == "generate"]
         return list(dict.fromkeys([*self.trainers, *generate]))
 
-    async def start(self) -> None:
-        """Starts every worker; they load side by side."""
+    async def start(self, *, by: float | None = None) -> None:
+        """Starts every worker; they load side by side. All of it must be over `by` a time of the monotonic clock."""
+        self.by = by
         await self.launcher.open()
         devices = self.plan.devices
-        started = await asyncio.gather(*(self._launch(device) for device in devices))
+        started = await asyncio.gather(*(self.launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
         for cell in self.plan.cells:
             if cell.role == "generate":
@@ -102,10 +104,16 @@ class Crew:
                 await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
         await self.prove(list(dict.fromkeys([*self.holders, *devices])), whole=True)
+        self.by = None
+
+    @property
+    def _starting(self) -> float:
+        """Seconds for a worker to load, or to find the others: what is left of the start while that is under way."""
+        return self.patience.start if self.by is None else max(1.0, self.by - time.monotonic())
 
     async def reach(self, devices: Sequence[str]) -> None:
         """Raises unless every worker reaches every other; those in threads of one process need not."""
-        store, seconds = self.launcher.store(), self.patience.start
+        store, seconds = self.launcher.store(), self._starting
         if len(devices) < 2 or not isinstance(store, tuple):
             return
         places = await self.all(devices, "listen", store[0], seconds=seconds)
@@ -116,13 +124,19 @@ class Crew:
         if told:
             raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
 
-    async def _launch(self, device: str) -> Member:
-        async with self._deadline("start", device, self.patience.start):
+    async def launch(self, device: str) -> Member:
+        """A worker for a device, loaded."""
+        async with self._deadline("start", device, self._starting):
             return await self.launcher.start(self.assign(device))
 
     def _caller(self, cell: str) -> Callable[..., Any]:
         async def call(*arguments: Any) -> Any:
-            return await self.call(self.device[cell], "generate", *arguments, seconds=self.patience.generate)
+            try:
+                return await self.call(self.device[cell], "generate", *arguments, seconds=self.patience.generate)
+            except (CellLost, DeadlineError, EngineError):
+                raise
+            except Exception as error:  # the engine's failure, and not that of the environment that asked
+                raise EngineError(f"{cell}: {error or repr(error)}") from error
 
         return call
 
@@ -230,37 +244,6 @@ class Crew:
         """What was sampled so far is final."""
         await self.all(self.holders, "settle", seconds=self.patience.generate)
 
-    # A worker that died -----------------------------------------------------------------------------------------------
-
-    async def revive(self, device: str) -> None:
-        """A new worker for one that died, with the state of one that trains; all meet once nobody is missing."""
-        self.lost.add(device)
-        async with self.reviving:
-            try:  # who else has died is found out before anybody waits for it
-                await self.all([d for d in self.members if d not in self.lost], "facts", seconds=self.patience.train)
-                await self._revive(device)
-                self.lost.discard(device)
-                if not self.lost:
-                    await self.meet()
-            except CellLost as lost:
-                self.lost.add(lost.cell)
-                raise
-
-    async def _revive(self, device: str) -> None:
-        if any(device in copy and len(copy) > 1 for copy in self.copies):
-            self.dead.add(device)
-            told = "and its part of the optimizer with it; resume the run"
-            raise TrainingError(f"{device}: its process died, {told}")
-        living = next((copy for copy in self.copies if not self.lost & set(copy)), None)
-        if living is None:
-            raise TrainingError(f"{device}: its process died, and no other holds the optimizer; resume the run")
-        with suppress(Exception):
-            await self.members[device].close()  # dead, or it came back and lost the one whose state it was to get
-        self.members[device] = await self._launch(device)
-        state = whole(await self.all(living, "state", seconds=self.patience.train))
-        await self.call(device, "restore", state, seconds=self.patience.train)
-        await self.prove([living[0], device], whole=True)
-
     async def meet(self) -> None:
         """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
         epoch = next(EPOCHS)
@@ -273,7 +256,7 @@ class Crew:
         meetings = [Meeting(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
         calls = zip(devices, meetings, strict=True)
         await asyncio.gather(
-            *(self.call(device, "meet", kind, meeting, seconds=self.patience.start) for device, meeting in calls)
+            *(self.call(device, "meet", kind, meeting, seconds=self._starting) for device, meeting in calls)
         )
 
     async def memory(self) -> dict[str, float]:
@@ -285,7 +268,9 @@ class Crew:
 
     async def state(self) -> Mapping[str, Any]:
         """What the next step depends on, as one device would say it."""
-        devices, seconds = self._answering()
+        return await self._of_a_copy(self._state)
+
+    async def _state(self, devices: Sequence[str], seconds: float) -> Mapping[str, Any]:
         return whole(await self.all(devices, "state", seconds=seconds))
 
     async def restore(self, state: Mapping[str, Any]) -> None:
@@ -296,55 +281,39 @@ class Crew:
 
     async def save(self, folder: Path, *, base: Path | None) -> None:
         """Writes the policy for others. A worker cannot, whose host may not have this folder: it sends the files."""
-        devices, seconds = self._answering()
+        await self._of_a_copy(partial(self._save, folder, base))
+
+    async def _save(self, folder: Path, base: Path | None, devices: Sequence[str], seconds: float) -> None:
         for name in await self.call(devices[0], "save", base, seconds=seconds):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))
         await self.call(devices[0], "sweep", seconds=seconds)
 
-    def _answering(self) -> tuple[Sequence[str], float]:
-        """Devices that hold one whole optimizer and have not fallen silent, and how long they may take."""
-        answering = [copy for copy in self.copies if not (self.silent | self.dead) & set(copy)]
-        if not answering:
-            silent = ", ".join(device for device in self.trainers if device in self.silent | self.dead)
-            raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
-        return answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train
+    async def _of_a_copy(self, ask: Callable[[Sequence[str], float], Awaitable[T]]) -> T:
+        """What devices say that hold one whole optimizer, and how long they may take; those that die are passed over.
+
+        Nor are those asked that have fallen silent, or were just started and have nothing yet.
+        """
+        while True:
+            gone = self.silent | self.mend.lost
+            answering = [copy for copy in self.copies if not gone & set(copy)]
+            if not answering:
+                silent = ", ".join(device for device in self.trainers if device in gone)
+                raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
+            try:
+                return await ask(answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train)
+            except CellLost as lost:
+                self.mend.lost.add(lost.cell)
 
     # A deadline that passed -------------------------------------------------------------------------------------------
 
     async def witness(self, stage: str) -> str:
         """Writes down where every process stands, once; returns what a message says of it."""
-        if self.seen is None:
-            self.seen = asyncio.create_task(self._witness(stage))
-        return await asyncio.shield(self.seen)
-
-    async def _witness(self, stage: str) -> str:
-        here = Stand(who="this process", answers=True, text=f"{stacks.own()}\n{stacks.tasks()}")
-        stands = [here, *await self.launcher.stacks()]
-        told = stacks.culprits(stands)
-        if self.folder is None:
-            return told
-        path = self.folder / f"stacks-{stage}-{self.version + 1:06d}.txt"
-        with suppress(OSError):
-            path.write_text(stacks.page(stands))
-            told += f"where every process stands is in {path}\n"
-        return told
+        return await self.seen.told(f"stacks-{stage}-{self.version + 1:06d}.txt")
 
     async def close(self) -> None:
         """Leaves no process behind."""
         members, self.members = list(self.members.values()), {}
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         await self.launcher.close()
-
-
-async def dealt(
-    conversations: Sequence[Conversation],
-    among: Sequence[str],
-    ask: Callable[[str, Sequence[Conversation]], Awaitable[Sequence[NDArray[np.float64]]]],
-) -> list[NDArray[np.float64]]:
-    """Numbers of each conversation, asked of several in turn and all at once."""
-    count = len(among)
-    shares = [list(conversations[index::count]) for index in range(count)]
-    found = await asyncio.gather(*(ask(each, share) for each, share in zip(among, shares, strict=True)))
-    return [found[index % count][index // count] for index in range(len(conversations))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,9 +51,9 @@ class Actor:
             return ("error", error)
         return ("answer", None)
 
-    def where(self) -> tuple[int, str]:
+    def where(self) -> Any:
         """Its process's id, and its host's address."""
-        return os.getpid(), ray.util.get_node_ip_address()
+        return ("answer", (os.getpid(), ray.util.get_node_ip_address()))
 
     def stacks(self) -> str:
         """Where its threads stand; served beside whatever hangs."""
@@ -139,6 +140,7 @@ class Processes:
 
     async def open(self) -> None:
         """Connects, claims the devices, and opens the store where workers meet."""
+        begun = time.monotonic()
         # Ray's own logs and usage reports are nothing that a user of a recipe asked for.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -162,7 +164,7 @@ class Processes:
             bundles[0][f"node:{self.address}"] = 0.001  # "localhost" is this host, also in a cluster of many
         self.group = placement_group(bundles, strategy="STRICT_SPREAD")
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(max(1.0, begun + self.seconds - time.monotonic())):
                 await self.group.ready()
         except TimeoutError as error:
             raise DeadlineError(f"start: {self._missing(bundles)}") from error
@@ -193,7 +195,7 @@ class Processes:
         environment = {"env_vars": {"OMP_NUM_THREADS": str(assignment.threads or 1)}}
         actor = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env=environment).remote()
         member = self.members[assignment.device] = Remote(assignment.device, actor)
-        member.process, member.host = await actor.where.remote()
+        member.process, member.host = await reached(assignment.device, actor.where.remote())
         base = None if assignment.base is None or member.host == self.address else self._base(assignment.base)
         await reached(assignment.device, actor.make.remote(self.make, assignment, base))
         return member

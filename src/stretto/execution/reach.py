@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 LOOPBACK = "127.0.0.1"
@@ -60,14 +61,16 @@ class Door:
 
 def unreached(places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """Those of these doors that do not answer this process, each with where it is and why."""
-    found = {}
-    for name, (address, port) in places.items():
-        try:
-            with socket.create_connection((address, port), timeout=PATIENCE) as near:
-                near.settimeout(PATIENCE)
-                why = "" if near.recv(16) == WORD else "something else answers"
-        except OSError as error:
-            why = error.strerror or str(error)
-        if why:
-            found[name] = f"{address} port {port}: {why}"
-    return found
+    with ThreadPoolExecutor(min(64, len(places)) or 1) as pool:  # silent ones all take their time
+        answers = zip(places, pool.map(_silence, places.values()), strict=True)
+        return {name: f"{places[name][0]} port {places[name][1]}: {why}" for name, why in answers if why}
+
+
+def _silence(place: tuple[str, int]) -> str:
+    """Why a door does not answer; empty if it does."""
+    try:
+        with socket.create_connection(place, timeout=PATIENCE) as near:
+            near.settimeout(PATIENCE)
+            return "" if near.recv(16) == WORD else "something else answers"
+    except OSError as error:
+        return error.strerror or str(error)

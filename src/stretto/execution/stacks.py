@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 PATIENCE = 2.0
 """Seconds in which a process that still answers tells its stacks."""
@@ -90,3 +91,37 @@ def page(stands: Sequence[Stand]) -> str:
 def culprits(stands: Sequence[Stand]) -> str:
     """Those that do not answer, a line each."""
     return "".join(f"{stand.who}: {stand.text}\n" for stand in stands if not stand.answers)
+
+
+class Asks(Protocol):
+    """Who can ask every process."""
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Where each of them stands."""
+        ...
+
+
+class Witness:
+    """Writes down where every process stands, once: the first deadline that passes says most."""
+
+    def __init__(self, others: Asks, folder: Path | None) -> None:
+        self.others, self.folder = others, folder
+        self.asked: asyncio.Task[str] | None = None
+
+    async def told(self, name: str) -> str:
+        """What a message says of it; all of it goes into a file of this name."""
+        if self.asked is None:
+            self.asked = asyncio.create_task(self._ask(name))
+        return await asyncio.shield(self.asked)
+
+    async def _ask(self, name: str) -> str:
+        here = Stand(who="this process", answers=True, text=f"{own()}\n{tasks()}")
+        stands = [here, *await self.others.stacks()]
+        told = culprits(stands)
+        if self.folder is None:
+            return told
+        path = self.folder / name
+        with suppress(OSError):
+            path.write_text(page(stands))
+            told += f"where every process stands is in {path}\n"
+        return told

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stretto.environments.base import Environment
-from stretto.errors import CellLost, DeadlineError, EnvironmentFailure, StrettoError
+from stretto.errors import CellLost, DeadlineError, EngineError, EnvironmentFailure, StrettoError
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.model_handle import ModelHandle, Sampling
 from stretto.rollout.render import Renderer
@@ -174,7 +174,7 @@ async def run_trajectory(
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         failure = f"environment: CancelledError: {error}"
-    except (CellLost, DeadlineError):
+    except (CellLost, DeadlineError, EngineError):
         raise
     except StrettoError as error:
         failure = f"environment: {error}"

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, DeadlineError, StrettoError
+from stretto.errors import CellLost, CheckpointError, DeadlineError, StrettoError
 from stretto.execution.assignment import Assignment
 from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
@@ -100,20 +101,29 @@ class CrewParts(Parts):
         lanes = list(self.crew.lanes.values())
         prompts = {key: lanes[index % len(lanes)] for index, key in enumerate(dict.fromkeys(map(_asked, launches)))}
         sampling, deadline = self.sampling(temperature=temperature, seed=seed), self.recipe.deadlines.generate
-        runs = [
-            run_trajectory(
-                launch,
-                model=prompts[_asked(launch)],
+        found: dict[int, Trajectory] = {}
+
+        async def run(index: int) -> None:
+            found[index] = await run_trajectory(
+                launches[index],
+                model=prompts[_asked(launches[index])],
                 environment=self.environment,
                 renderer=self.renderer,
                 sampling=sampling,
                 outside=Outside(self.recipe.environment.deadline, waiting=set()),
             )
-            for launch in launches
-        ]
+
+        async def missing() -> None:
+            """All that are not there yet; those on other cells go on when one dies."""
+            runs = [run(index) for index in range(len(launches)) if index not in found]
+            errors = [error for error in await asyncio.gather(*runs, return_exceptions=True) if error is not None]
+            if errors:
+                raise next((error for error in errors if not isinstance(error, CellLost)), errors[0])
+
         try:
             async with asyncio.timeout(deadline) as limit:
-                return list(await asyncio.gather(*runs))
+                await self.crew.mend.surviving(missing)
+                return [found[index] for index in range(len(launches))]
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -125,11 +135,11 @@ class CrewParts(Parts):
 
     async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """On every cell of the role."""
-        return await self.crew.score_everywhere(role, conversations)
+        return await self.crew.mend.surviving(partial(self.crew.score_everywhere, role, conversations))
 
     async def settle(self) -> None:
         """Every engine."""
-        await self.crew.settle()
+        await self.crew.mend.surviving(self.crew.settle)
 
     async def fetch(self) -> None:
         """State and model of a worker that trains."""
@@ -160,6 +170,8 @@ class CrewParts(Parts):
 
     async def close(self) -> None:
         """The workers too."""
+        if self.draft is not None:
+            shutil.rmtree(self.draft, ignore_errors=True)
         await self.crew.close()
         await Parts.close(self)
 
@@ -183,6 +195,7 @@ async def assemble_crew(
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
     """
+    begun = time.monotonic()
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
     cpu = torch.device("cpu")
     base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
@@ -205,10 +218,11 @@ async def assemble_crew(
             sleeps=plan.sleeps_on(device),
         )
 
-    launcher = launcher or processes(plan.devices, seconds=recipe.deadlines.start, make=worker_of)
+    left = begun + recipe.deadlines.start - time.monotonic()
+    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of)
     crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
     try:
-        await crew.start()
+        await crew.start(by=begun + recipe.deadlines.start)
         context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
     except BaseException:
         await crew.close()
@@ -295,11 +309,11 @@ async def turn(
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
     terms = terms_of(parts, parts.pace.speeds())
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
-    await parts.crew.begin()
+    await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
     if noted is not None:
         noted(notes)
-    await parts.crew.settle()
+    await parts.settle()
     parts.lengths.stepped()
     parts.pace.stepped()
     return hands, hands.made(state.accepted)

@@ -272,7 +272,7 @@ class Hands:
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""
-        await self.crew.revive(device)
+        await self.crew.mend.revive(device)
 
     # What came of it --------------------------------------------------------------------------------------------------
 
