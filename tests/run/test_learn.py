@@ -36,6 +36,9 @@ def test_updates_share_the_trajectories_whatever_order_they_came_in(samples, upd
     assert len(parts) == max(1, min(updates, len(homes)))
     shuffled = list(samples)
     order.shuffle(shuffled)
+    places = {sample.key: place for place, sample in enumerate(samples)}
+    for part in parts:
+        assert [places[s.key] for s in part] == sorted(places[s.key] for s in part), "siblings stay side by side"
     again = minibatches(shuffled, updates, seed=seed, step=1)
     assert [{s.key for s in part} for part in again] == [{s.key for s in part} for part in parts]
 

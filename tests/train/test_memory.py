@@ -19,6 +19,7 @@ from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.errors import TrainingError
 from stretto.train.memory import OutOfMemory, memory_errors
+from stretto.train.packing import divide, merge
 from stretto.train.trainer import SMALLEST_BUDGET, Trainer
 from tiny import SETTINGS, Recorder, credited, distance, random_groups, sample, scratch_policy, step
 
@@ -150,15 +151,46 @@ def trainer(**settings):
     return closing(Trainer(POLICY, ALGORITHM, Recorder(), **(SETTINGS | {"token_budget": BUDGET} | settings)))
 
 
-def test_a_fault_halves_the_budget_once_and_the_next_steps_keep_it():
+def computed(samples):
+    """Tokens of a row."""
+    return len(merge([s.conversation.tokens for s in samples]).tokens)
+
+
+def test_a_fault_makes_rows_half_as_large_once_and_the_next_steps_keep_it():
+    half = computed(divide(SAMPLES, BUDGET)[1]) // 2
     _, installed = backward_faults(2)
     with installed, trainer() as one:
         one.accumulate(SAMPLES)
         one.apply()
-        assert one.token_budget == BUDGET // 2
+        assert one.token_budget == half
         one.accumulate(SAMPLES)
         one.apply()
-        assert one.token_budget == one.state()["token_budget"] == BUDGET // 2
+        assert one.token_budget == one.state()["token_budget"] == half
+
+
+def test_many_rows_that_do_not_fit_halve_the_budget_once():
+    rows = [computed(row) for row in divide(SAMPLES, BUDGET)]
+    room = max(rows) - 1
+    assert sum(tokens > room // 2 for tokens in rows) > 3
+    with hooks(layer(0).register_forward_pre_hook(Device(room // 2 + 1))):
+        found = run()
+    assert min(rows) // 2 <= found.token_budget <= max(rows) // 2
+    assert_same_step(found)
+
+
+def test_what_memory_held_is_remembered_for_the_budget_that_was_asked_for():
+    _, installed = backward_faults(1)
+    with installed, trainer() as one:
+        one.accumulate(SAMPLES)
+        state = one.state()
+    assert state["token_budget"] < BUDGET
+    for asked, found in ((BUDGET, state["token_budget"]), (2 * BUDGET, 2 * BUDGET)):
+        with trainer(token_budget=asked) as other:
+            other.restore(state)
+            assert other.token_budget == found
+    with trainer(checkpointing=False) as never:
+        never.restore(state | {"recomputes": True})
+        assert not never.recomputes
 
 
 class Device:
@@ -218,8 +250,10 @@ def test_a_backward_that_only_fits_recomputed_switches_recomputing_on():
 
     with hooks(layer(1).register_full_backward_hook(fault)):
         found = run()
+        alone = step(POLICY, ALGORITHM, SAMPLES[:1], token_budget=BUDGET, checkpointing="auto")
     assert found.recomputes
     assert_same_step(found)
+    assert (alone.recomputes, alone.token_budget) == (True, BUDGET), "no smaller row would have helped"
 
 
 def test_scores_survive_a_fault_too():

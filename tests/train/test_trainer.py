@@ -223,11 +223,15 @@ def test_a_closed_trainer_leaves_the_policy_to_the_next_one():
 
 def test_a_restored_trainer_goes_on_with_version_budget_and_recomputing():
     policy, other = scratch_policy(layers=1), scratch_policy(layers=1)
-    with learner(policy, checkpointing=True, token_budget=77) as trainer, learner(other) as restored:
+    settings = {"checkpointing": "auto", "token_budget": 77}
+    with learner(policy, **settings) as trainer, learner(other, **settings) as restored:
+        trainer.recompute()
+        trainer.token_budget = 40
         trainer.weights()
         restored.accumulate(SAMPLES)
         restored.restore(copy.deepcopy(trainer.state()))
-        assert restored.state() == trainer.state() == {"version": 1, "token_budget": 77, "recomputes": True}
+        state = {"version": 1, "token_budget": 40, "asked_budget": 77, "recomputes": True}
+        assert restored.state() == trainer.state() == state
         assert other.network.is_activation_checkpointing
         assert restored.apply().metrics["tokens/trained"] == 0, "a half-done step is forgotten"
 

@@ -90,15 +90,15 @@ def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int
     """
     if updates == 1:
         return [list(samples)]
-    trajectories: dict[tuple[str, int, int], list[Sample]] = {}
-    for sample in samples:
-        trajectories.setdefault(sample.key[:3], []).append(sample)
+    trajectories = dict.fromkeys(sample.key[:3] for sample in samples)
 
     def shuffled(key: tuple[str, int, int]) -> bytes:
         return hashlib.blake2b(repr((seed, step, key)).encode()).digest()
 
     order = sorted(trajectories, key=shuffled)
-    parts = [[sample for key in order[index::updates] for sample in trajectories[key]] for index in range(updates)]
+    chosen = [set(order[index::updates]) for index in range(updates)]
+    # In the order given: siblings stand side by side, and share their prompt in a row.
+    parts = [[sample for sample in samples if sample.key[:3] in keys] for keys in chosen]
     return [part for part in parts if part] or [[]]
 
 

@@ -25,13 +25,13 @@ from transformers.utils import logging as transformers_logging
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Model
-from stretto.errors import RecipeError, TrainingError
+from stretto.errors import DeadlineError, RecipeError, TrainingError
 from stretto.train import attention, probe
 from stretto.train.attention import TreeLayout
 from stretto.train.memory import memory_errors
 from stretto.train.model import hidden_states, load, refuse_unknown_attention, switch_dropout_off
 from stretto.train.packing import merge
-from stretto.train.rows import by_rows
+from stretto.train.rows import by_rows, halved
 from stretto.types import Conversation, Sample
 
 Reads = Callable[[Conversation], NDArray[np.int64]]
@@ -83,9 +83,9 @@ class Gauge:
     def _halves(self, row: Sequence[Sample]) -> list[tuple[Sample, ...]]:
         if len(row) == 1:
             raise TrainingError("the device has too little memory to score a single conversation; use smaller models")
-        middle = len(row) // 2
-        self.token_budget = max(1, sum(len(sample.conversation.tokens) for sample in row) // 2)
-        return [tuple(row[:middle]), tuple(row[middle:])]
+        parts, tokens = halved(row)
+        self.token_budget = max(1, min(self.token_budget, tokens))
+        return parts
 
 
 def at_the_end(network: PreTrainedModel) -> Reads:
@@ -148,6 +148,8 @@ def _classifier(kind: Kind, files: ModelFiles, *, dtype: torch.dtype, device: to
     network: PreTrainedModel
     try:
         network, found = kind.classifier.from_pretrained(where, dtype=dtype, output_loading_info=True)
+    except DeadlineError:  # it is not the files' fault
+        raise
     except Exception as error:  # torn and foreign files make the libraries below raise anything
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise _refusal(f"{files.name} could not be loaded: {first_line}") from error

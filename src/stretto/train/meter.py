@@ -65,7 +65,7 @@ class Meter:
         return {
             **{metric: sums[metric] / self.denominator(per) for metric, per in watched.items()},
             "loss": self.objective(),
-            "entropy": sums["entropy"] / tokens,
+            **({"entropy": sums["entropy"] / tokens} if sums["tokens"] else {}),  # that of no token is not 0
             "kl/engine_trainer": sums["k3"] / tokens,
             "engine_trainer/largest": sums["largest"],
             "ess": sums["weight"] ** 2 / (tokens * squared) if squared else 1.0,

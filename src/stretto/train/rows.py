@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.train.memory import OutOfMemory
-from stretto.train.packing import divide
+from stretto.train.packing import divide, merge
 from stretto.types import Conversation, Sample
 
 Numbers = NDArray[np.float64]
@@ -40,6 +40,12 @@ def by_rows(
             continue
         found.update({sample.key[3]: mine for sample, mine in zip(piece, row, strict=True)})
     return in_order(found, len(conversations))
+
+
+def halved(row: Sequence[Sample]) -> tuple[list[tuple[Sample, ...]], int]:
+    """A row cut in two, and half of the tokens that it computes."""
+    middle = len(row) // 2
+    return [tuple(row[:middle]), tuple(row[middle:])], len(merge([s.conversation.tokens for s in row]).tokens) // 2
 
 
 def asked(conversations: Sequence[Conversation]) -> list[Sample]:

@@ -32,7 +32,7 @@ from stretto.train.meter import Meter
 from stretto.train.model import Policy
 from stretto.train.optim import MasterAdamW
 from stretto.train.packing import MicroBatch, divide, pack
-from stretto.train.rows import by_rows
+from stretto.train.rows import by_rows, halved
 from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
@@ -71,6 +71,7 @@ class Trainer:
         """`staleness` is how many versions the weights that sampled may lag behind those that are trained."""
         self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
         self.token_budget, self.temperature, self.clip = token_budget, temperature, clip
+        self.asked_budget = token_budget
         self.version, self.staleness = 0, staleness
         self.recomputes = False
         self.may_recompute = checkpointing == "auto"
@@ -92,6 +93,8 @@ class Trainer:
         self.total: Accumulators | None = None
         self.meter = self.counted = Meter(self.algorithm.terms)
         self.ledger: list[Sample] = []
+        # Whose backward is under way.
+        self.row: Sequence[Sample] = ()
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds the gradients of these samples to the step."""
@@ -194,12 +197,15 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What the next step depends on."""
-        return {"version": self.version, "token_budget": self.token_budget, "recomputes": self.recomputes}
+        budgets = {"token_budget": self.token_budget, "asked_budget": self.asked_budget}
+        return {"version": self.version, **budgets, "recomputes": self.recomputes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
-        self.version, self.token_budget = state["version"], state["token_budget"]
-        if state["recomputes"] and not self.recomputes:
+        """Goes on where `state` was taken. What memory was found to hold is for this budget and setting only."""
+        self.version = state["version"]
+        if state.get("asked_budget", self.asked_budget) == self.asked_budget:
+            self.token_budget = state["token_budget"]
+        if state["recomputes"] and not self.recomputes and self.may_recompute:
             self.recompute()
         self.begin()
 
@@ -215,15 +221,16 @@ class Trainer:
             except OutOfMemory:
                 queue.extendleft(reversed(self._halves(piece)))
                 continue
+            self.row = piece
             self._backward(losses)
             self.meter.count(batch, logprobs.detach(), entropy, losses)
 
     def _redo(self) -> None:
-        """Does every sample of the step again within a smaller budget, after a backward ran out of memory."""
+        """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""
         while True:
-            if self.token_budget > SMALLEST_BUDGET:
-                self.token_budget //= 2
-            else:
+            before = self.token_budget
+            self._halves(self.row)
+            if len(self.row) > 1 and self.token_budget == before:
                 self._save_memory()
             ledger = self.ledger
             self.begin()
@@ -240,23 +247,24 @@ class Trainer:
         if len(piece) == 1:
             self._save_memory()
             return [tuple(piece)]
-        middle = len(piece) // 2
-        tokens = sum(len(sample.conversation.tokens) for sample in piece)
-        self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens) // 2)
-        return [tuple(piece[:middle]), tuple(piece[middle:])]
+        parts, tokens = halved(piece)
+        self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens))
+        return parts
 
     def _save_memory(self) -> None:
         """The last resort: recompute activations, if the recipe leaves that open."""
         if self.recomputes or not self.may_recompute:
+            more = "" if self.recomputes else ", or set optimizer.checkpointing: true"
             raise TrainingError(
-                "the device has too little memory to train a single conversation; lower engine.max_new_tokens, "
-                "train an adapter or a smaller model, or set optimizer.checkpointing: true"
+                "the device has too little memory to train a single conversation; lower engine.max_new_tokens, or "
+                f"train an adapter or a smaller model{more}"
             )
         self.recompute()
 
     def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
         """A row where the policy is that is asked; another may be elsewhere."""
-        return pack(samples, device=policy.device, dtype=wide(policy.dtype))
+        with memory_errors():
+            return pack(samples, device=policy.device, dtype=wide(policy.dtype))
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
