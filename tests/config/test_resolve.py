@@ -63,7 +63,7 @@ def test_a_resolved_recipe_is_as_right_as_it_was(right):
 
 def test_a_scorer_of_reasoning_gym_has_time_to_load_unless_the_recipe_says_otherwise():
     data = {"rewards": [{"kind": "reasoning_gym"}, {"name": "own", "kind": "reasoning_gym", "deadline": 5.0}]}
-    assert [part.deadline for part in resolve(parse_recipe(data)).rewards] == [30.0, 5.0]
+    assert [part.deadline for part in resolve(parse_recipe(data)).rewards] == [25.0, 5.0]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1))

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_literals_and_words_are_read(text: str) -> None:
 def test_anything_else_is_neither(text: str) -> None:
     assert not gym.formula(text)
     assert not gym.literal(text)
+
+
+@pytest.mark.parametrize("text", ["1" * 1000 + "=", "The numbers are 10234, 11876, 12987, 20345, 31456, 44567, 50123."])
+def test_long_numbers_are_read_in_no_time(text: str) -> None:
+    begun = time.perf_counter()
+    assert not gym.formula(text)
+    assert time.perf_counter() - begun < 1
 
 
 @pytest.mark.parametrize("text", ["'open(1)'", '"x"', "['x']", "{'x': 1}", "b'x'"])

@@ -22,8 +22,9 @@ SYNTHETIC: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {"reasoning_gym": {"count": 1000, "seed": 0}}
 """The same for the other kinds of source."""
 
-LOADING = 30.0
-"""Seconds for a verdict of reasoning-gym: each worker's first call loads a package that takes long to load."""
+LOADING = 25.0
+"""Seconds for a verdict of reasoning-gym: each worker's first call loads a package that takes long to load. There is a
+second try, and both must be over before `deadlines.reward` is."""
 
 
 FULL_RATE = 1.5e-5

@@ -26,8 +26,11 @@ GRIDS = frozenset({"arc_agi", "rearc"})
 """The tasks whose scorers compare with tuples, which JSON has made lists of."""
 MARKED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 """Where reasoning-gym's own prompts ask models to put the answer."""
-FORMULA = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+|(?<![A-Za-z_0-9])[A-Za-z]+(?![A-Za-z_0-9])|[-+*/^(),\s])*")
-"""Numbers, words, operators and brackets: no dot behind a word, no underscore, no quotes."""
+FORMULA = re.compile(
+    r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++|(?<![A-Za-z_0-9])[A-Za-z]++(?![A-Za-z_0-9])|[-+*/^(),\s]++)*+"
+)
+"""Numbers, words, operators and brackets: no dot behind a word, no underscore, no quotes. Nothing is tried twice: an
+answer with a few long numbers could be split in billions of ways."""
 NAMES = re.compile(r"[\w\s,]*")
 """Words, digits and commas: without brackets, dots or operators nothing can be called."""
 WORDS = frozenset(
@@ -63,8 +66,8 @@ def judge(
         return 0.0
     found = found.strip()
     kind = entry["metadata"].get("source_dataset", task)
-    safe = literal(found) if kind in LITERAL else formula(found)
-    if kind in EVALUATED and found != str(entry["answer"]).strip() and not safe:
+    own = found == str(entry["answer"]).strip()
+    if kind in EVALUATED and not own and not (literal(found) if kind in LITERAL else formula(found)):
         return 0.0
     if kind in GRIDS:
         entry = {**entry, "metadata": _tuples(entry["metadata"])}
