@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ def ids(prompts: Any) -> list[str]:
 
 def drawn(source: PromptSource, n: int) -> list[tuple[str, int]]:
     return [(prompt.id, visit) for prompt, visit in source.take(n)]
+
+
+def test_what_a_held_out_prompt_asks_is_not_trained_on_under_another_id() -> None:
+    twins = [replace(prompt, id=f"twin/{prompt.id}") for prompt in some(20)]
+    prompts = [*some(20), *twins]
+    train, heldout = split(prompts, Holdout(prompts=10))
+    assert not {prompt.messages[0]["content"] for prompt in train} & {p.messages[0]["content"] for p in heldout}
+    assert len(heldout) == 10
+    with pytest.raises(RecipeError, match="all 2 prompts ask what the 1 that are held out ask"):
+        split([prompts[0], twins[0]], Holdout(prompts=1))
 
 
 def test_held_out_prompts_are_the_same_in_any_order_of_the_data() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.config.schema import Source, Task
-from stretto.errors import Problem, RecipeError
+from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.sandbox.extras import missing_extra
 from stretto.tasks.columns import Row
 from stretto.tasks.rows import find, gather
@@ -74,6 +74,8 @@ def _prompts(task: Task, rows: Iterable[Any], limit: int | None, where: str) -> 
     """The rows as prompts, as far as they can be read."""
     try:
         prompts, found = gather(task, enumerate(islice(rows, limit), start=1), plain, where=where, unit="row")
+    except DeadlineError:  # it is not the files' fault
+        raise
     except Exception as error:  # the readers of `datasets` raise whatever the libraries of their formats raise
         raise _refusal(where, f"cannot be read: {said(error)}", "repair the data") from error
     if not prompts and not found:
@@ -141,6 +143,8 @@ def _hub(task: Task, limit: int | None) -> tuple[str, Iterable[Any]]:
     try:
         made.download_and_prepare()
         rows: Iterable[Any] = made.as_dataset(split=split).to_iterable_dataset().decode(False)
+    except DeadlineError:  # it is not the files' fault
+        raise
     except Exception as error:
         raise _refusal(field, f"{name} cannot be read: {said(error)}", "try again, or name other data") from error
     return name, rows
@@ -169,6 +173,8 @@ def _open(library: Any, what: str, field: str, **settings: Any) -> Any:
     """The reader of some data, which has read nothing yet. Only readers of plain rows are used."""
     try:
         builder = library.load_dataset_builder(what, **settings)
+    except DeadlineError:  # it is not the files' fault
+        raise
     except Exception as error:
         if "Config" in str(error):
             raise _refusal(f"{SOURCE}.subset", said(error), "name one of them") from error

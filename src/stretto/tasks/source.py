@@ -7,6 +7,7 @@ changes as little as possible. The cursor of `PromptSource` is one number, so a 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -97,14 +98,26 @@ def _idle(source: Source) -> Iterator[Problem]:
 def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """(to train on, held out), both in the order of a keyed hash of their ids.
 
-    So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out.
+    So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out. A
+    question that is held out under one id is not trained on under another.
     """
     if holdout.prompts >= len(prompts):
         reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
         fix = f"use at most {len(prompts) - 1}, or more data"
         raise RecipeError.of("task.holdout.prompts", reason, fix)
     ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
-    return tuple(ranked[holdout.prompts :]), tuple(ranked[: holdout.prompts])
+    heldout = tuple(ranked[: holdout.prompts])
+    asked = {_asked(prompt) for prompt in heldout}
+    training = tuple(prompt for prompt in ranked[holdout.prompts :] if _asked(prompt) not in asked)
+    if not training:
+        reason = f"all {len(prompts)} prompts ask what the {holdout.prompts} that are held out ask"
+        raise RecipeError.of("task.holdout.prompts", reason, "hold out fewer, or use more data")
+    return training, heldout
+
+
+def _asked(prompt: Prompt) -> str:
+    """What the model is told, whatever the prompt is called."""
+    return json.dumps(prompt.messages, sort_keys=True)
 
 
 def _rank(key: str, id: str) -> tuple[bytes, str]:
