@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from stretto import __version__
 from stretto.cli import main as entry
 from stretto.cli import recipe as opening
 from stretto.cli.main import main
-from stretto.config.check import Probes
 from stretto.config.load import load_recipe
 from stretto.errors import DeadlineError, EngineError
 
@@ -127,7 +127,7 @@ def failing(monkeypatch, error):
     def task(*_):
         raise error
 
-    monkeypatch.setattr(opening, "PROBES", Probes(task=task, rewards=opening.PROBES.rewards, plan=opening.PROBES.plan))
+    monkeypatch.setattr(opening, "PROBES", replace(opening.PROBES, task=task))
 
 
 @pytest.mark.parametrize(("error", "code"), [(EngineError("it broke"), 1), (DeadlineError("too late"), 3)])

@@ -8,7 +8,7 @@ import pytest
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.cli.recipe import PROBES
-from stretto.config.check import RULES, Probes, check, checked_recipe, examine
+from stretto.config.check import RULES, check, checked_recipe, examine
 from stretto.config.load import parse_recipe
 from stretto.config.overrides import apply
 from stretto.config.rules.base import Scene
@@ -178,6 +178,7 @@ WRONG = [
         "rewards.0.compare",
         "no number",
     ),
+    (["rewards=[{kind: overlong}]", "evaluate.every=2"], "evaluate.every", "a length says of no answer"),
     (["model.scratch.characters='0123456789'"], "model.scratch.characters", "does not have '='"),
     (["task.source.alphabet='01x'"], "model.scratch.characters", "does not have 'x'"),
     (["task.prompt=null"], "model.scratch.characters", "does not have"),
@@ -312,9 +313,17 @@ def test_tensorboard_must_be_installed_to_be_logged_to(right, monkeypatch):
     assert "pip install tensorboard" in problem.fix
 
 
+@pytest.mark.parametrize(("answer", "told"), [("3 or 4", "holds 2 numbers"), ("²", "holds no number")])
+def test_a_numeric_reward_needs_one_number_to_compare_with(right, answer, told):
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "1"},), reference=answer)
+    probes = dataclasses.replace(PROBES, task=lambda *_: ([prompt] * 11, [], False))
+    found = {problem.field: problem.reason for problem in problems(right, ["rewards.0.kind=numeric"], probes=probes)}
+    assert told in found["rewards.0.kind"]
+
+
 def test_an_answer_that_is_missing_is_the_task_s_fault(right, tmp_path):
     prompt = Prompt(id="p", messages=({"role": "user", "content": "1"},))
-    probes = Probes(task=lambda *_: ([prompt] * 11, [], False), rewards=PROBES.rewards, plan=PROBES.plan)
+    probes = dataclasses.replace(PROBES, task=lambda *_: ([prompt] * 11, [], False))
     for changes in ([], ["rewards.0.kind=numeric"], ["rewards.0.kind=math"], ["rewards.0={kind: regex, pattern: x}"]):
         (problem,) = problems(right, changes, probes=probes)
         assert problem.field == "rewards.0.kind"

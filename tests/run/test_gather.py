@@ -6,6 +6,7 @@ import pytest
 
 import running
 from running import ASSISTANT, END, ONE, ZERO
+from stretto.run import guards
 
 UNGUARDED = {"guards__max_k3": None}
 """A script's log-probabilities are not the trainer's."""
@@ -45,6 +46,14 @@ def test_dropped_groups_are_replaced_until_the_step_is_full(tmp_path):
         outcomes.setdefault((row["prompt"], row["visit"]), set()).add(row["reward"]["outcome"])
     assert len(outcomes) == 3
     assert all(len(values) == 2 for values in outcomes.values())
+
+
+def test_verdicts_that_fail_are_a_share_of_the_step_and_not_of_its_last_round(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(guards, "reward_errors", lambda section, scored, launched: asked.append(launched))
+    finished = dapo(tmp_path, knows_only_some, run__steps=2, batch__samples=8)
+    assert asked == [line["trajectories/launched"] for line in running.metrics(finished.folder)]
+    assert max(asked) > 3 * 8, "no step had a second round"
 
 
 def test_groups_are_accepted_in_launch_order(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from running import END, EQUALS, ONE, ZERO, Quiet, assert_same_run, lines, recipe_in, resume, scripted, start, written
 from stretto.cli.main import main
 from stretto.errors import RecipeError, RewardError
+from stretto.run import session
 from stretto.run import value as making
 from stretto.run.value import value
 from stretto.run.vstar import ingredients, read_table, table_path, value_problems
@@ -162,7 +164,7 @@ def zero_but_for(text):
     return lambda request: [ONE if "".join(letters.get(t, "") for t in request.tokens) == text else ZERO, END]
 
 
-def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_until_then(tmp_path):
+def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_until_then(tmp_path, monkeypatch):
     (tmp_path / "judge.py").write_text(UNDECIDED)
     own = {
         "rewards": [{"name": "mine", "kind": "judge:good"}],
@@ -181,6 +183,9 @@ def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_unti
     run = start(tmp_path, **ASTAR, **own, engine=scripted(zero_but_for("nobody"))).folder
     asked = {row["prompt"] for path in (run / "samples").iterdir() for row in lines(path)}
     assert asked == {prompt.id for prompt in training[1:]}
+    usual = session.assembled
+    monkeypatch.setattr(session, "assembled", partial(usual, make_engine=scripted(zero_but_for("nobody"))))
+    assert session.evaluate_run(run).n > 0
     again = value(recipe, root=tmp_path, progress=Quiet(), make_engine=scripted(zero_but_for("nobody")))
     assert (again.generated, again.unjudged) == (3, 0)
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stretto.config.schema import Optimizer
+from stretto.errors import CheckpointError
 from stretto.train.optim import MasterAdamW, learning_rate
 
 
@@ -79,6 +80,23 @@ def test_wide_parameters_are_their_own_masters():
         assert all(optimizer.masters[name] is weight for name, weight in parameters.items())
     narrow = MasterAdamW(weights(torch.bfloat16), SECTION, updates=1)
     assert {master.dtype for master in narrow.masters.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": "adamw8bit"}, "holds the moments of adamw8bit, and optimizer.name is adamw"),
+        ({"masters": {}}, "the checkpoint lacks it"),
+        ({"masters": {name: torch.zeros(1) for name in ("first", "second")}}, r"the checkpoint has it as \(1,\)"),
+    ],
+)
+def test_what_another_optimizer_or_model_has_left_is_refused(change, told):
+    parameters = weights(torch.float32)
+    optimizer = MasterAdamW(parameters, SECTION, updates=8)
+    before = {name: weight.clone() for name, weight in parameters.items()}
+    with pytest.raises(CheckpointError, match=told):
+        optimizer.restore(optimizer.state() | change)
+    assert all(torch.equal(weight, before[name]) for name, weight in parameters.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -87,6 +87,12 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
     return _too_wide(recipe, plan)
 
 
+def _numbers(text: str) -> Iterable[str]:
+    from stretto.rewards import answer
+
+    return answer.numbers(text)
+
+
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
     """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
@@ -105,5 +111,5 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
 ONE = ("auto", "1xcpu", "1xgpu")
 """Clusters of one device, whichever that is."""
 
-PROBES = Probes(task=_task, rewards=_rewards, plan=_plan)
+PROBES = Probes(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers)
 """The answers of the real rooms."""

@@ -63,7 +63,8 @@ async def evaluate(parts: Parts, prompts: Sequence[Prompt], *, pass_k: int) -> E
         powers = [2**e for e in range(pass_k.bit_length()) if 2**e < pass_k]
         for k in [*powers, pass_k]:
             chances = [pass_at_k(_right(g), len(g.rewards), k) for g in sampled if len(g.rewards) >= k]
-            passes[k] = sum(chances) / max(1, len(chances))
+            if chances:
+                passes[k] = sum(chances) / len(chances)
     return Evaluation(
         accuracy=right / max(1, len(groups)),
         interval=wilson(right, len(groups)),

@@ -20,7 +20,8 @@ from stretto.types import Group
 
 
 async def gather(parts: LocalParts, clock: Clock, *, step: int) -> Batch:
-    """The first half of a strictly on-policy step: nothing that a checkpoint holds moves, but for the prompt cursor."""
+    """The first half of a strictly on-policy step. Of what a checkpoint holds only the prompt cursor moves, and what is
+    only for speed: how long answers are expected to be, and how much memory holds."""
     batch, algorithm = parts.recipe.batch, parts.algorithm
     accepted: list[Group] = []
     every = Scored(groups=(), failed=())
@@ -32,6 +33,7 @@ async def gather(parts: LocalParts, clock: Clock, *, step: int) -> Batch:
         accepted += [group for group in scored.groups if not algorithm.drop(group)]
         every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)
         launched, rounds = launched + asked, rounds + 1
+    guards.reward_errors(parts.recipe.guards, every, launched=launched * batch.samples)
     parts.lengths.stepped()
     accepted = accepted[: batch.prompts]
     with clock.stage("reference", "reference", step=step, version=parts.trainer.version):
@@ -64,5 +66,4 @@ async def one_round(parts: LocalParts, clock: Clock, *, step: int, prompts: int)
         parts.lengths.saw(trajectory.prompt.id, tokens)
     with clock.stage("reward", "reward", step=step, version=version):
         scored = await parts.score(trajectories, min_samples=parts.algorithm.min_samples)
-    guards.reward_errors(recipe.guards, scored, launched=len(launches))
     return scored

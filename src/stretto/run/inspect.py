@@ -18,6 +18,7 @@ from stretto.config.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.config.rules.task import comparisons
 from stretto.config.schema import Recipe, Scratch
 from stretto.errors import Problem, RecipeError
+from stretto.rewards import answer
 from stretto.rollout.render import Renderer
 from stretto.tasks.source import load_prompts, split
 from stretto.train.adapters import target_problems
@@ -48,7 +49,11 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         return [*problems, *error.problems]
     others, context = other_models(recipe, root, tokenizer)
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
-    problems += [*comparisons(recipe, prompts), *prompt_problems(recipe, prompts, context, tokenizer), *others]
+    problems += [
+        *comparisons(recipe, prompts, answer.numbers),
+        *prompt_problems(recipe, prompts, context, tokenizer),
+        *others,
+    ]
     if recipe.model.adapter is not None:
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.config.load import load_recipe
-from stretto.config.resolve import dump
+from stretto.config.resolve import dump, resolve
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, Problem, RecipeError, StrettoError
 from stretto.placement.plan import Plan
@@ -158,7 +158,14 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     with _starting(recipe, stacks):
         parts = await assembled(
-            recipe, plan=sampling_plan(recipe), root=root, folder=folder, note=lambda text: None, stacks=stacks
+            recipe,
+            plan=sampling_plan(recipe),
+            root=root,
+            folder=folder,
+            note=lambda text: None,
+            # A run draws from the prompts that have one; its checkpoint knows which.
+            values=None if checkpoint is None else run_values(recipe, root, folder),
+            stacks=stacks,
         )
     try:
         if checkpoint is not None:
@@ -178,7 +185,7 @@ def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
         raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
     first = path.read_text().partition("\n")[0]
     root = Path(first.removeprefix("# root: ")) if first.startswith("# root: ") else Path.cwd()
-    return load_recipe(path, changes), root
+    return resolve(load_recipe(path, changes)), root
 
 
 async def _run(
@@ -252,7 +259,8 @@ async def assembled(
 
 def _starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
-    return Watch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
+    several = len(devices_of(recipe.placement.cluster)) > 1
+    return Watch(limits=limits(recipe, several=several), folder=folder).stage("start", 0, "nothing was finished before")
 
 
 def _journal(

@@ -111,10 +111,12 @@ async def _make(
     if missing:
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
-            with Watch(limits=limits(recipe), folder=stacks).stage("start", 0, "nothing was finished before"):
+            plan = sampling_plan(recipe)
+            watch = Watch(limits=limits(recipe, several=len(plan.devices) > 1), folder=stacks)
+            with watch.stage("start", 0, "nothing was finished before"):
                 parts = await assembled(
                     recipe,
-                    plan=sampling_plan(recipe),
+                    plan=plan,
                     root=root,
                     folder=Path(scratch),
                     note=screen.note,

@@ -46,11 +46,11 @@ class Limit:
     """The recipe's key that says so."""
 
 
-def limits(recipe: Recipe) -> dict[str, Limit]:
+def limits(recipe: Recipe, *, several: bool = False) -> dict[str, Limit]:
     """Stage -> its limit. Collecting and scoring look at the clock themselves; here they are stopped if they cannot.
 
-    On several devices every call of a worker has its deadline, those of the start that of all of it; "step" is for the
-    process that calls them.
+    On `several` devices every call of a worker has its deadline, at the start what is left of that of all of it; "step"
+    is for the process that calls them.
     """
     given = recipe.deadlines
     rounds = 1 + (recipe.evaluate.pass_k > 1)
@@ -58,7 +58,7 @@ def limits(recipe: Recipe) -> dict[str, Limit]:
     step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
     return {
         "step": Limit(seconds=step + PATIENCE, key="deadlines.generate"),
-        "start": Limit(seconds=given.start + PATIENCE, key="deadlines.start"),
+        "start": Limit(seconds=given.start + several * PATIENCE, key="deadlines.start"),
         "generate": Limit(seconds=given.generate + PATIENCE, key="deadlines.generate"),
         "evaluate": Limit(seconds=evaluate + PATIENCE, key="deadlines.generate"),
         "reward": Limit(seconds=given.reward + PATIENCE, key="deadlines.reward"),

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Model, Scratch
-from stretto.errors import RecipeError
+from stretto.errors import DeadlineError, RecipeError
 from stretto.train import attention, probe
 from stretto.train.adapters import add_adapter
 from stretto.train.backward import take_over
@@ -183,6 +183,8 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
                 output_loading_info=True,
                 **keywords,
             )
+    except DeadlineError:  # it is not the files' fault
+        raise
     except Exception as error:  # torn and foreign files make the libraries below raise anything
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecipeError.of(

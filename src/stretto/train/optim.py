@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.config.schema import Optimizer as Section
-from stretto.errors import RecipeError
+from stretto.errors import CheckpointError, RecipeError
 from stretto.train.head import wide
 
 CPU = torch.device("cpu")
@@ -75,6 +75,7 @@ class MasterAdamW:
         """Masters, moments and the number of updates made; copies in host memory, which later updates leave alone."""
         return {
             "update": self.update,
+            "kind": self.section.name,
             "masters": {name: master.detach().to("cpu", copy=True) for name, master in self.masters.items()},
             "moments": {
                 name: {key: _copied(value, CPU) for key, value in self.adamw.state[master].items()}
@@ -84,6 +85,7 @@ class MasterAdamW:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts masters, moments and modules back exactly."""
+        self._refuse_others(state)
         self.update = state["update"]
         with torch.no_grad():
             for name, master in self.masters.items():
@@ -92,6 +94,20 @@ class MasterAdamW:
                     self.parameters[name].copy_(master)
                 moments = state["moments"].get(name, {})
                 self.adamw.state[master] = {key: _copied(value, master.device) for key, value in moments.items()}
+
+    def _refuse_others(self, state: Mapping[str, Any]) -> None:
+        """Moments and masters of another optimizer, adapter or model would fit nothing."""
+        if (kind := state.get("kind", self.section.name)) != self.section.name:
+            told = f"the checkpoint holds the moments of {kind}, and optimizer.name is {self.section.name}"
+            raise CheckpointError(f"{told}; go on with {kind}, or begin a new run from the checkpoint's model")
+        held = state["masters"]
+        for name, master in self.masters.items():
+            if name not in held or held[name].shape != master.shape:
+                there = "lacks it" if name not in held else f"has it as {tuple(held[name].shape)}"
+                raise CheckpointError(
+                    f"{name} is trained with shape {tuple(master.shape)}, and the checkpoint {there}; go on with the "
+                    "run's own model.adapter, or begin a new run from the checkpoint's model"
+                )
 
 
 def make_adamw(masters: Iterable[nn.Parameter], section: Section) -> torch.optim.Optimizer:

@@ -27,6 +27,8 @@ class Probes:
     """What is wrong with the parts of the reward, each for itself; user code is looked for in the folder."""
     plan: Callable[[Recipe], Iterable[Problem]]
     """What is wrong with where the models are to live."""
+    numbers: Callable[[str], Iterable[str]]
+    """The numbers in a reference answer, as a numeric reward reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,8 +91,8 @@ def classifier_problems(name: str | None, key: str, root: Path) -> Iterator[Prob
 
 
 def accuracy_has_a_verdict(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
-    """What a reward model gives has no full marks."""
-    if recipe.evaluate.every > 0 and all(part.kind == "model" for part in recipe.rewards):
-        reason = "asks for an accuracy, and the score of a reward model says of no answer that it is right"
+    """What a reward model or a length gives has no full marks."""
+    if recipe.evaluate.every > 0 and all(part.kind in ("model", "overlong") for part in recipe.rewards):
+        reason = "asks for an accuracy, and a reward model's score or a length says of no answer that it is right"
         fix = "use 0, or add a reward that knows right from wrong"
         yield Problem(field="evaluate.every", reason=reason, fix=fix)

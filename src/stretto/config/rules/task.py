@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stretto.config.rules.base import Scene
 from stretto.config.schema import Recipe
@@ -39,13 +39,16 @@ def scorers_have_their_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
 
 def answers_can_be_compared(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     """The same as below, of the first prompts."""
-    yield from comparisons(recipe, scene.prompts)
+    yield from comparisons(recipe, scene.prompts, scene.probes.numbers)
 
 
-def comparisons(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[Problem]:
-    """Rewards that compare need a reference answer, and numeric one that holds a number, in each of these prompts."""
+def comparisons(
+    recipe: Recipe, prompts: Sequence[Prompt], numbers: Callable[[str], Iterable[str]]
+) -> Iterator[Problem]:
+    """Rewards that compare need a reference answer, and numeric one that is one number, in each of these prompts."""
     lacking = next((prompt for prompt in prompts if prompt.reference is None), None)
-    wordy = next((prompt for prompt in prompts if not any(map(str.isdigit, prompt.reference or "0"))), None)
+    counts = ((prompt, len(list(numbers("0" if prompt.reference is None else prompt.reference)))) for prompt in prompts)
+    wordy, count = next(((prompt, count) for prompt, count in counts if count != 1), (None, 1))
     for index, part in enumerate(recipe.rewards):
         numeric = part.kind == "numeric" or (part.kind == "regex" and part.compare == "numeric")
         if part.kind in COMPARING and lacking:
@@ -59,7 +62,8 @@ def comparisons(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[Problem]:
             key, answer = "kind" if part.kind == "numeric" else "compare", str(wordy.reference)[:40]
             yield Problem(
                 field=f"rewards.{index}.{key}",
-                reason=f"the reference answer of the prompt {_named(wordy)}, {answer!r}, holds no number",
+                reason=f"the reference answer of the prompt {_named(wordy)}, {answer!r}, holds {count or 'no'} "
+                f"number{'s' if count else ''}",
                 fix="use exact, or a task.source whose answers are numbers",
             )
 
