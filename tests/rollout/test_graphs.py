@@ -283,6 +283,17 @@ class TestLastingCache:
         self.filled(cache, slots=1, tokens=1024, value=1.0)
         assert cache.keys[0].shape == (1, 2, 1024, 4)
 
+    def test_two_under_one_bound_do_not_keep_what_exceeds_it(self):
+        trunks, own = LastingCache(16 * 64), LastingCache(16 * 64)
+        trunks.beside, own.beside = own, trunks
+        trunks.reserve(slots=8, tokens=64)
+        own.reserve(slots=8, tokens=64)
+        assert trunks.held[0] and own.held[0], "both are in use"
+        for cache in (trunks, own):
+            cache.clear()
+        own.reserve(slots=16, tokens=64)
+        assert trunks.held == (0, 0)
+
     def test_giving_back_leaves_nothing(self):
         cache = LastingCache(MOST)
         self.filled(cache, slots=2, tokens=64, value=1.0)

@@ -14,6 +14,7 @@ Not recorded: prefills, whose sizes hardly ever repeat, and models with experts,
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +59,9 @@ def rounded(count: int, grain: int = 1) -> int:
 class LastingCache(KeyValueCache):
     """A cache whose memory stays where it is from round to round; `generation` counts when it did not."""
 
+    beside: LastingCache | None = None
+    """The other cache under the same bound; what it holds and does not use is given back before both exceed it."""
+
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
@@ -81,6 +85,9 @@ class LastingCache(KeyValueCache):
             return
         both = max(shape[0], self.held[0]), max(shape[1], self.held[1])
         self.held = both if both[0] * both[1] <= self.most else shape
+        other = self.beside
+        if other is not None and not other.slots and math.prod(self.held) + math.prod(other.held) > self.most:
+            other.release()
         self.generation += 1
         for states in (self.keys, self.values):
             if 0 in live:  # before what takes its place is there
@@ -196,6 +203,7 @@ class RecordedSteps(Steps):
     def __init__(self, policy: Policy, *, most: int, tape: type[Tape] | None) -> None:
         super().__init__(policy)
         self.own, self.common = LastingCache(most), LastingCache(most)
+        self.own.beside, self.common.beside = self.common, self.own
         self.cache, self.trunks = self.own, self.common
         self.recordings = Recordings(tape)
         self.members = 0
@@ -231,7 +239,7 @@ class RecordedSteps(Steps):
         sizes = Sizes(
             rows=rounded(n),
             width=width,
-            longest=min(rounded(own + width, GRAIN), self.own.held[1]),
+            longest=min(rounded(own + width, GRAIN), self.own.capacity),
             trunk=trunks.longest if trunks else 0,
             trunks=len(trunks.members) if trunks else 0,
             members=trunks.members.shape[1] if trunks else 0,
@@ -283,7 +291,7 @@ class RecordedSteps(Steps):
             self.members = max(self.members, rounded(most))
             self.filled = Trunks(
                 cache=shared.cache,
-                longest=min(rounded(shared.longest, GRAIN), self.common.held[1]),
+                longest=min(rounded(shared.longest, GRAIN), self.common.capacity),
                 members=pad(shared.members, (0, self.members - most, 0, rounded(count) - count)),
                 seat=filled(shared.seat // most * self.members + shared.seat % most, rows),
                 sits=filled(shared.sits, rows),
