@@ -114,6 +114,24 @@ def test_what_is_on_its_way_when_its_worker_dies_begins_again_where_it_was_to_go
         assert not there.coming and not here.leaving
         return answer
 
+    async def given_up():
+        async def generate(new, unwanted, seconds):
+            await asyncio.sleep(0)
+            raise CellLost("localhost/cpu:0", "its process has died")
+
+        here, there = Lane(generate), Lane(Engine().generate)
+        asked = asyncio.ensure_future(here.ask(request(7)))
+        await asyncio.sleep(0)
+        here.new.clear()  # as if the worker had it
+        here.move([7], there)
+        asked.cancel()
+        here.give_up([7])
+        while here.handing or here.serving:
+            await asyncio.sleep(0)
+        return here.leaving or there.coming
+
+    assert not asyncio.run(given_up())
+
     (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
     assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
 

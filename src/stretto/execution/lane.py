@@ -110,6 +110,8 @@ class Lane:
                     target._take(request, future)
                 elif not future.done():
                     future.set_exception(error)
+            for key in list(self.leaving):  # given up meanwhile
+                self._arrives(key)
             if not isinstance(error, Exception):
                 raise
 

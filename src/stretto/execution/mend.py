@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Mend:
-    """Of one crew."""
+    """Makes a crew whole again."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew

@@ -117,7 +117,7 @@ def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ..
 
 def _asked(prompt: Prompt) -> str:
     """What the model is told, whatever the prompt is called."""
-    return json.dumps(prompt.messages, sort_keys=True)
+    return json.dumps(prompt.messages, sort_keys=True, default=str)
 
 
 def _rank(key: str, id: str) -> tuple[bytes, str]:
