@@ -1,6 +1,7 @@
 """Steps that are taken to fit constants: real workers in threads of this process, on a tiny model."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,14 @@ def test_own_workloads_tell_short_from_long_few_from_many_and_scored_from_not(tm
     assert max(probe.prompt for probe in PROBES) > 10 * min(probe.prompt for probe in PROBES)
     counts = [probe.prompts * probe.samples for probe in PROBES]
     assert max(counts) >= 16 * min(counts)
+
+
+@pytest.mark.parametrize("change", [{"updates": 4}, {"staleness": 1}])
+def test_a_recipe_whose_steps_no_trial_takes_is_measured_by_our_own_workloads_alone(change, tmp_path):
+    setting = setting_of(tmp_path=tmp_path)
+    setting = replace(setting, workload=replace(setting.workload, **change))
+    assert list(recipes(setting, search(setting, variants_of(Placement())).ready)) == []
+    assert {(ask.setting.workload.updates, ask.setting.workload.staleness) for ask in own(setting)} == {(1, 0)}
 
 
 def test_steps_are_taken_as_they_were_asked_for_and_every_second_of_them_is_part_of_something(tmp_path):

@@ -67,6 +67,13 @@ def test_a_timeline_is_a_chrome_trace_of_what_is_simulated(recipe, tmp_path, cap
     assert "--timeline" in failed(capsys)
 
 
+def test_the_recipes_own_strategy_is_marked(recipe, capsys):
+    own = "placement={strategy: interleave, fractions: [1, 1, 0.25, 0.75]}"
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "algorithm.kl.coef=0.1", own]) == 0
+    marked = [line for line in capsys.readouterr().out.splitlines() if " * " in line]
+    assert [line.split("  ")[0] for line in marked] == ["interleave (1, 1, 1/4, 3/4) *"]
+
+
 def test_a_cluster_may_be_a_file_with_devices_of_its_own(recipe, tmp_path, capsys):
     text = "hosts: [{device: X, devices: 4}]\ndevices: {X: {flops: 4.0e14, memory_gb: 64, bandwidth: 2.0e12}}\n"
     (tmp_path / "c.yaml").write_text(text)

@@ -63,6 +63,24 @@ def test_what_is_no_cluster_is_refused_with_what_to_write(text, said):
     assert refused.value.problems[0].field == "--cluster"
 
 
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+    ],
+)
+def test_a_device_is_found_by_what_its_driver_calls_it(driver, name):
+    assert find_device(driver).name == name
+
+
 def test_an_unknown_device_is_answered_with_how_to_give_its_numbers():
     with pytest.raises(RecipeError) as refused:
         find_device("Gaudi3")
@@ -78,6 +96,7 @@ def test_a_file_gives_hosts_devices_and_measured_rates():
     cluster = read_cluster(document, file="mine.yaml")
     assert str(cluster) == "8 x Mine + 1 x L4"
     assert cluster.hosts[0].memory == 512 * GB
+    assert cluster.hosts[0].device.host_memory == 128 * GB
     assert cluster.hosts[0].device.memory == 32 * GB
     assert cluster.hosts[0].device.matmul == pytest.approx(0.8e14)
     assert Rates.of(cluster.rates).tick == 0.002

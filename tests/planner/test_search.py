@@ -11,7 +11,9 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.lengths import Lengths
 from stretto.placement.shapes import named_shape
 from stretto.planner import explain
-from stretto.planner.grid import Variant
+from stretto.planner.grid import Grid, Variant
+from stretto.planner.price import Prices
+from stretto.planner.room import Rooms
 from stretto.planner.search import named_by, search, smallest_cluster, variants_of
 from stretto.planner.setting import Setting
 from stretto.planner.workload import Workload
@@ -130,6 +132,20 @@ def test_shares_that_no_number_of_devices_has_are_no_choice():
     third = Variant(strategy="interleave", fractions=tuple(Fraction(n, 3) for n in (3, 3, 1, 2)))
     rejected = dict(search(setting_of("2xH100", roles=PPO), (third,)).rejected)
     assert "do not divide 2 devices" in rejected[third.label]
+
+
+def test_shares_that_come_close_to_whole_devices_are_these():
+    setting = setting_of("3xH100", roles=PPO)
+    own = Placement(strategy="interleave", fractions=(1.0, 1.0, 0.33, 0.67))
+    (variant,) = (variant for variant in variants_of(own) if variant.label == named_by(own))
+    grid = Grid(setting, Prices(setting), Rooms(setting))
+    assert any(True for _ in grid.choices(variant, 3))
+
+
+def test_more_devices_of_a_cpu_share_the_same_memory():
+    setting = setting_of("2xcpu", "llama-65b")
+    assert not search(setting, ALL).best
+    assert smallest_cluster(setting, ALL) is None
 
 
 def test_a_model_that_fits_nowhere_names_the_term_and_the_smallest_cluster():

@@ -2,13 +2,16 @@
 
 import json
 
+import gguf
+import numpy as np
 import pytest
 
 from stretto.cli.recipe import recipe_to_plan
-from stretto.config.schema import Placement
+from stretto.config.schema import Model, Placement
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
 from stretto.planner.foresee import choose
+from stretto.planner.models import shape_of_model
 from stretto.planner.setting import Setting
 from stretto.planner.workload import workload_of
 
@@ -40,6 +43,23 @@ def refused(planned, *changes):
     with pytest.raises(RecipeError) as caught:
         planned(*changes)
     return [(problem.field, problem.reason) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_says_whether_it_has_a_head_of_its_own(tied, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for key, number in {"block_count": 2, "embedding_length": 64, "feed_forward_length": 128}.items():
+        writer.add_uint32(f"llama.{key}", number)
+    writer.add_uint32("llama.attention.head_count", 4)
+    writer.add_token_list([str(number) for number in range(100)])
+    for name in ("token_embd.weight", *(() if tied else ("output.weight",))):
+        writer.add_tensor(name, np.zeros((100, 64), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    shape = shape_of_model(Model(name="m.gguf"), tmp_path, field="model.name")
+    assert (shape.vocab, shape.tied) == (100, tied)
 
 
 def test_a_gguf_file_says_its_sizes(planned):

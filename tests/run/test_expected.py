@@ -102,6 +102,18 @@ def test_a_copy_that_is_too_large_for_a_device_is_cut(devices, strategy, cells, 
         assert max(told.expected["memory_gb"].values()) < 2.9
 
 
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(2.8, 288), (2.9, 576), (3.0, 1152)])
+def test_a_cell_of_several_devices_gets_micro_batches_that_fit_because_it_cannot_cut_them(
+    gigabytes, tokens, here, monkeypatch
+):
+    with_memory(monkeypatch, 2 * gigabytes)
+    large = TOO_LARGE | {"batch__token_budget": "auto"}
+    told, (line,) = told_of(recipe_in(here, placement={"cluster": "2xcpu", "strategy": "flatten"}, **large), here)
+    assert f"each with a slice, in micro-batches of {tokens} tokens, because" in line
+    assert [(len(c.devices), c.token_budget) for c in told.plan.cells if c.role == "train"] == [(2, tokens)]
+    assert max(told.expected["memory_gb"].values()) < gigabytes
+
+
 def test_a_copy_that_fits_with_small_micro_batches_and_recomputing_stays_whole(here, monkeypatch):
     with_memory(monkeypatch, 2 * 3.3)
     recipe = recipe_in(
@@ -129,7 +141,9 @@ def test_auto_cuts_what_is_too_large_for_a_device(here, monkeypatch):
 @pytest.mark.slow
 def test_a_run_trains_a_copy_that_its_strategy_cut(here, monkeypatch):
     plain = start(here, run__steps=2).folder
-    monkeypatch.setattr("stretto.planner.foresee.width_of", lambda *_, **__: 2)  # the model is too small for the truth
+    monkeypatch.setattr(
+        "stretto.planner.foresee.width_of", lambda *_, **__: (2, 9999)
+    )  # the model is too small for the truth
     cut = start(here, run__steps=2, placement={"cluster": "2xcpu", "strategy": "flatten"}).folder
     cells = json.loads((cut / "plan.json").read_text())["cells"]
     assert [len(cell["devices"]) for cell in cells] == [1, 1, 2]

@@ -112,7 +112,8 @@ def measure(
 ) -> Measured:
     """Takes the steps and fits the constants; a RecipeError says what cannot be measured here."""
     best = runnable(found, setting)
-    asks = [*own(setting), *recipes(setting, best)]
+    mine = list(recipes(setting, best))
+    asks = [*own(setting), *mine]
     seen = asyncio.run(taken(recipe, root, asks, note=note, launch=launch, rounds=rounds))
     kind = setting.cluster.hosts[0].device.kind
     result = fit(seen, Rates.of({}, kind=kind))
@@ -125,8 +126,8 @@ def measure(
         error=result.after,
         rates=result.rates,
     )
-    mine = [(ask.choice.label, step.seconds) for ask, step in zip(asks, seen, strict=True)][-len(best) :]
-    return Measured(kept=kept, before=result.before, seconds=tuple(mine))
+    took = [(ask.choice.label, step.seconds) for ask, step in zip(asks, seen, strict=True)][len(asks) - len(mine) :]
+    return Measured(kept=kept, before=result.before, seconds=tuple(took))
 
 
 def runnable(found: Found, setting: Setting) -> tuple[Forecast, ...]:
@@ -179,12 +180,13 @@ def asked(work: Workload, probe: Probe) -> Workload:
         lengths=probe.lengths,
         barrier=False,
         updates=1,
+        staleness=0,
     )
 
 
 def recipes(setting: Setting, best: Sequence[Forecast]) -> Iterator[Ask]:
-    """The recipe's own step under its best plans; none where it makes several updates, which no trial does."""
-    for forecast in best if setting.workload.updates == 1 else ():
+    """The recipe's own step under its best plans; none where it makes several updates or lags, which no trial does."""
+    for forecast in best if setting.workload.updates == 1 and not setting.workload.staleness else ():
         yield _ask(f"the recipe, {forecast.choice.label}", setting, forecast.choice)
 
 

@@ -18,6 +18,7 @@ from stretto.config.load import cluster_path
 from stretto.config.schema import Recipe
 from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, parse_cluster
+from stretto.placement.devices import DEVICES
 from stretto.placement.strategies import STRATEGIES
 from stretto.report.timeline import Span, to_events
 
@@ -85,15 +86,15 @@ def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dic
 
 def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
     """No plan at all: why, and the smallest cluster that has one."""
-    from stretto.planner.search import LARGEST
+    from stretto.planner.search import LARGEST, roomiest
 
     told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
-    kind = setting.ordered[0][1].name
+    kind = roomiest(setting).device.name
     fix = "use a smaller model, an adapter, shorter answers or other devices"
     if count is None:
         fix = f"no cluster of up to {LARGEST} x {kind} would hold it either; {fix}"
     else:
-        fix = f"--cluster {count}x{kind} would hold it; or {fix}"
+        fix = f"{'--cluster ' if kind in DEVICES else ''}{count}x{kind} would hold it; or {fix}"
     return RecipeError.of("placement.cluster", f"nothing fits on {setting.cluster}. {'; '.join(told)}", fix)
 
 

@@ -89,7 +89,7 @@ def _table(found: Found, setting: Setting, named: str, measured: Mapping[str, fl
     priced = setting.workload.price is not None
     rows = [head + ["cost"] * priced]
     for forecast in found.best:
-        mark = " *" if forecast.choice.strategy == named else ""
+        mark = " *" if forecast.choice.label == named else ""
         peaks = dict.fromkeys(f"{forecast.held(room)[1].total / GB:.1f}" for room in forecast.room.sides)
         row = [f"{forecast.choice.label}{mark}"]
         row += [_seconds(took) if (took := measured.get(forecast.choice.label)) else "-"] if measured else []

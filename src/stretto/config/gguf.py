@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -128,7 +129,16 @@ def read_sizes(path: Path) -> dict[str, int]:
 
 def count_parameters(path: Path) -> int:
     """Numbers in all tensors, whatever they are stored as; walks the vocabulary, which takes a moment."""
-    total = 0
+    return sum(count for _, count in _tensors(path))
+
+
+def has_head(path: Path) -> bool:
+    """Whether the head is a tensor of its own; where it is the embedding, it is not in the file. Walks all names."""
+    return any(name == "output.weight" for name, _ in _tensors(path))
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """Names of all tensors, and how many numbers each has."""
     with open(path, "rb") as file:
         reader = _Reader(file, os.fstat(file.fileno()).st_size)
         tensors, keys = reader.begin()
@@ -138,10 +148,10 @@ def count_parameters(path: Path) -> int:
             reader.text()
             reader.value(int(reader.number("I")))
         for _ in range(tensors):
-            reader.text()
+            name = reader.text()
             dimensions = int(reader.number("I"))
             if dimensions > MOST_DIMENSIONS:
                 raise ValueError(f"it has a tensor of {dimensions} dimensions")
-            total += math.prod(reader.count() for _ in range(dimensions))
+            count = math.prod(reader.count() for _ in range(dimensions))
             reader.skip(struct.calcsize("<IQ"))  # how it is stored, and where
-    return total
+            yield name, count

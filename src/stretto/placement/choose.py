@@ -90,14 +90,13 @@ def _generated(section: Placement, layout: Layout) -> Plan:
     return STRATEGIES[strategy](layout)
 
 
-def shares_of(told: str | Sequence[float] | None, count: int) -> Sequence[Fraction]:
+def shares_of(told: str | Sequence[float] | Sequence[Fraction] | None, count: int) -> Sequence[Fraction]:
     """Fractions as exact numbers, those that come close to whole devices as these."""
     if told is None or isinstance(told, str):
         return PRESETS[told or "I1"]
-    whole = [Fraction(round(share * count), count) for share in told]
-    return [
-        near if abs(near - share) < CLOSE else Fraction(str(share)) for near, share in zip(whole, told, strict=True)
-    ]
+    exact = [Fraction(str(share)) for share in told]
+    whole = [Fraction(round(share * count), count) for share in exact]
+    return [near if abs(near - share) < CLOSE else share for near, share in zip(whole, exact, strict=True)]
 
 
 class WrittenCell(Section):

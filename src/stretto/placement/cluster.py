@@ -196,11 +196,17 @@ def read_cluster(data: Any, *, file: str) -> Cluster:
         device = own[group.device] if group.device in own else find_device(group.device, field=f"{file}: hosts")
         sizes += [(device, group.devices, group.memory_gb)] * group.count
     hosts = _named([(device, count) for device, count, _ in sizes])
-    given = [
-        host if memory is None else replace(host, memory=memory * GB)
-        for host, (_, _, memory) in zip(hosts, sizes, strict=True)
-    ]
+    given = (_given(host, memory) for host, (_, _, memory) in zip(hosts, sizes, strict=True))
     return Cluster(hosts=tuple(given), rates=told.rates)
+
+
+def _given(host: Host, memory_gb: float | None) -> Host:
+    """A host with the memory that a file says it has, of which each device gets its share."""
+    if memory_gb is None:
+        return host
+    share = memory_gb * GB / host.count
+    own: dict[str, Any] = {"memory": share} if host.device.kind == "cpu" else {}
+    return replace(host, memory=memory_gb * GB, device=replace(host.device, host_memory=share, **own))
 
 
 def _tuples(data: Any) -> Any:

@@ -106,8 +106,11 @@ DEVICES = {
 
 def plain(name: str) -> str:
     """A name without case, spaces, dashes and what sellers add: "NVIDIA H100 SXM5 80GB" and "h100" are one device."""
-    letters = re.sub(r"nvidia|amd|geforce|sxm\d?|tensorcore|[\s_-]", "", name.lower())
-    letters = re.sub(r"(?<=a100|a800|h100|h800)80gb?$|(?<=h200)141gb?$|(?<=h20)96gb?$", "", letters)
+    letters = re.sub(r"nvidia|amd|geforce|tesla|sxm\d?|hbm\d\w?|tensorcore|[\s_-]", "", name.lower())
+    letters = re.sub(r"^rtx(?=a\d000)|pcie(?=\d0gb)|(?<=\d0gb)pcie$", "", letters)  # as drivers call them
+    letters = re.sub(
+        r"(?<=a100|a800|h100|h800)80gb?$|(?<=h200)141gb?$|(?<=gh200)480gb?$|(?<=v100)32gb?$|(?<=h20)96gb?$", "", letters
+    )
     return re.sub(r"(?<=\d)g$", "gb", letters)
 
 

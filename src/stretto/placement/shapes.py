@@ -227,6 +227,8 @@ def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
     if not isinstance(told, dict):
         raise RecipeError.of(field, f"{path} is no object", "name the config.json of a model")
     found = {ours: told[key] for ours, keys in CONFIG_KEYS.items() for key in reversed(keys) if told.get(key)}
+    if "tie_word_embeddings" not in told and str(told.get("model_type")).startswith("gemma"):
+        found["tied"] = True  # their files leave out what is the default of the family
     return _checked({"name": path.parent.name or "config.json", **found}, field)
 
 

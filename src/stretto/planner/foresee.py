@@ -26,7 +26,7 @@ from stretto.planner.room import Rooms
 from stretto.planner.search import CLOSE, search, variants_of
 from stretto.planner.setting import Setting, Split
 from stretto.planner.simulate import Forecast, simulate
-from stretto.planner.workload import workload_of
+from stretto.planner.workload import Workload, workload_of
 
 SMALL = 256
 """Tokens of a small micro-batch."""
@@ -72,18 +72,29 @@ def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int
     grid = Grid(setting, prices, rooms)
     for variant in variants_of(section):
         for choice in grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ():
-            mine = replace(choice, budget=budget, recompute=bool(setting.workload.recompute))
-            room = rooms.room(mine)
-            if room.fits and _same(mine, plan, setting):
-                return simulate(prices, mine, room)
+            if not _same(choice, plan, setting):
+                continue
+            for tokens in _falling(setting.workload, budget):
+                mine = replace(choice, budget=tokens, recompute=bool(setting.workload.recompute))
+                room = rooms.room(mine)
+                if room.fits:
+                    return simulate(prices, mine, room)
     return None
 
 
-def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> int:
-    """Over how many devices each training cell of a strategy's plan should be cut: as few as have the room.
+def _falling(work: Workload, budget: int) -> list[int]:
+    """This many tokens in a micro-batch and, where the recipe leaves it open, fewer and fewer."""
+    least = max(work.longest, min(SMALL, budget))
+    smaller = [budget >> halvings for halvings in range(20) if budget >> halvings > least]
+    return [max(budget, work.longest)] if work.budget is not None else [*smaller, least]
 
-    It is 1 where one device has it, if only with small micro-batches and recomputing, because a cell of one device
-    turns to these by itself; and where no number has.
+
+def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> tuple[int, int]:
+    """Over how many devices each training cell of a strategy's plan should be cut, as few as have the room; and how
+    many tokens its micro-batches may have there, because such a cell cannot make them smaller by itself.
+
+    It is 1 where one device has the room, if only with small micro-batches and recomputing, because a cell of one
+    device turns to these by itself; and where no number has.
     """
     work, rooms = setting.workload, Rooms(setting)
     generating, training = (
@@ -100,10 +111,15 @@ def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -
     )
     least = replace(base, budget=max(work.longest, min(SMALL, budget)), recompute=work.recompute is not False)
     if rooms.room(least).fits:
-        return 1
-    wide = (replace(base, train=Split(dp=width)) for width in range(2, training + 1) if not training % width)
+        return 1, base.budget
+    wide = (
+        replace(base, train=Split(dp=width), budget=tokens)
+        for width in range(2, training + 1)
+        if not training % width
+        for tokens in _falling(work, budget)
+    )
     fitting = (choice for choice in wide if choice.runs(work) and rooms.room(choice).fits)
-    return next((choice.train.width for choice in fitting), 1)
+    return next(((choice.train.width, choice.budget) for choice in fitting), (1, base.budget))
 
 
 def _same(choice: Choice, plan: Plan, setting: Setting) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stretto.errors import RecipeError
+from stretto.placement.choose import shares_of
 from stretto.placement.cost import MICRO_BATCH
 from stretto.placement.shapes import ModelShape
 from stretto.placement.strategies import PRESETS
@@ -115,7 +116,9 @@ class Grid:
     def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Choice, int, int, int]]:
         """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
         most = self.budgets(size)[0]
-        base = Choice(strategy=variant.strategy, devices=size, fractions=variant.fractions, budget=most)
+        # 0.33 of three devices is one of them, as in a run.
+        fractions = None if variant.fractions is None else tuple(shares_of(variant.fractions, size))
+        base = Choice(strategy=variant.strategy, devices=size, fractions=fractions, budget=most)
         if variant.strategy == "separate":
             for first in self.cuts(size):
                 yield replace(base, generating=first), first, size - first, size - first
@@ -189,7 +192,9 @@ class Grid:
         work = self.setting.workload
         _, training = choice.places(work.roles)["train"]
         copies = training > choice.train.width and not work.adapter
-        for sleeps in (False, True) if not choice.streamed else (False,):
+        # What sleeps on a CPU stays in the memory in which it was.
+        sleepy = not choice.streamed and self.setting.ordered[0][1].kind != "cpu"
+        for sleeps in (False, True) if sleepy else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False
                 for found in self._budgeted(choice, variant, sleeps=sleeps, sharded=sharded):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from stretto.config.gguf import read_sizes
+from stretto.config.gguf import has_head, read_sizes
 from stretto.config.locate import cached_config, locate
 from stretto.config.schema import Model, RoleModel, Scratch, Shape
 from stretto.errors import RecipeError
@@ -72,10 +72,11 @@ def _of_files(name: str, root: Path, *, field: str) -> ModelShape:
 
 
 def _of_gguf(path: Path, *, field: str) -> ModelShape:
-    """What the header of a GGUF file says. It keeps the head out of the file where it is the embedding."""
+    """What the header of a GGUF file says."""
     try:
         told = read_sizes(path)
-        sizes = Shape(**{ours: told[theirs] for ours, theirs in GGUF_KEYS.items() if theirs in told}, tied=True)
+        known = {ours: told[theirs] for ours, theirs in GGUF_KEYS.items() if theirs in told}
+        sizes = Shape(**known, tied=not has_head(path))
     except (OSError, ValueError) as wrong:
         reason = f"the sizes in {path.name} cannot be read: {str(wrong).splitlines()[0]}"
         raise RecipeError.of(field, reason, "give model.shape, as a well-known name or in numbers") from None

@@ -235,9 +235,18 @@ def _counts(beyond: int) -> Iterator[int]:
     yield from sorted(size for i in range(14) for size in (2**i, 3 * 2**i) if beyond < size <= LARGEST)
 
 
-def _cluster(setting: Setting, count: int) -> Cluster:
+def roomiest(setting: Setting) -> Host:
+    """A host with the kind of device that has most memory in all."""
     memory = {device: count * device.memory for device, count in setting.cluster.pools()}
-    host = max(setting.cluster.hosts, key=lambda host: (memory[host.device], host.count))
+    return max(setting.cluster.hosts, key=lambda host: (memory[host.device], host.count))
+
+
+def _cluster(setting: Setting, count: int) -> Cluster:
+    host = roomiest(setting)
+    if host.device.kind == "cpu":  # more of them share the same memory
+        share = len(setting.names) / count
+        less = {name: share * getattr(host.device, name) for name in ("memory", "host_memory")}
+        host = replace(host, device=replace(host.device, **less))
     per = max(host.count, host.device.per_host)
     full, rest = divmod(count, per)
     sizes = [per] * full + [rest] * bool(rest)

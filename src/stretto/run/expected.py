@@ -71,11 +71,16 @@ def widened(recipe: Recipe, setting: Setting | None, note: Note) -> Plan:
     plan = make_plan(recipe)
     if setting is None or recipe.placement.cells is not None or recipe.placement.strategy == "auto":
         return plan
-    width = foresee.width_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
+    usual = _usual(recipe, setting)
+    width, tokens = foresee.width_of(plan, setting, recipe.placement, budget=usual)
     if width == 1:
         return plan
-    note(f"plan: {width} devices train one copy together, each with a slice, because one device is too small for it")
-    return make_plan(recipe, width=width)
+    smaller = f", in micro-batches of {tokens} tokens" if tokens < usual else ""
+    why = "because one device is too small for it"
+    note(f"plan: {width} devices train one copy together, each with a slice{smaller}, {why}")
+    plan = make_plan(recipe, width=width)
+    cells = (replace(cell, token_budget=tokens) if len(cell.devices) > 1 else cell for cell in plan.cells)
+    return replace(plan, cells=tuple(cells)) if smaller else plan
 
 
 def expectation(recipe: Recipe, setting: Setting | None, plan: Plan) -> dict[str, Any] | None:
