@@ -29,7 +29,10 @@ class Mend:
         self.lock = asyncio.Lock()
 
     async def surviving(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to what is asked outside of a step; who dies at it is brought back, and it is asked again."""
+        """The answer to what is asked outside of a step; who dies at it is brought back, and it is asked again.
+
+        Where nobody trains there is nothing to bring it back with, and whoever asked has lost little.
+        """
         died: set[str] = set()
         while True:
             try:
@@ -37,6 +40,8 @@ class Mend:
                     await self.revive(device)
                 return await ask()
             except CellLost as lost:
+                if not self.crew.copies:
+                    raise
                 if lost.cell in died:
                     told = f"{lost.cell}: its process died again ({lost.why})"
                     raise TrainingError(f"{told}; see why, for example too little memory, and resume the run") from lost
