@@ -32,7 +32,7 @@ def test_a_file_is_loaded(tmp_path):
     assert recipe.algorithm.clip == (0.1, 0.3)
 
 
-def test_a_cluster_file_beside_the_recipe_is_found_from_everywhere(tmp_path, monkeypatch):
+def test_a_cluster_file_beside_the_recipe_is_found_from_everywhere(tmp_path):
     (tmp_path / "mine.yaml").write_text("hosts: [{device: H100, devices: 2}]\n")
     path = tmp_path / "r.yaml"
     path.write_text("placement: {cluster: mine.yaml}\n")

@@ -114,6 +114,11 @@ def test_what_is_on_its_way_when_its_worker_dies_begins_again_where_it_was_to_go
         assert not there.coming and not here.leaving
         return answer
 
+    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
+
+
+def test_what_is_given_up_on_its_way_leaves_nothing_behind_when_its_worker_dies():
     async def given_up():
         async def generate(new, unwanted, seconds):
             await asyncio.sleep(0)
@@ -131,9 +136,6 @@ def test_what_is_on_its_way_when_its_worker_dies_begins_again_where_it_was_to_go
         return here.leaving or there.coming
 
     assert not asyncio.run(given_up())
-
-    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
-    assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
 
 
 @pytest.mark.parametrize("back", [False, True])

@@ -141,9 +141,8 @@ def test_auto_cuts_what_is_too_large_for_a_device(here, monkeypatch):
 @pytest.mark.slow
 def test_a_run_trains_a_copy_that_its_strategy_cut(here, monkeypatch):
     plain = start(here, run__steps=2).folder
-    monkeypatch.setattr(
-        "stretto.planner.foresee.width_of", lambda *_, **__: (2, 9999)
-    )  # the model is too small for the truth
+    # The model is too small for the truth.
+    monkeypatch.setattr("stretto.planner.foresee.width_of", lambda *_, **__: (2, 9999))
     cut = start(here, run__steps=2, placement={"cluster": "2xcpu", "strategy": "flatten"}).folder
     cells = json.loads((cut / "plan.json").read_text())["cells"]
     assert [len(cell["devices"]) for cell in cells] == [1, 1, 2]

@@ -291,9 +291,10 @@ class Crew:
         await self.call(devices[0], "sweep", seconds=seconds)
 
     async def _of_a_copy(self, ask: Callable[[Sequence[str], float], Awaitable[T]]) -> T:
-        """What devices say that hold one whole optimizer, and how long they may take; those that die are passed over.
+        """What `ask` gets from devices that hold one whole optimizer, in the seconds that it is given.
 
-        Nor are those asked that have fallen silent, or were just started and have nothing yet.
+        Those that have fallen silent are not asked, nor those that were just started and have nothing yet; after a
+        death at it, others are.
         """
         while True:
             gone = self.silent | self.mend.lost

@@ -156,7 +156,7 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
     if recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
-    with _starting(recipe, stacks):
+    with starting(recipe, stacks):
         parts = await assembled(
             recipe,
             plan=sampling_plan(recipe),
@@ -210,7 +210,7 @@ async def _run(
         with _journal(
             recipe, folder, root=root, plan=told.to_json(), done=done if again else None, pending=pending
         ) as journal:
-            with _starting(recipe, folder):
+            with starting(recipe, folder):
                 parts = await assembled(
                     recipe,
                     plan=told.plan,
@@ -257,7 +257,7 @@ async def assembled(
     return assemble(recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, values=values)
 
 
-def _starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
+def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
     several = len(devices_of(recipe.placement.cluster)) > 1
     return Watch(limits=limits(recipe, several=several), folder=folder).stage("start", 0, "nothing was finished before")

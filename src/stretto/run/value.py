@@ -27,9 +27,8 @@ from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.local import EngineFactory
 from stretto.run.parts import Parts, sampling_plan
-from stretto.run.session import assembled
+from stretto.run.session import assembled, starting
 from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
-from stretto.run.watch import Watch, limits
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt, Trajectory
 
@@ -111,12 +110,10 @@ async def _make(
     if missing:
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
-            plan = sampling_plan(recipe)
-            watch = Watch(limits=limits(recipe, several=len(plan.devices) > 1), folder=stacks)
-            with watch.stage("start", 0, "nothing was finished before"):
+            with starting(recipe, stacks):
                 parts = await assembled(
                     recipe,
-                    plan=plan,
+                    plan=sampling_plan(recipe),
                     root=root,
                     folder=Path(scratch),
                     note=screen.note,
