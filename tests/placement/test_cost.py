@@ -105,6 +105,22 @@ def test_a_small_batch_reads_only_the_experts_it_visits():
     assert every == pytest.approx(2 * (MIXTURE.params - MIXTURE.embedding_params), rel=1e-6)
 
 
+@pytest.mark.parametrize(("precision", "times"), [("bfloat16", 1), ("float16", 1), ("float32", 16), ("float64", 32)])
+def test_products_in_full_precision_lack_the_tensor_cores_of_a_gpu(precision, times):
+    load, costs = Load(tokens=1e4, pairs=1e8, sequences=1.0), Costs(rates=BARE)
+    shape = replace(DENSE, vocab=0)
+    most = costs.compute(shape, site(), load)
+    assert costs.compute(shape, site(), load, precision=precision) == pytest.approx(times * most)
+    on_cpu = Site(device=find_device("cpu"), mesh=Mesh(devices=1))
+    assert costs.compute(shape, on_cpu, load, precision=precision) == costs.compute(shape, on_cpu, load)
+
+
+def test_messages_are_as_wide_as_the_model_computes():
+    load, costs = Load(tokens=1e4, pairs=0.0, sequences=1.0), Costs(rates=BARE)
+    narrow = costs.messages(DENSE, site(tp=8), load, 1.0)
+    assert costs.messages(DENSE, site(tp=8), load, 1.0, "float32") == pytest.approx(2 * narrow)
+
+
 def test_a_quantised_engine_reads_fewer_bytes():
     ticks = [Costs().tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "fp8", "nf4")]
     assert ticks == sorted(ticks, reverse=True)

@@ -129,3 +129,17 @@ def test_a_3b_adapter_trains_on_a_24_gb_card():
     held = memory.training(named_shape("qwen2.5-3b"), card, 4096, adapter=16)
     assert memory.fits(held.total, card)
     assert not memory.fits(memory.training(named_shape("qwen2.5-3b"), card, 4096).total, card)
+
+
+@pytest.mark.parametrize(("base", "bytes_each"), [("float32", 16), ("float64", 32)])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_weights_in_full_precision_are_their_own_masters(base, bytes_each, zero):
+    held = memory.states(SHAPE, site(devices=8, zero=zero), base=base)
+    assert held.states == pytest.approx(bytes_each * SHAPE.params / (8 if zero else 1))
+
+
+@pytest.mark.parametrize("kind", ["keep", "recompute", "offload"])
+def test_activations_are_as_wide_as_the_model_computes(kind):
+    narrow, wide = (memory.activations(SHAPE, site(), 4096, kind, each) for each in ("bfloat16", "float32"))
+    assert wide == 2 * narrow
+    assert memory.activations(SHAPE, site(), 4096, kind, "nf4") == narrow

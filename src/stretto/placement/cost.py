@@ -31,6 +31,9 @@ BYTES: dict[Precision, float] = {
 }
 """Bytes of a stored weight, scales included: fp32 ones per 128 for 8 bits, doubly quantised ones per 64 for NF4."""
 
+UNAIDED: dict[Precision, float] = {"float32": 1 / 16, "float64": 1 / 32}
+"""Of a GPU's bf16 products, what it reaches where tensor cores do not help: 67 and 34 of an H100's 989 TFLOP/s."""
+
 DEFAULT = Rates()
 """The constants where nothing was measured."""
 
@@ -73,7 +76,7 @@ class Costs:
         written a number of times per layer, the copies that routing makes, and logits.
         """
         device, ranks = site.device, site.mesh.devices
-        gain = self.rates.fp8_gain if precision == "fp8" else 1.0
+        gain = self.gain(site, precision)
         routed_params = shape.moe_layers * shape.top_k * shape.expert_params
         products = (shape.active_params - routed_params) / narrow(shape.ffn / site.mesh.tp)
         if routed_params:
@@ -82,7 +85,8 @@ class Costs:
         products *= 2 * load.tokens / (self.rates.matmul_share * gain)
         seen = min(load.pairs, load.tokens * shape.window) if shape.windowed_layers else 0.0
         pairs = (shape.layers - shape.windowed_layers) * load.pairs + shape.windowed_layers * seen
-        attention = 2 * pairs * shape.heads * (shape.queries + shape.values) / self.rates.attention_share
+        attention = 2 * pairs * shape.heads * (shape.queries + shape.values)
+        attention /= self.rates.attention_share * min(gain, 1.0)  # which is never computed in 8 bits
         routed = ROUTED_PASSES * shape.moe_layers * shape.top_k
         vectors = shape.hidden * (self.rates.layer_passes * shape.layers + routed)
         if adapter:
@@ -90,7 +94,15 @@ class Costs:
         traffic = load.tokens * (width(precision) * vectors + 4 * HEAD_PASSES * shape.vocab)
         return (products + attention) / (ranks * device.matmul) + traffic / (ranks * device.bandwidth)
 
-    def messages(self, shape: ModelShape, site: Site, load: Load, micro: float) -> float:
+    def gain(self, site: Site, precision: Precision) -> float:
+        """How much faster than in bf16 a device multiplies: fp8 gains, full precision loses, but not on CPUs."""
+        if precision == "fp8":
+            return self.rates.fp8_gain
+        return 1.0 if site.device.kind == "cpu" else UNAIDED.get(precision, 1.0)
+
+    def messages(
+        self, shape: ModelShape, site: Site, load: Load, micro: float, precision: Precision = "bfloat16"
+    ) -> float:
         """Messages of one forward in `micro` micro-batches: tensor and expert parallelism.
 
         Two all-reduces of the hidden vectors per layer (Shoeybi et al. 2019; sequence parallelism moves as much), two
@@ -102,10 +114,10 @@ class Costs:
         seconds = 0.0
         if mesh.tp > 1:
             wires = Wires.between(site, mesh.tp, rates=self.rates)
-            seconds += 2 * layers * wires.all_reduce(2.0 * tokens * shape.hidden)
+            seconds += 2 * layers * wires.all_reduce(width(precision) * tokens * shape.hidden)
         if mesh.ep > 1:
             wires = Wires.between(site, mesh.ep, rates=self.rates)
-            vectors = 2.0 * tokens / mesh.tp * shape.hidden
+            vectors = width(precision) * tokens / mesh.tp * shape.hidden
             seconds += 2 * shape.moe_layers / mesh.pp * wires.all_to_all(vectors, shape.top_k) * self.skew(site)
         return seconds * micro
 
@@ -135,7 +147,7 @@ class Costs:
         """A forward over a load: log-probabilities, values or rewards."""
         micro = self.micro_batches(site, load, budget)
         alone = self.compute(shape, site, load, precision=precision) * self.uneven(site, load)
-        seconds = alone + self.messages(shape, site, load, micro)
+        seconds = alone + self.messages(shape, site, load, micro, precision)
         return max(seconds * self.bubble(site, micro), micro * self.gathers(shape, site, precision))
 
     def train(
@@ -177,7 +189,7 @@ class Costs:
         micro = self.micro_batches(site, load, budget)
         alone = self.compute(shape, site, load, adapter=adapter, precision=precision)
         alone *= self.uneven(site, load)
-        messages = self.messages(shape, site, load, micro) * (2 + recompute)
+        messages = self.messages(shape, site, load, micro, precision) * (2 + recompute)
         gathers = micro * self.gathers(shape, site, precision) * 3
         return max((passes * alone + messages) * self.bubble(site, micro), gathers)
 
@@ -238,8 +250,8 @@ class Costs:
         once = self.weight_bytes(shape, site, load.tokens, precision) / (
             site.device.bandwidth * self.rates.decode_share
         )
-        seconds = self.compute(shape, site, load, precision=precision) + self.messages(shape, site, load, 1.0)
-        return max(seconds, once)
+        seconds = self.compute(shape, site, load, precision=precision)
+        return max(seconds + self.messages(shape, site, load, 1.0, precision), once)
 
     def weight_bytes(self, shape: ModelShape, site: Site, batch: float, precision: Precision) -> float:
         """Weights that one rank reads in a tick of this many tokens, or holds if `batch` is infinite.
@@ -275,12 +287,11 @@ class Costs:
         """What a tick of so many sequences takes, but for reading their caches."""
         mesh = site.mesh
         own = batch / (mesh.dp * mesh.pp)
-        gain = self.rates.fp8_gain if precision == "fp8" else 1.0
-        ceiling = site.device.matmul * self.rates.matmul_share * gain
+        ceiling = site.device.matmul * self.rates.matmul_share * self.gain(site, precision)
         products = 2 * shape.active_params * own / mesh.tp / ceiling
         fixed = self.rates.tick + self.rates.tick_layer * shape.layers + self.rates.tick_request * own
         moved = Load(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
-        messages = self.messages(shape, site, moved, 1.0) * mesh.pp
+        messages = self.messages(shape, site, moved, 1.0, precision) * mesh.pp
         return Decoding(
             weights=self.weight_bytes(shape, site, batch / mesh.pp, precision),
             bandwidth=site.device.bandwidth,

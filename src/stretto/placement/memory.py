@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from operator import add
 from typing import Literal, NamedTuple
 
-from stretto.placement.cost import BYTES, Costs, Precision
+from stretto.placement.cost import BYTES, Costs, Precision, width
 from stretto.placement.devices import GB
 from stretto.placement.mesh import Site
 from stretto.placement.shapes import ModelShape
@@ -101,8 +101,9 @@ def states(
 
     Mixed precision after Micikevicius et al. 2018 as ZeRO counts it (Rajbhandari et al. 2020): 2 bytes of bf16 weights,
     4 of fp32 gradients, 12 of fp32 masters and two moments, each over the ranks that share it; sharded weights are
-    kept in fp32 and are their own masters. 8-bit moments take 2 bytes (Dettmers et al. 2022). An adapter of rank r has
-    r (in + out) parameters per matrix (Hu et al. 2022); what it adapts is frozen and stored as `base`.
+    kept in fp32 and are their own masters, like those of a model in fp32 or fp64. 8-bit moments take 2 bytes (Dettmers
+    et al. 2022). An adapter of rank r has r (in + out) parameters per matrix (Hu et al. 2022); what it adapts is frozen
+    and stored as `base`.
     """
     mesh = site.mesh
     moments = 2.0 if optimizer == "adamw8bit" else 8.0
@@ -121,33 +122,41 @@ def states(
         sharded = mesh.zero >= stage
         return common / (mesh.sharding if sharded else 1) + routed / (copies if sharded else 1)
 
-    if mesh.zero == 3:
-        return Held(weights=4 * over(3), gradients=4 * over(3), optimizer=moments * over(3))
+    if mesh.zero == 3 or BYTES[base] >= 4:
+        wide = max(4.0, BYTES[base])
+        return Held(weights=wide * over(3), gradients=wide * over(2), optimizer=moments * wide / 4 * over(1))
     return Held(weights=2 * over(3), gradients=4 * over(2), optimizer=(4 + moments) * over(1))
 
 
-def layer_bytes(shape: ModelShape) -> float:
-    """What one layer keeps per token for its backward, in bf16 with fused attention.
+def layer_bytes(shape: ModelShape, precision: Precision = "bfloat16") -> float:
+    """What one layer keeps per token for its backward, with fused attention; the published count is of 2 bytes each.
 
     h (18 + 4 ffn / h) (Korthikanti et al. 2022, without the scores, which are never stored); in a layer with experts
     each token's share counts, plus three sorted copies of the routed hidden vectors.
     """
-    if not shape.experts:
-        return 18.0 * shape.hidden + 4.0 * shape.ffn
-    width = (shape.top_k + shape.shared_experts) * shape.expert_ffn
-    return 18.0 * shape.hidden + 4.0 * width + 6.0 * shape.top_k * shape.hidden
+    inner = 4.0 * shape.ffn
+    if shape.experts:
+        inner = 4.0 * (shape.top_k + shape.shared_experts) * shape.expert_ffn + 6.0 * shape.top_k * shape.hidden
+    return width(precision) / 2 * (18.0 * shape.hidden + inner)
 
 
-def activations(shape: ModelShape, site: Site, tokens: float, kind: Activations = "recompute") -> float:
+def activations(
+    shape: ModelShape,
+    site: Site,
+    tokens: float,
+    kind: Activations = "recompute",
+    precision: Precision = "bfloat16",
+) -> float:
     """For micro-batches of this many tokens per data parallel rank (Chen et al. 2016; Korthikanti et al. 2022).
 
     The first pipeline stage holds as many micro-batches as there are stages, so that depth cancels.
     """
     own = tokens / (site.mesh.tp * site.mesh.cp)
+    layer = layer_bytes(shape, precision)
     if kind == "keep":
-        return own * shape.layers * layer_bytes(shape) + (LIVE - 1) * own * layer_bytes(shape)
+        return own * (shape.layers + LIVE - 1) * layer
     inputs = shape.layers if kind == "recompute" else 2
-    return own * (2.0 * shape.hidden * inputs + LIVE * layer_bytes(shape))
+    return own * (width(precision) * shape.hidden * inputs + LIVE * layer)
 
 
 def head(shape: ModelShape, site: Site, tokens: float, *, chunked: bool = True) -> float:
@@ -198,7 +207,7 @@ def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precisio
     own = tokens / (site.mesh.tp * site.mesh.cp)
     return Held(
         weights=weights(shape, site, precision),
-        activations=own * (4.0 * shape.hidden + layer_bytes(shape)),
+        activations=own * (2 * width(precision) * shape.hidden + layer_bytes(shape, precision)),
         head=head(shape, site, tokens),
         gathered=gathered(shape, site, trained=False),
         context=CONTEXT,
@@ -211,7 +220,7 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
     return Held(
         weights=_engine_weights(shape, site, precision),
         cache=Costs().cache_bytes(shape, site, own, precision),
-        activations=8192.0 * layer_bytes(shape) / site.mesh.tp,
+        activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
         context=CONTEXT,
     )
 

@@ -251,10 +251,11 @@ class Rooms:
         if role in UPDATE:
             kind: memory.Activations = "recompute" if choice.recompute else "keep"
             return Held(
-                activations=memory.activations(shape, site, choice.budget, kind),
+                activations=memory.activations(shape, site, choice.budget, kind, work.precision),
                 head=memory.head(shape, site, choice.budget) if role == "train" else 0.0,
                 gathered=memory.gathered(shape, site, trained=not work.adapter),
             )
         if role == "generate":
             return Held(activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations)
-        return memory.scoring(shape, site, choice.budget)._replace(weights=0.0, context=0.0)
+        scoring = memory.scoring(shape, site, choice.budget, precision=work.precision)
+        return scoring._replace(weights=0.0, context=0.0)
