@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from stretto.errors import RecipeError
 from stretto.execution.assignment import Assignment
 from stretto.execution.stacks import Stand
 from stretto.execution.worker import Worker
+from stretto.extras import install
 
 
 class Member(Protocol):
@@ -122,12 +123,18 @@ def worker_of(assignment: Assignment) -> Worker:
     return ShardedWorker(assignment)
 
 
-def processes(devices: Sequence[str], *, seconds: float, make: Callable[[Assignment], Worker] = Worker) -> Launcher:
-    """Workers in processes of their own, on this host or many."""
+def processes(
+    devices: Sequence[str],
+    *,
+    seconds: float,
+    make: Callable[[Assignment], Worker] = Worker,
+    kinds: Mapping[str, str] | None = None,
+) -> Launcher:
+    """Workers in processes of their own, on this host or many, which may have several `kinds` of devices."""
     if importlib.util.find_spec("ray") is None:
         raise RecipeError.of(
-            "placement", f"a plan of {len(devices)} devices needs Ray", "pip install 'stretto[ray]', or use one device"
+            "placement", f"a plan of {len(devices)} devices needs Ray", f"{install('ray')}, or use one device"
         )
     from stretto.execution.ray import Processes
 
-    return Processes(devices, seconds=seconds, make=make)
+    return Processes(devices, seconds=seconds, make=make, kinds=kinds)

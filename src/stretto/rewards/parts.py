@@ -12,9 +12,9 @@ from difflib import get_close_matches
 
 from stretto.config.schema import RewardPart
 from stretto.errors import Problem, VerdictError
+from stretto.extras import missing_extra
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
-from stretto.sandbox.extras import missing_extra
 from stretto.sandbox.pool import Pool
 from stretto.sandbox.target import exists
 from stretto.types import Outcome, Trajectory

@@ -19,7 +19,7 @@ from typing import Any
 
 from stretto.config.schema import Source, Task
 from stretto.errors import DeadlineError, Problem, RecipeError
-from stretto.sandbox.extras import missing_extra
+from stretto.extras import missing_extra
 from stretto.tasks.columns import Row
 from stretto.tasks.rows import find, gather
 from stretto.tasks.rows import problems as column_problems

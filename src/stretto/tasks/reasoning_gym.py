@@ -18,7 +18,7 @@ from typing import Any
 
 from stretto.config.schema import Task
 from stretto.errors import Problem, RecipeError
-from stretto.sandbox.extras import missing_extra
+from stretto.extras import missing_extra
 from stretto.tasks import gym
 from stretto.tasks.template import chat, fill, printable
 from stretto.tasks.template import problems as template_problems

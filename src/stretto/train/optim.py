@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from stretto.config.schema import Optimizer as Section
 from stretto.errors import CheckpointError, RecipeError
+from stretto.extras import install
 from stretto.train.head import wide
 
 CPU = torch.device("cpu")
@@ -120,7 +121,7 @@ def make_adamw(masters: Iterable[nn.Parameter], section: Section) -> torch.optim
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise RecipeError.of(
-            "optimizer.name", f"adamw8bit needs bitsandbytes ({error})", "pip install 'stretto[quant]', or use adamw"
+            "optimizer.name", f"adamw8bit needs bitsandbytes ({error})", f"{install('quant')}, or use adamw"
         ) from error
     return AdamW8bit(groups, **settings)
 

@@ -14,6 +14,7 @@ from stretto.algorithms.catalog import CATALOG
 from stretto.config.rules.base import Scene
 from stretto.config.schema import Recipe
 from stretto.errors import Problem
+from stretto.extras import install
 
 MOST = 2**31 - 1
 """The largest count; what counts tokens or steps with 32 bits must never overflow."""
@@ -119,8 +120,8 @@ def narrow_moments_are_possible(recipe: Recipe, scene: Scene) -> Iterator[Proble
     if recipe.optimizer.name != "adamw8bit":
         return
     if find_spec("bitsandbytes") is None:
-        reason, fix = "adamw8bit needs the package bitsandbytes, which is not installed", "pip install 'stretto[quant]'"
-        yield Problem(field="optimizer.name", reason=reason, fix=fix)
+        reason = "adamw8bit needs the package bitsandbytes, which is not installed"
+        yield Problem(field="optimizer.name", reason=reason, fix=install("quant"))
     if recipe.model.dtype == "float64":
         reason = "moments in 8 bits make no sense beside weights in float64"
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or model.dtype: float32")

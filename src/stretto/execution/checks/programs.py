@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 from stretto.execution.checks.base import Check, Setting
+from stretto.extras import install
 
 PATIENCE = 2.0
 """Seconds that a sandbox may take to start."""
@@ -21,7 +22,7 @@ def ray_is_installed(setting: Setting) -> Check | None:
     if version := setting.machine.versions.get("ray"):
         return Check(name="ray", ok=True, text=f"ray {version} is installed")
     text = f"the recipe uses {setting.devices} devices, and ray, which starts their processes, is not installed"
-    return Check(name="ray", ok=False, text=text, fix="pip install 'stretto[ray]', or use one device")
+    return Check(name="ray", ok=False, text=text, fix=f"{install('ray')}, or use one device")
 
 
 def bubblewrap_starts(setting: Setting) -> Check | None:
