@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,3 +199,23 @@ def test_check_and_every_help_load_nothing_heavy(recipe):
 def test_the_console_script_is_the_entry_point():
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'stretto = "stretto.cli.main:main"' in pyproject
+
+
+@pytest.mark.parametrize("command", ["sft", "reward-model", "merge", "task", "report", "replay", "deploy"])
+def test_a_command_that_has_only_a_name_says_so(command, capsys):
+    assert main([command, "recipe.yaml"]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert f"stretto {command}: this command is not available yet" in error
+
+
+def test_a_warning_is_a_line_without_the_place_in_our_source(recipe, capsys, monkeypatch):
+    def warns(*rest, **more):
+        warnings.warn("decode steps are slow", stacklevel=1)
+        raise EngineError("it stopped")
+
+    monkeypatch.setattr(opening, "checked_recipe", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main(["check", recipe]) == 1
+    assert capsys.readouterr().err.startswith("note: decode steps are slow\n")

@@ -12,7 +12,7 @@ from running import recipe_in, written
 from stretto.cli.main import main
 from stretto.errors import RecipeError
 from stretto.execution import doctor
-from stretto.execution.checks.base import Check, Setting
+from stretto.execution.checks.base import Check, Gpu, Setting
 from stretto.execution.checks.machine import look
 
 OLD = Check(name="packages", ok=False, text="torch>=2.11 is needed, and 1.0 is installed", fix="pip install torch")
@@ -118,6 +118,17 @@ def test_resume_refuses_it_too(recipe, capsys, request, tmp_path):
     assert main(["resume", "runs/tiny-001"]) == 2
     assert "1.0 is installed" in capsys.readouterr().err
     assert sorted(path.name for path in Path("runs/tiny-001").rglob("*")) == before
+
+
+def test_devices_that_a_run_leaves_without_work_are_told_but_not_refused(recipe, capsys, tmp_path, monkeypatch):
+    gpu = Gpu(name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
+    here = replace(look(), gpus=(gpu,) * 4, versions=look().versions | {"torch": "2.13.0+cu130"})
+    monkeypatch.setattr(doctor, "look", lambda: here)
+    assert main(["train", recipe, f"run.folder={tmp_path / 'one'}", "run.steps=1"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "note: 3 of 4 visible GPUs would have no work; name them all (placement.cluster: 4xH100)" in told
+    named = recipe_in(tmp_path, placement={"cluster": "1xgpu"})
+    assert doctor.admit(named, root=tmp_path) == []
 
 
 def test_several_processes_need_more_of_a_machine(tmp_path, monkeypatch):

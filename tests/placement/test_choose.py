@@ -159,14 +159,22 @@ def test_one_version_behind_is_for_generation_that_is_apart():
 
 def test_a_cluster_asks_for_devices_and_gets_those_that_are_seen():
     seen = ("a/cpu:0", "a/cpu:1", "a/gpu:0", "b/gpu:0")
-    assert devices_for("auto", seen) == seen
-    assert devices_for("1xcpu", seen) == ("a/cpu:0",)
-    assert devices_for("1xgpu", seen) == ("a/gpu:0",)
-    assert devices_for("2xH100", seen) == ("a/gpu:0", "b/gpu:0")
+    assert devices_for(section(), seen) == ("a/cpu:0",)
+    assert devices_for(section(cluster="1xcpu"), seen) == ("a/cpu:0",)
+    assert devices_for(section(cluster="1xgpu"), seen) == ("a/gpu:0",)
+    assert devices_for(section(cluster="2xH100"), seen) == ("a/gpu:0", "b/gpu:0")
     with pytest.raises(RecipeError, match="need 8 devices of kind gpu, see 2"):
-        devices_for("8xH100", seen)
+        devices_for(section(cluster="8xH100"), seen)
+
+
+def test_where_the_cluster_is_left_open_it_is_what_cells_by_hand_name():
+    cells = [
+        {"role": role, "devices": ["a/cpu:1", "a/gpu:0"][:count]} for role, count in (("train", 2), ("generate", 1))
+    ]
+    assert devices_for(section(cells=cells), ("a/cpu:0", "a/cpu:1", "a/gpu:0")) == ("a/cpu:1", "a/gpu:0")
+    assert devices_for(section(cells=cells), ("a/cpu:0",)) == ("a/cpu:0",)  # which their plan then lacks
 
 
 def test_devices_of_other_hosts_are_taken_as_they_are_told():
-    assert devices_for("2x1xcpu", ["localhost/cpu:0"]) == ("host0/cpu:0", "host1/cpu:0")
-    assert len(devices_for("16xH100", [])) == 16
+    assert devices_for(section(cluster="2x1xcpu"), ["localhost/cpu:0"]) == ("host0/cpu:0", "host1/cpu:0")
+    assert len(devices_for(section(cluster="16xH100"), [])) == 16

@@ -134,6 +134,7 @@ def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
     changed, _ = session.recipe_of(run.folder, ["rewards=[{name: accuracy, kind: exact}, {name: o, kind: overlong}]"])
     assert changed.rewards[1].longest == changed.engine.max_new_tokens, "what a change leaves open is filled in"
     assert (more.accuracy, more.pass_at_k.keys()) == (result.accuracy, {1, 2, 3})
+    assert session.evaluate_run(run.folder, changes=["placement.cluster=1xcpu"]).accuracy == result.accuracy
     with pytest.raises(RecipeError) as caught:
         session.evaluate_run(run.folder, changes=["optimizer.lr=1.0"])
     assert [problem.field for problem in caught.value.problems] == ["optimizer.lr"]

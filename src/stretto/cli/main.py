@@ -7,6 +7,7 @@ imported before a command runs, so `--help` is instant. No traceback ever reache
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Annotated
@@ -15,7 +16,7 @@ import typer
 
 from stretto import __version__
 from stretto.cli import render
-from stretto.errors import StrettoError
+from stretto.errors import RecipeError, StrettoError
 
 COMMANDS = {
     "train": "train.train",
@@ -28,6 +29,9 @@ COMMANDS = {
     "bench": "bench.bench",
 }
 """Command -> its file in this folder, and the function there."""
+
+WAITING = ("sft", "reward-model", "merge", "task", "report", "replay", "deploy")
+"""Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
     "check": ("objective", "batch", "recipe"),
@@ -85,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
+    warnings.showwarning = render.show_warning
     try:
+        if given and given[0] in WAITING:
+            there = f"use one of {', '.join(COMMANDS)}"
+            raise RecipeError.of(f"stretto {given[0]}", "this command is not available yet", there)
         app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=given, prog_name="stretto")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -14,7 +14,7 @@ from stretto.config.check import Probes, check, checked_recipe
 from stretto.config.describe import roles_of
 from stretto.config.schema import Recipe, RewardPart, Task
 from stretto.errors import Problem, RecipeError
-from stretto.placement.choose import plan_of
+from stretto.placement.choose import named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.types import Prompt
@@ -76,8 +76,11 @@ def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
 def _plan(recipe: Recipe) -> Iterable[Problem]:
     section = recipe.placement
     try:
-        unknown = section.cluster in ONE and section.cluster != "1xcpu"
-        devices = ("localhost/gpu:0",) if unknown else tuple(parse_cluster(section.cluster).devices)
+        if section.cluster in OPEN:
+            named = named_by_cells(section) if section.cluster == "auto" else ()
+            devices = tuple(sorted(named)) or ("localhost/gpu:0",)
+        else:
+            devices = tuple(parse_cluster(section.cluster).devices)
         plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
     except RecipeError as error:
         return error.problems
@@ -108,8 +111,8 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or give each train cell one device")
 
 
-ONE = ("auto", "1xcpu", "1xgpu")
-"""Clusters of one device, whichever that is."""
+OPEN = ("auto", "1xgpu")
+"""Clusters that do not say which device there is."""
 
 PROBES = Probes(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers)
 """The answers of the real rooms."""

@@ -34,6 +34,16 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def note(text: str) -> None:
+    """A line that asks for nothing, on standard error."""
+    screen(error=True).print(f"note: {plain(text)}", style="yellow")
+
+
+def show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """What a library or stretto warns of, without the place in its source."""
+    note(str(message))
+
+
 def shown(value: object) -> str:
     """A value of a recipe as YAML would have it on one line."""
     return json.dumps(value, ensure_ascii=False)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli import render
 from stretto.cli.recipe import check_changed, check_deeply, folder_of, open_recipe
 from stretto.config.schema import Recipe
 
@@ -57,7 +58,8 @@ def _once(command: str) -> None:
 
 
 def _fit(recipe: Recipe, root: Path) -> None:
-    """Refuses a machine on which the run could not go well."""
+    """Refuses a machine on which the run could not go well; says what of it would have no work."""
     from stretto.execution.doctor import admit
 
-    admit(recipe, root=root)
+    for remark in admit(recipe, root=root):
+        render.note(remark)

@@ -2,7 +2,8 @@
 
 `CHECKS` is the whole list, which `stretto doctor` runs; a room that needs more of a machine adds a function there.
 `AT_START` are those that are quick and whose failure would end a run anyway, late and in other words: `train` and
-`resume` run them first and refuse. What only makes a run slow, or wasteful, is the doctor's alone.
+`resume` run them first and refuse. `TOLD_AT_START` leave devices without work, which a run may do, but not silently.
+What only makes a run slow is the doctor's alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ CHECKS: tuple[Function, ...] = (
 AT_START: tuple[Function, ...] = (packages.core_versions, packages.companions_match, devices.model_fits)
 """Of every run."""
 
+TOLD_AT_START: tuple[Function, ...] = (devices.torch_can_use_the_gpu, devices.no_device_is_forgotten)
+"""Of every run, which goes on."""
+
 AT_START_OF_SEVERAL: tuple[Function, ...] = (
     resources.files_can_be_opened,
     resources.memory_is_shared,
@@ -59,9 +63,10 @@ def examined(recipe: Recipe | None, *, root: Path) -> list[Check]:
     return examine(Setting(machine=look(), recipe=recipe, root=root))
 
 
-def admit(recipe: Recipe, *, root: Path) -> None:
-    """Raises a RecipeError with everything that would end a run of this recipe on this machine."""
+def admit(recipe: Recipe, *, root: Path) -> list[str]:
+    """What to tell about a run of this recipe on this machine; a RecipeError has everything that would end it."""
     setting = Setting(machine=look(), recipe=recipe, root=root)
     checks = AT_START + (AT_START_OF_SEVERAL if setting.devices > 1 else ())
     if wrong := [found for found in examine(setting, checks) if not found.ok]:
         raise RecipeError(*(Problem(field=w.name, reason=w.text, fix=w.fix or "stretto doctor") for w in wrong))
+    return [f"{found.text}; {found.fix}" for found in examine(setting, TOLD_AT_START) if not found.ok]

@@ -54,14 +54,16 @@ def plan_of(
     return plan
 
 
-def devices_for(cluster: str, seen: Sequence[str]) -> tuple[str, ...]:
-    """The devices that a cluster's text asks for, of those that are seen: all of them where it is `auto`.
+def devices_for(section: Placement, seen: Sequence[str]) -> tuple[str, ...]:
+    """The devices that a recipe asks for, of those that are seen; with `auto` what its cells name, or the first.
 
     Those of several hosts are taken as they are told: no host sees the devices of another, so whether they are there is
     found out when their processes are started.
     """
+    cluster = section.cluster
     if cluster == "auto":
-        return tuple(seen)
+        named = named_by_cells(section)
+        return tuple(device for device in seen if device in named) or tuple(seen[:1])
     told = None if cluster == "1xgpu" else parse_cluster(cluster)
     if told is not None and len(told.hosts) > 1:
         return tuple(told.devices)
@@ -73,7 +75,7 @@ def devices_for(cluster: str, seen: Sequence[str]) -> tuple[str, ...]:
             raise RecipeError.of(
                 "placement.cluster",
                 f"{cluster}: need {needed} devices of kind {kind}, see {len(there)}",
-                "use a cluster of those that are there, or auto for all of them",
+                "use a cluster of those that are there, or auto for the first of them",
             )
         chosen += there[:needed]
     return tuple(chosen)
@@ -165,6 +167,11 @@ def _filled(told: WrittenCell, *, name: str, engine: str) -> Cell:
         sleeps=tuple(told.sleeps),
         token_budget=told.token_budget,
     )
+
+
+def named_by_cells(section: Placement) -> set[str]:
+    """The devices of the cells by hand; none where there are no such cells."""
+    return {device for cell in read_cells(section.cells or ()) for device in cell.devices}
 
 
 def read_cells(cells: Sequence[Mapping[str, Any]]) -> list[WrittenCell]:

@@ -27,7 +27,7 @@ from stretto.run.files import to_json
 from stretto.run.parts import devices_of, make_plan, token_budget
 
 LONE = ("auto", "1xcpu", "1xgpu")
-"""Clusters of one device, which is all of this process's threads where it is a CPU."""
+"""Clusters that name no device: the first of them may be those of cells by hand, the others are one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class Planned:
 def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
     """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
     section = recipe.placement
-    if len(devices_of(section.cluster)) == 1:
+    if len(devices_of(section)) == 1:
         return Planned(plan=make_plan(recipe), expected=None)
     if section.strategy == "auto" and section.cells is None:
         try:
-            setting = foresee.setting_of(recipe, root, parse_cluster(section.cluster), running=True)
+            setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
             chosen = foresee.choose(setting, section)
         except RecipeError as error:
             reasons = "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
@@ -106,12 +106,14 @@ def _usual(recipe: Recipe, setting: Setting) -> int:
 
 def _cluster(recipe: Recipe) -> Cluster:
     """The run's devices, as the planner knows them."""
-    told = recipe.placement.cluster
+    told, devices = recipe.placement.cluster, devices_of(recipe.placement)
     if told not in LONE:
         return parse_cluster(told)
     if torch.cuda.is_available() and told != "1xcpu":
-        return parse_cluster(f"1x{torch.cuda.get_device_name()}")
-    cluster = parse_cluster("1xcpu")
+        return parse_cluster(f"{len(devices)}x{torch.cuda.get_device_name()}")
+    cluster = parse_cluster(f"{len(devices)}xcpu")
+    if len(devices) > 1:
+        return cluster
     host, threads = cluster.hosts[0], torch.get_num_threads()
     numbers = ("flops", "matmul", "bandwidth")
     device = replace(host.device, **{name: threads * getattr(host.device, name) for name in numbers})
@@ -185,7 +187,7 @@ def compared(
 ) -> Sequence[str]:
     """Writes plan.json anew, with what was measured, and returns the table; nothing if there was no step."""
     hourly = recipe.placement.price_per_gpu_hour
-    price = None if hourly is None else hourly * len(devices_of(recipe.placement.cluster)) / 3600
+    price = None if hourly is None else hourly * len(devices_of(recipe.placement)) / 3600
     took = measured(folder / "metrics.jsonl", after=after, memory=memory, price=price)
     if took is None:
         return ()

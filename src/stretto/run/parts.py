@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import Algorithm, build
 from stretto.config.describe import roles_of
-from stretto.config.schema import Recipe
+from stretto.config.schema import Placement, Recipe
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
 from stretto.placement.choose import devices_for, plan_of
@@ -42,6 +42,9 @@ from stretto.types import Conversation, Prompt, Stateful, Trajectory
 
 AUTO_BUDGET = {"cpu": MICRO_BATCHES["cpu"], "cuda": MICRO_BATCHES["gpu"]}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
+
+MOST_JUDGES = 16
+"""Processes for user code. Each keeps the user's modules imported, and memory is finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
     return plan_of(
         recipe.placement,
         roles=roles_of(recipe),
-        devices=devices_of(recipe.placement.cluster),
+        devices=devices_of(recipe.placement),
         reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
         width={"train": width},
         engine=recipe.engine.kind,
@@ -168,17 +171,16 @@ def sampling_plan(recipe: Recipe) -> Plan:
     One device has the plan of a step, because its process holds what trains anyway.
     """
     section = recipe.placement
-    if len(devices_of(section.cluster)) == 1:
+    if len(devices_of(section)) == 1:
         return make_plan(recipe)
     everywhere = {"strategy": "flatten", "fractions": None} if section.cells is None else {}
     section = section.model_copy(update={"staleness": 0, **everywhere})
     return make_plan(recipe.model_copy(update={"placement": section})).only({"generate", "reward"})
 
 
-def devices_of(cluster: str) -> tuple[str, ...]:
-    """The devices of this host that a cluster's text asks for; the first there is, where it leaves that open."""
-    seen = devices_here()
-    return (seen[0],) if cluster == "auto" else devices_for(cluster, seen)
+def devices_of(section: Placement) -> tuple[str, ...]:
+    """The devices that a recipe asks for; on this host, of those that there are."""
+    return devices_for(section, devices_here())
 
 
 def devices_here() -> list[str]:
@@ -209,7 +211,7 @@ def connect(
     recipe: Recipe, task: Task, plan: Plan, root: Path, *, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]
 ) -> dict[str, Any]:
     """The fields of `Parts` that are the same wherever the model is."""
-    pool, values = Pool(workers=2, paths=[str(root), str(Path.cwd())]), task.values
+    pool, values = Pool(workers=judges(), paths=[str(root), str(Path.cwd())]), task.values
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
@@ -226,6 +228,11 @@ def connect(
         "lengths": Lengths(longest=recipe.engine.max_new_tokens),
         "values": values or {},
     }
+
+
+def judges() -> int:
+    """Processes for user code: the other half of the cores is for what generates and trains."""
+    return min(max(2, (os.cpu_count() or 1) // 2), MOST_JUDGES)
 
 
 def token_budget(recipe: Recipe, kind: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.config.schema import Recipe
-from stretto.placement.choose import read_cells
+from stretto.placement.choose import named_by_cells
 from stretto.placement.cluster import parse_cluster
 
 GB = 2**30
@@ -85,7 +85,7 @@ class Setting:
             return max(1, len(self.machine.gpus))
         section = self.recipe.placement
         if section.cells is not None:
-            return len({device for cell in read_cells(section.cells) for device in cell.devices})
+            return len(named_by_cells(section))
         return 1 if section.cluster in ("auto", "1xgpu") else len(parse_cluster(section.cluster))
 
     @property
@@ -98,6 +98,8 @@ class Setting:
     def uses_gpu(self) -> bool:
         """True if it would run on a GPU."""
         cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
+        if self.recipe is not None and cluster == "auto" and (named := named_by_cells(self.recipe.placement)):
+            return any("/gpu:" in device for device in named)
         if cluster in ("auto", "1xgpu"):
             return cluster == "1xgpu" or bool(self.machine.gpus)
         return any(host.device.kind != "cpu" for host in parse_cluster(cluster).hosts)

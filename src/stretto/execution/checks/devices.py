@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from stretto.config.schema import Recipe
 from stretto.config.size import WIDTHS, parameters
+from stretto.errors import RecipeError
 from stretto.execution.checks.base import GB, Check, Setting
+from stretto.placement.devices import find_device
 
 
 def devices_are_visible(setting: Setting) -> Check | None:
@@ -44,8 +46,16 @@ def no_device_is_forgotten(setting: Setting) -> Check | None:
     if (idle := len(gpus) - setting.devices) <= 0:
         return Check(name="idle devices", ok=True, text="every visible GPU has work")
     text = f"{idle} of {len(gpus)} visible GPUs would have no work"
-    fix = "say that one is meant with placement.cluster: 1xgpu, or hide the others with CUDA_VISIBLE_DEVICES"
+    fix = f"name them all (placement.cluster: {len(gpus)}x{known(gpus[0].name)}), or say that one is meant: 1xgpu"
     return Check(name="idle devices", ok=False, text=text, fix=fix)
+
+
+def known(name: str) -> str:
+    """What a recipe may call a GPU, given its driver's name for it."""
+    try:
+        return find_device(name).name
+    except RecipeError:
+        return "NAME"
 
 
 def model_fits(setting: Setting) -> Check | None:
