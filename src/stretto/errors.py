@@ -110,6 +110,10 @@ class TrainingError(StrettoError):
     """The training side failed."""
 
 
+class StateLostError(TrainingError):
+    """No process that is left holds all that training goes on from; the newest checkpoint does."""
+
+
 class WeightsError(StrettoError):
     """Sampler and trainer do not hold the same weights."""
 

@@ -8,9 +8,11 @@ import pytest
 
 from running import assert_same_checkpoint, assert_same_run, lines, metrics, recipe_in, resume, samples, start
 from stretto.config.load import load_recipe
-from stretto.errors import CheckpointError, RecipeError
+from stretto.errors import CheckpointError, RecipeError, StateLostError
 from stretto.rollout.native import NativeEngine
+from stretto.run import loop
 from stretto.run.checkpoint import metrics_of
+from stretto.run.local import LocalParts
 
 STEPS = 8
 KINDS = {
@@ -223,6 +225,20 @@ def test_a_resume_with_another_recipe_is_refused_before_anything_is_touched(shor
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_a_recipe_that_a_worker_refuses_does_not_stay_in_the_folder(short, tmp_path, monkeypatch):
+    run = stopped(short, tmp_path / "run", after=2)
+    before = (run / "recipe.yaml").read_text()
+
+    async def refuses(parts):
+        raise CheckpointError("the checkpoint holds the moments of adamw, and optimizer.name is adamw8bit")
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError):
+        patch.setattr(LocalParts, "restored", refuses)
+        resume(run, changes=["optimizer.lr=0.02"], allow=["optimizer"])
+    assert (run / "recipe.yaml").read_text() == before
+    resume(run)
+
+
 def test_a_recipe_that_was_edited_by_hand_is_noticed(short, tmp_path):
     run = stopped(short, tmp_path / "run", after=2)
     path = run / "recipe.yaml"
@@ -303,3 +319,36 @@ def test_an_explicit_folder_that_exists_is_refused_and_left_alone(tmp_path):
     with pytest.raises(RecipeError, match="exists already"):
         recipe_in(tmp_path, run__folder=str(tmp_path / "mine"))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def dies_at(*steps, monkeypatch):
+    """Makes steps of a run lose the state of training, each once."""
+    left, begin = list(steps), loop.begin
+
+    async def lost(parts, clock, *, step):
+        if step in left:
+            left.remove(step)
+            raise StateLostError("localhost/cpu:1: its process died, and no other holds the optimizer; resume the run")
+        return await begin(parts, clock, step=step)
+
+    async def nothing(*rest, **more):
+        """Nobody is left to ask for a checkpoint."""
+
+    monkeypatch.setattr(loop, "begin", lost)
+    monkeypatch.setattr(loop, "save_before", nothing)
+
+
+def test_a_run_whose_state_is_lost_goes_back_to_its_newest_checkpoint_and_says_so(short, tmp_path, monkeypatch):
+    dies_at(2, 4, monkeypatch=monkeypatch)
+    told = []
+    run = start(tmp_path, at=lambda name, *values: told.append(values[0]) if name == "note" else None, run__steps=4)
+    assert_same_run(run.folder, short, step=4)
+    told = [line for line in told if "going back" in line]
+    gone = "localhost/cpu:1: its process died, and no other holds the optimizer; going back to step"
+    assert told == [f"{gone} {step}, the newest checkpoint" for step in (1, 3)]
+
+
+def test_a_state_that_is_lost_twice_without_a_checkpoint_between_ends_the_run(tmp_path, monkeypatch):
+    dies_at(2, 2, monkeypatch=monkeypatch)
+    with pytest.raises(StateLostError, match="resume the run"):
+        start(tmp_path)

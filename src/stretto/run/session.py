@@ -18,13 +18,14 @@ from typing import Any
 from stretto.config.load import load_recipe
 from stretto.config.resolve import dump, resolve
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, Problem, RecipeError, StrettoError
+from stretto.errors import CheckpointError, Problem, RecipeError, StateLostError, StrettoError
 from stretto.placement.plan import Plan
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
 from stretto.run.base import Note
 from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.crewed import assemble_crew
+from stretto.run.download import fetch_models
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.expected import compared, planned, write
 from stretto.run.files import replace
@@ -51,7 +52,9 @@ class Finished:
     """(step, evaluation), those of this session."""
 
 
-EVALUATION_KEYS = ("evaluate", "engine", "rewards", "environment", "deadlines", "guards", "log", "run", "checkpoint")
+EVALUATION_KEYS = (
+    "evaluate", "engine", "rewards", "environment", "placement", "deadlines", "guards", "log", "run", "checkpoint",
+)  # fmt: skip
 """What may differ from training when a checkpoint is only asked questions."""
 
 
@@ -112,7 +115,7 @@ def start(
     free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     try:
-        return asyncio.run(_run(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine))
+        return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
     except StrettoError:
         forget_unbegun(folder)
         raise
@@ -130,10 +133,8 @@ def resume(
     before, root = recipe_of(folder)
     recipe, _ = recipe_of(folder, changes)
     RecipeRecord(recipe, allow=allow).restore(before.model_dump(mode="json"))
-    return asyncio.run(
-        _run(
-            recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
-        )
+    return _whatever_dies(
+        recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
     )
 
 
@@ -156,6 +157,7 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
     if recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
+    fetch_models(recipe, root, lambda text: None)
     with starting(recipe, stacks):
         parts = await assembled(
             recipe,
@@ -188,6 +190,25 @@ def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
     return resolve(load_recipe(path, changes)), root
 
 
+def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, **rest: Any) -> Finished:
+    """The whole of a run, which goes back to its newest checkpoint when nobody is left who holds what training needs.
+
+    Once from each checkpoint: what dies again before the next one would die for ever.
+    """
+    checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
+    since, told = -1, ""
+    while True:
+        try:
+            return asyncio.run(_run(recipe, folder=folder, again=again, told=told, **rest))
+        except StateLostError as lost:
+            newest = checkpoints.latest()
+            step = step_of(newest) if newest else 0
+            if step <= since:
+                raise
+            since, again = step, True
+            told = f"{lost.args[0].removesuffix('; resume the run')}; going back to step {step}, the newest checkpoint"
+
+
 async def _run(
     recipe: Recipe,
     *,
@@ -197,23 +218,27 @@ async def _run(
     make_engine: EngineFactory | None,
     again: bool = False,
     allow: tuple[str, ...] = (),
+    told: str = "",
 ) -> Finished:
-    """The whole of a run between its folder and its summary."""
+    """The whole of a run between its folder and its summary; `told` is why it begins once more."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+        if told:
+            screen.note(told)
         screen.note(f"run folder {folder}")
-        told = planned(recipe, root, screen.note)
+        course = planned(recipe, root, screen.note)
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
         done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
         pending = lacks_evaluation(recipe, done, metrics)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(
-            recipe, folder, root=root, plan=told.to_json(), done=done if again else None, pending=pending
+            recipe, folder, root=root, plan=course.to_json(), done=done if again else None, pending=pending
         ) as journal:
+            fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
                 parts = await assembled(
                     recipe,
-                    plan=told.plan,
+                    plan=course.plan,
                     root=root,
                     folder=folder,
                     note=screen.note,
@@ -225,15 +250,15 @@ async def _run(
                 stateful: tuple[Stateful, ...] = (record, *parts.stateful)
                 if latest:
                     checkpoints.restore(latest, stateful)
-                if again:
-                    replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
-                    write(folder, told, None)
                 await parts.restored()
+                if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
+                    replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
+                    write(folder, course, None)
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
                 evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                beside = compared(folder, told, recipe, root, after=done, memory=await parts.memory())
+                beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
                 return finished
             finally:
@@ -252,14 +277,14 @@ async def assembled(
     stacks: Path | None = None,
 ) -> Parts:
     """The parts of a run: in this process if there is one device, with a crew of workers if there are several."""
-    if len(devices_of(recipe.placement.cluster)) > 1:
+    if len(devices_of(recipe.placement)) > 1:
         return await assemble_crew(recipe, plan=plan, root=root, folder=folder, note=note, values=values, stacks=stacks)
     return assemble(recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, values=values)
 
 
 def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
-    several = len(devices_of(recipe.placement.cluster)) > 1
+    several = len(devices_of(recipe.placement)) > 1
     return Watch(limits=limits(recipe, several=several), folder=folder).stage("start", 0, "nothing was finished before")
 
 

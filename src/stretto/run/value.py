@@ -23,6 +23,7 @@ from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
+from stretto.run.download import fetch_models
 from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.local import EngineFactory
@@ -110,6 +111,7 @@ async def _make(
     if missing:
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
+            fetch_models(recipe, root, screen.note)
             with starting(recipe, stacks):
                 parts = await assembled(
                     recipe,
