@@ -43,8 +43,9 @@ def test_there_are_recipes():
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=name_of)
-def test_a_shipped_recipe_has_nothing_wrong_with_it(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_shipped_recipe_has_nothing_wrong_with_it(path, online, tmp_path):
+    rows = (f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(300))
+    (tmp_path / "gsm8k.jsonl").write_text("\n".join(rows))  # what its page makes of the data set
     assert [str(problem) for problem in problems(path)] == []
 
 

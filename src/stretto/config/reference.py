@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stretto.algorithms.catalog import CATALOG
+from stretto.config.rules.reserved import ONLY
 from stretto.config.schema import Recipe
 from stretto.config.words import Kind, expected, is_section, kinds
 
@@ -26,6 +27,15 @@ Every key that a recipe may have, with what it takes, its default and what it do
 changes. Keys that do not exist, keys that would have no effect and combinations that cannot work are refused by
 `stretto check`, all at once. This page is made from the schema by `scripts/reference`; do not edit it.
 """
+
+
+LIMITS = {
+    row.field: " Not available yet."
+    if row.values == (None,)
+    else f" Only {', '.join(f'`{value}`' for value in row.values)} so far."
+    for row in ONLY
+}
+"""Key -> which of its values a run takes, where that is not all of them."""
 
 
 def page() -> str:
@@ -50,7 +60,8 @@ def _section(section: type[BaseModel], name: str, seen: dict[type[BaseModel], st
         place = f"{name}.{key}" if name else key
         below += [(kind.type, place) for kind in found if is_section(kind)]
         below += [(item.type, f"{place}.N") for kind in found for item in _items(kind) if is_section(item)]
-        yield f"| `{key}` | {_cell(_takes(found))} | {_cell(_default(field))} | {_cell(sentences.get(key, ''))} |"
+        told = f"{sentences.get(key, '')}{LIMITS.get(place, '')}"
+        yield f"| `{key}` | {_cell(_takes(found))} | {_cell(_default(field))} | {_cell(told)} |"
     yield ""
     for inside, place in below:
         yield from _section(inside, place, seen)

@@ -126,7 +126,7 @@ class Roles(Section):
     """The other models of a step."""
 
     reference: Literal["adapter-off"] | RoleModel | None = "adapter-off"
-    """What KL is measured against; `adapter-off` is the model as it was before training."""
+    """What KL is measured against: `adapter-off` is the model as it was before training; others can only be planned."""
     critic: RoleModel | None = None
     """The value model of PPO: a token classifier of one label, which is not trained yet."""
     reward_model: RoleModel | None = None
@@ -137,7 +137,7 @@ class Source(Section):
     """Where prompts come from."""
 
     kind: Literal["synthetic", "jsonl", "hf", "reasoning_gym", "arc"] = "synthetic"
-    """Kind of source."""
+    """Kind of source; arc is not available yet."""
     name: str | None = "addition"
     """synthetic: addition, reverse, sort or copy; hf: a dataset of the hub; reasoning_gym, arc: the task."""
     path: str | None = None
@@ -188,7 +188,7 @@ class Environment(Section):
     """What happens between the prompt and the verdict."""
 
     kind: Annotated[str, Field(min_length=1)] = "single_turn"
-    """single_turn, tools, game, memory, or module:name."""
+    """single_turn; tools, game, memory and module:name are not available yet."""
     deadline: Seconds = 60.0
     """Seconds one trajectory may spend outside the engine."""
 
@@ -209,7 +209,7 @@ class RewardPart(Section):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     deadline: Seconds = 5.0
-    """Seconds one verdict may take; default of reasoning_gym: 30, because its first call loads much."""
+    """Seconds one verdict may take; default of reasoning_gym: 25, because its first call loads much."""
     longest: Count | None = None
     """overlong: answers of this many tokens get -1; default: engine.max_new_tokens."""
     buffer: Count | None = None
@@ -370,7 +370,7 @@ class Placement(Section):
     strategy: Literal["auto", "flatten", "interleave", "separate", "elastic"] = "auto"
     """How stages share devices; auto: what `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
-    """auto, 1xcpu, 8xH100, or a file."""
+    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu, 8xH100, or a file."""
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
     """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1."""
     staleness: Natural = 0
@@ -478,6 +478,6 @@ class Recipe(Section):
     deadlines: Deadlines = Deadlines()
     """How long waits may take."""
     log: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
-    """Where else metrics go."""
+    """Where else metrics go; wandb is not available yet."""
     run: RunSection = RunSection()
     """How long, and where to."""
