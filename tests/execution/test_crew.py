@@ -1,14 +1,17 @@
 """A crew whose workers only say what they were asked: deadlines, and who is asked after one has fallen silent."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
+from torch.distributed import HashStore
 
 from stretto.config.schema import Placement
-from stretto.errors import DeadlineError, StrettoError, TrainingError
+from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
 from stretto.execution import crew as crews
 from stretto.execution.crew import Crew
+from stretto.execution.group import Group
 from stretto.execution.patience import Patience
 from stretto.execution.stacks import Stand
 from stretto.placement.choose import plan_of
@@ -173,3 +176,62 @@ def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
 
     with pytest.raises(StrettoError, match=f"{DEVICES[0]} -> {DEVICES[1]} at 10.0.0.2 port 7: timed out\n"):
         asyncio.run(scenario())
+
+
+def test_who_answers_again_is_silent_no_longer():
+    async def scenario():
+        crew = await started()
+        crew.members[DEVICES[0]].hangs = True
+        with pytest.raises(DeadlineError):
+            await crew.begin()
+        crew.members[DEVICES[0]].hangs = False
+        await crew.begin()
+        return (await crew.state())["from"]
+
+    assert asyncio.run(scenario()) == DEVICES[0]
+
+
+class Meets:
+    """A worker that really meets the others, unless its process has died."""
+
+    def __init__(self, device, *, dead=False):
+        self.device, self.dead, self.waits = device, dead, False
+
+    async def call(self, what, kind, meeting):
+        if self.dead:
+            raise CellLost(self.device, "its process has died")
+        self.waits = True
+        try:
+            await asyncio.to_thread(Group, meeting)
+        finally:
+            self.waits = False
+
+
+class OneStore(Sayings):
+    """Workers meet in this process."""
+
+    def __init__(self):
+        self.meeting = HashStore()
+
+    def store(self):
+        return self.meeting
+
+
+@pytest.mark.parametrize("dead", range(3))
+def test_who_waits_for_one_that_died_is_called_off(dead):
+    async def scenario():
+        devices = (*DEVICES, "localhost/cpu:2")
+        plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
+        patience = Patience(start=20, generate=20, train=20, publish=20)
+        crew = Crew(plan, OneStore(), lambda device: device, patience=patience)
+        crew.members = {device: Meets(device, dead=index == dead) for index, device in enumerate(devices)}
+        with pytest.raises(CellLost, match=f"{devices[dead]}: its process has died"):
+            await crew.meet()
+        assert not any(member.waits for member in crew.members.values())
+        crew.members[devices[dead]].dead = False
+        await crew.meet()
+        return crew.silent
+
+    begun = time.monotonic()
+    assert asyncio.run(scenario()) == set()
+    assert time.monotonic() - begun < 10

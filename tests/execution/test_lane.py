@@ -185,3 +185,71 @@ def test_a_death_reaches_everybody_who_waits():
         return await asyncio.gather(lane.ask(request(1)), lane.ask(request(2)), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(both())] == [CellLost, CellLost]
+
+
+def test_what_was_on_its_way_to_a_cell_that_died_may_be_asked_again_where_it_came_from():
+    """It is given up there before its worker has let go of it, and has the same key when it begins again."""
+
+    async def asked_again():
+        async def dead(new, unwanted, seconds):
+            raise CellLost("localhost/cpu:1", "its process has died")
+
+        first = Engine(slow=True)
+        here, there = Lane(first.generate), Lane(dead)
+        asked = asyncio.ensure_future(here.ask(request(7)))
+        while first.rounds < 3:
+            await asyncio.sleep(0)
+        here.move([7], there)
+        asked.cancel()
+        there.give_up([7])
+        answer = await asyncio.wait_for(here.ask(request(7)), timeout=20)
+        assert not here.leaving and not there.coming
+        return answer
+
+    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    assert asyncio.run(asked_again()).tokens.tolist() == whole.tokens.tolist()
+
+
+def test_the_answer_to_what_was_given_up_is_nobody_elses():
+    async def asked_again():
+        engine, begun = Engine(), asyncio.Event()
+
+        async def generate(*arguments):
+            await begun.wait()
+            return await engine.generate(*arguments)
+
+        lane = Lane(generate)
+        asked = asyncio.ensure_future(lane.ask(request(7, length=3)))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        lane.give_up([7])
+        again = asyncio.ensure_future(lane.ask(request(7, length=5)))
+        await asyncio.sleep(0.01)
+        begun.set()
+        return await asyncio.wait_for(again, timeout=20)
+
+    assert len(asyncio.run(asked_again()).tokens) == 5
+
+
+def test_what_a_worker_had_not_heard_of_when_it_died_is_sent_to_the_next_once():
+    async def asked_again():
+        sent, died = [], asyncio.Event()
+
+        async def generate(new, unwanted, seconds):
+            if not died.is_set():
+                await died.wait()
+                raise CellLost("localhost/cpu:0", "its process has died")
+            sent.extend(each.key for each in new)
+            return await engine.generate(new, unwanted, seconds)
+
+        engine, lane = Engine(), Lane(generate)
+        first = asyncio.ensure_future(lane.ask(request(1)))
+        await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(lane.ask(request(2)))
+        await asyncio.sleep(0.01)
+        died.set()
+        await asyncio.gather(first, second, return_exceptions=True)
+        await lane.ask(request(2))
+        return sent
+
+    assert asyncio.run(asked_again()) == [2]

@@ -1,12 +1,16 @@
 """Workers in processes of their own: what dies is made again, and nothing is left behind."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
+import ray
 
 from crewed import alone, dies, distance, together, with_parts
 from running import recipe_in
-from stretto.errors import TrainingError
+from stretto.errors import DeadlineError, TrainingError
+from stretto.execution.assignment import Assignment
 from stretto.execution.ray import Processes
 from stretto.execution.reaper import marked
 
@@ -76,3 +80,48 @@ def test_a_process_that_is_killed_takes_its_part_of_a_shared_optimizer_with_it(r
     with pytest.raises(TrainingError, match=f"{DEVICES[1]}: its process died, and its part of the optimizer with it"):
         asyncio.run(together(made, folder, "flatten", launcher=launcher, hurt=hurt, change=with_parts))
     assert marked(launcher.reaper.mark) == []
+
+
+def test_a_process_sees_the_gpu_that_its_device_names(monkeypatch):
+    """Ray believes in two GPUs, which nobody uses."""
+
+    class Seeing:
+        """Tells which GPU it would use."""
+
+        def __init__(self, assignment):
+            self.device = assignment.device
+
+        def told(self):
+            return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    init = ray.init
+    monkeypatch.setattr(ray, "init", lambda **told: init(**told, num_gpus=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+
+    async def scenario():
+        devices = ["localhost/gpu:1", "localhost/gpu:0"]
+        launcher = Processes(devices, seconds=60, make=Seeing)
+        try:
+            await launcher.open()
+            empty = {"recipe": None, "root": Path(), "base": None, "roles": frozenset(), "token_budget": 1}
+            members = [await launcher.start(Assignment(device=device, **empty)) for device in devices]
+            return [await member.call("told") for member in members]
+        finally:
+            await launcher.close()
+
+    assert asyncio.run(scenario()) == ["7", "5"]
+
+
+def test_a_cluster_that_is_too_small_is_told_with_what_it_lacks(monkeypatch):
+    init = ray.init
+    monkeypatch.setattr(ray, "init", lambda **told: init(**told | {"num_cpus": 1}))
+
+    async def scenario():
+        launcher = Processes(DEVICES, seconds=1)
+        try:
+            await launcher.open()
+        finally:
+            await launcher.close()
+
+    with pytest.raises(DeadlineError, match=r"within 1 s: needs a host at .* with 2 CPU, sees 1\n    fix: add nodes"):
+        asyncio.run(scenario())

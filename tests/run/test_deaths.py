@@ -53,7 +53,7 @@ class Fragile(Threads):
 
 
 def run_with(launcher, folder, monkeypatch, **changes):
-    monkeypatch.setattr(crewed, "processes", lambda devices, *, seconds, make: launcher)
+    monkeypatch.setattr(crewed, "processes", lambda devices, **told: launcher)
     start(folder, **CREW, **changes)
     (run,) = folder.glob("run*")
     return run

@@ -49,6 +49,15 @@ TINY = {
 }
 
 
+END = 10
+"""Seconds after a deadline in which a run has ended, or goes on without what hung."""
+
+
+def in_time():
+    """The same on this machine as it is now: as many times that as processes share a core."""
+    return END * max(1.0, os.getloadavg()[0] / os.cpu_count())
+
+
 class Command:
     """A `stretto` command of a recipe as a process; everything that it starts carries a mark of the test's."""
 
@@ -122,7 +131,7 @@ def test_a_worker_that_is_stopped_ends_the_run_and_is_named(tmp_path):
     written = stacks.read_text()
     assert written.count("=== ") == 3, "this process and two workers"
     assert "execution/ray.py" in written, "the other worker tells its stacks"
-    assert took < 6 + 10 + 10, "the deadline, the time to end, and room for a busy machine"
+    assert took < TINY["deadlines"]["generate"] + in_time()
 
 
 @pytest.mark.parametrize("cluster", ["1xcpu", "2xcpu"])
@@ -145,7 +154,9 @@ def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster
     reasons = [row["failure"] for row in rows if row["failure"]]
     assert step["trajectories/failed"] == len(reasons)
     assert any("environment: not finished within 1 s outside the engine" in reason for reason in reasons)
-    assert any("hanging:judge did not answer within 1 s" in reason for reason in reasons)
+    slow = sum("hanging:judge did not answer within 1 s" in reason for reason in reasons)
+    assert slow
+    assert step["seconds/step"] < 1 + slow + in_time(), "environments hang at once, rewards one after another"
 
 
 VALUE = {

@@ -33,12 +33,12 @@ def pressing(last):
 
 @pytest.mark.parametrize("last", [True, False])
 def test_ctrl_c_while_weights_move_ends_the_run_after_the_step(last, tmp_path, monkeypatch):
-    monkeypatch.setattr(crewed, "processes", lambda devices, *, seconds, make: Threads(pressing(last)))
+    monkeypatch.setattr(crewed, "processes", lambda devices, **told: Threads(pressing(last)))
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, run__steps=3, batch__updates=2, **CREW, checkpoint__best=None)
     (run,) = tmp_path.glob("run*")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
-    monkeypatch.setattr(crewed, "processes", lambda devices, *, seconds, make: Threads())
+    monkeypatch.setattr(crewed, "processes", lambda devices, **told: Threads())
     resume(run)
     assert [line["step"] for line in lines(run / "metrics.jsonl")] == [1, 2, 3]
 

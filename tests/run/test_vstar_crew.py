@@ -59,7 +59,7 @@ def workers(monkeypatch):
             self.counts["score"] += 1
             return super().score(*arguments)
 
-    monkeypatch.setattr(crewed, "processes", lambda devices, *, seconds, make: Threads(Counted))
+    monkeypatch.setattr(crewed, "processes", lambda devices, **told: Threads(Counted))
     return asked
 
 

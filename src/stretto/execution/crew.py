@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stretto.errors import CellLost, DeadlineError, EngineError, StrettoError, TrainingError
 from stretto.execution.assignment import Assignment
 from stretto.execution.dealt import dealt
-from stretto.execution.group import Meeting
+from stretto.execution.group import Meeting, call_off
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
 from stretto.execution.mend import Mend
@@ -41,6 +41,14 @@ HURRY = 5.0
 
 EPOCHS = itertools.count(1)
 """Numbers of meetings; never the same one twice, because crews may share workers and their store."""
+
+
+def sound(answers: list[Any]) -> list[Any]:
+    """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, CellLost)), errors[0])
+    return answers
 
 
 class Crew:
@@ -145,16 +153,13 @@ class Crew:
         async with self._deadline(what, device, seconds):
             answer = await self.members[device].call(what, *arguments)
         self.last = time.monotonic()
+        self.silent.discard(device)
         return answer
 
     async def all(self, devices: Sequence[str], what: str, *arguments: Any, seconds: float) -> list[Any]:
-        """The same call of several; where one died, that is what is raised, not what the others say of it."""
+        """The same call of several; all of them are over when it raises."""
         calls = (self.call(device, what, *arguments, seconds=seconds) for device in devices)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if errors:
-            raise next((error for error in errors if isinstance(error, CellLost)), errors[0])
-        return answers
+        return sound(await asyncio.gather(*calls, return_exceptions=True))
 
     def _deadline(self, stage: str, device: str, seconds: float) -> Deadline:
         return Deadline(stage, device, seconds, self)
@@ -252,12 +257,18 @@ class Crew:
         await self._meet("hold", f"hold-{epoch}", self.holders)
 
     async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
+        """Where one dies, those that wait for it are called off: they could not know."""
         store, size, seconds = self.launcher.store(), len(devices), self.patience.train
         meetings = [Meeting(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
-        calls = zip(devices, meetings, strict=True)
-        await asyncio.gather(
-            *(self.call(device, "meet", kind, meeting, seconds=self._starting) for device, meeting in calls)
-        )
+        calls = [
+            asyncio.ensure_future(self.call(device, "meet", kind, meeting, seconds=self._starting))
+            for device, meeting in zip(devices, meetings, strict=True)
+        ]
+        try:
+            await asyncio.gather(*calls)
+        except Exception:
+            await asyncio.to_thread(call_off, meetings[0])
+            sound(await asyncio.gather(*calls, return_exceptions=True))
 
     async def memory(self) -> dict[str, float]:
         """Device -> most memory that its worker has used, in GB."""

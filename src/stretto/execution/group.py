@@ -7,6 +7,7 @@ Tensors on a GPU pass through host memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,15 @@ class Meeting:
         return LOOPBACK if isinstance(self.store, Store) else own_address(self.store[0])
 
 
+LOOK = 0.2
+"""Most seconds between two looks whether everybody has come."""
+
+CONNECT = 60.0
+"""Seconds for those who have come to connect to each other, unless they wait less for anything."""
+
+DECIDED, ALL, OFF = "decided", "all have come", "called off"
+
+
 def reach(meeting: Meeting) -> Store:
     """The store, under the name of the meeting."""
     store = meeting.store
@@ -56,17 +66,43 @@ def reach(meeting: Meeting) -> Store:
     return found
 
 
+def gathered(meeting: Meeting) -> Store:
+    """The store, once everybody has come: nobody connects to others of whom one never will.
+
+    TrainingError if it is called off meanwhile, or if somebody does not come in time.
+    """
+    store, end, pause = reach(meeting), time.monotonic() + meeting.seconds, 0.01
+    if store.add("come", 1) == meeting.size:
+        store.set(DECIDED, ALL)
+    while not store.check([DECIDED]):
+        if time.monotonic() > end:
+            told = f"of {meeting.size} members not all have come within {meeting.seconds:g} s"
+            raise TrainingError(f"{meeting.name}: {told}")
+        time.sleep(pause)
+        pause = min(2 * pause, LOOK)
+    if store.get(DECIDED).decode() != ALL:
+        raise TrainingError(f"{meeting.name}: it was called off, because a member was lost")
+    return store
+
+
+def call_off(meeting: Meeting) -> None:
+    """Lets nobody wait any longer for one who has died. Those who have met already are not disturbed."""
+    reach(meeting).set(DECIDED, OFF)
+
+
 class Group:
     """One member's end of a group."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
         with self._failures():
+            store = gathered(meeting)
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = patience
+            options._timeout = min(patience, timedelta(seconds=CONNECT))
             # Told, because gloo would look its own host's name up, which may be anybody's.
             options._devices = [ProcessGroupGloo.create_device(hostname=meeting.address)]
-            self.gloo: Any = ProcessGroupGloo(reach(meeting), meeting.rank, meeting.size, options)
+            self.gloo: Any = ProcessGroupGloo(store, meeting.rank, meeting.size, options)
+            self.gloo.set_timeout(patience)
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of every member's."""

@@ -7,6 +7,7 @@ back what has ended. Nothing runs while nobody waits.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
@@ -25,8 +26,10 @@ class Lane:
     def __init__(self, generate: Callable[..., Awaitable[list[Completion]]]) -> None:
         self.generate = generate
         self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
-        self.new: list[Request] = []
+        self.new: dict[int, Request] = {}
         self.unwanted: list[int] = []
+        # How many answers are still to come that nobody waits for any more; the same may have been asked again.
+        self.late: Counter[int] = Counter()
         # Key -> where it goes, until the worker has given it up; and where it comes from, until it is here.
         self.leaving: dict[int, Lane] = {}
         self.coming: dict[int, Lane] = {}
@@ -40,11 +43,16 @@ class Lane:
         return await future
 
     def give_up(self, keys: Iterable[int]) -> None:
-        """Nobody waits for these any more."""
+        """Nobody waits for these any more. What has not come yet is where it comes from."""
         for key in keys:
-            if key in self.asked:
-                del self.asked[key]
-                self.unwanted.append(key)
+            self.coming.get(key, self)._forget(key)
+
+    def _forget(self, key: int) -> None:
+        if self.asked.pop(key, None) is None or self.new.pop(key, None) is not None:
+            return  # the worker has not heard of it
+        self.late[key] += 1
+        if self._arrives(key) is None:  # else the worker was told when it was moved
+            self.unwanted.append(key)
 
     def move(self, keys: Iterable[int], target: Lane) -> None:
         """Lets requests go on elsewhere; what they have so far goes with them as tokens.
@@ -54,12 +62,12 @@ class Lane:
         keys = list(keys)
         for key in [key for key in keys if key in self.coming]:  # it goes straight on
             self.coming.pop(key)._leads(key, target)
-        unknown = {request.key for request in self.new}  # to the worker
         moved = [key for key in keys if key in self.asked]
+        known = [key for key in moved if key not in self.new]  # to the worker
         for key in moved:
-            if key in unknown:
+            if self.new.pop(key, None) is not None:
                 target._take(*self.asked.pop(key))
-        if known := [key for key in moved if key not in unknown]:
+        if known:
             for key in known:
                 self._leads(key, target)
             task = asyncio.create_task(self._round([], known, 0.0))
@@ -79,7 +87,7 @@ class Lane:
 
     def _take(self, request: Request, future: asyncio.Future[Completion]) -> None:
         self.asked[request.key] = (request, future)
-        self.new.append(request)
+        self.new[request.key] = request
         if self.serving is None:
             self.serving = asyncio.create_task(self._serve())
 
@@ -87,7 +95,7 @@ class Lane:
         """Rounds, until nobody waits who is not leaving."""
         try:
             while self.asked.keys() - self.leaving.keys() or self.unwanted:
-                new, self.new = [request for request in self.new if request.key in self.asked], []
+                new, self.new = list(self.new.values()), {}
                 unwanted, self.unwanted = self.unwanted, []
                 await self._round(new, unwanted, SLICE)
                 await asyncio.sleep(0)  # who got an answer may ask again before the next round
@@ -104,6 +112,8 @@ class Lane:
                 self._answer(completion)
         except BaseException as error:
             asked, self.asked = self.asked, {}
+            self.new.clear()
+            self.late.clear()
             for key, (request, future) in asked.items():
                 target = self._arrives(key)
                 if target is not None and isinstance(error, CellLost) and not future.done():
@@ -117,6 +127,9 @@ class Lane:
 
     def _answer(self, completion: Completion) -> None:
         """Hands a completion to who waits for it, or to the lane that goes on with it."""
+        if self.late[completion.key]:
+            self.late[completion.key] -= 1
+            return
         request, future = self.asked.pop(completion.key, (None, None))
         target = self._arrives(completion.key)
         if request is None or future is None or future.done():

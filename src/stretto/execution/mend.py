@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from stretto.errors import CellLost, TrainingError
+from stretto.errors import CellLost, StateLostError, TrainingError
 from stretto.train.deal import whole
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ class Mend:
     async def _revive(self, device: str) -> None:
         if any(device in copy and len(copy) > 1 for copy in self.crew.copies):
             told = "and its part of the optimizer with it; resume the run"
-            raise TrainingError(f"{device}: its process died, {told}")
+            raise StateLostError(f"{device}: its process died, {told}")
         living = next((copy for copy in self.crew.copies if not self.lost & set(copy)), None)
         if living is None:
-            raise TrainingError(f"{device}: its process died, and no other holds the optimizer; resume the run")
+            raise StateLostError(f"{device}: its process died, and no other holds the optimizer; resume the run")
         with suppress(Exception):
             await self.crew.members[device].close()  # dead, or it came back and lost the one whose state it was to get
         self.crew.members[device] = await self.crew.launch(device)

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
+from ray._private import state as ray_state
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -26,6 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 from stretto.errors import CellLost, DeadlineError, RecipeError, StrettoError, TrainingError
 from stretto.execution.assignment import Assignment
 from stretto.execution.checks.network import JOIN, NO_CLUSTER
+from stretto.execution.claims import ADDRESS, TOUCH, Amounts, bundle_of, host_of, of_kinds, shortage, visible_to
 from stretto.execution.reaper import Reaper
 from stretto.execution.stacks import Stand, asked, outside, own
 from stretto.execution.worker import Worker
@@ -35,12 +37,19 @@ Make = Callable[[Assignment], Worker]
 BESIDE = {"beside": 1}
 """Threads of a worker's process in which it answers while a call is under way."""
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 class Actor:
     """What runs in a worker's process: one call after the other."""
 
-    def make(self, make: Make, assignment: Assignment, base: Mapping[str, bytes] | None) -> Any:
-        """The worker. Not in `__init__`, whose errors Ray tells as a death. `base`: its base model, on other hosts."""
+    def make(self, make: Make, assignment: Assignment, base: Mapping[str, bytes] | None, gpu: str | None = None) -> Any:
+        """The worker. Not in `__init__`, whose errors Ray tells as a death. `base`: its base model, on other hosts.
+
+        `gpu` is the one that it sees, in the words of CUDA_VISIBLE_DEVICES; without, the one that Ray has picked.
+        """
+        if gpu is not None:  # nothing in this process has looked for GPUs yet
+            os.environ[VISIBLE] = gpu
         try:
             if base is None:
                 self.worker = make(assignment)
@@ -111,22 +120,21 @@ def written(files: Mapping[str, bytes], folder: Path) -> Path:
     return folder
 
 
-def host_of(device: str) -> str:
-    """The host in a device's name."""
-    return device.rpartition("/")[0]
-
-
-def bundle_of(devices: Sequence[str]) -> dict[str, float]:
-    """What a host must have for these devices: a core for each, and the GPUs."""
-    gpus = sum("/gpu:" in device for device in devices)
-    return {"CPU": float(len(devices)), **({"GPU": float(gpus)} if gpus else {})}
+def alive() -> list[dict[str, Any]]:
+    """The nodes of the cluster, as Ray tells of them."""
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 class Processes:
     """Starts workers as actors."""
 
-    def __init__(self, devices: Sequence[str], *, seconds: float, make: Make = Worker) -> None:
-        self.make, self.seconds = make, seconds
+    def __init__(
+        self, devices: Sequence[str], *, seconds: float, make: Make = Worker, kinds: Mapping[str, str] | None = None
+    ) -> None:
+        """`kinds` is what the plan calls each device, where hosts may be of several kinds."""
+        self.make, self.seconds, self.kinds = make, seconds, kinds or {}
+        # True for a Ray of this run alone, which leaves the choice of GPUs to the plan.
+        self.own = True
         self.reaper = Reaper()
         self.devices = list(devices)
         self.group: PlacementGroup | None = None
@@ -147,6 +155,7 @@ class Processes:
         given = os.environ.get("RAY_ADDRESS")
         if len(self.hosts) > 1 and not given:
             raise RecipeError.of("placement.cluster", *NO_CLUSTER)
+        self.own = not given
         local = {} if given else {"num_cpus": len(self.devices), "include_dashboard": False}
         try:
             await asyncio.to_thread(
@@ -161,7 +170,10 @@ class Processes:
         self.master = TCPStore(self.address, 0, None, True, wait_for_workers=False)
         bundles = [bundle_of(devices) for devices in self.hosts.values()]
         if len(bundles) == 1:
-            bundles[0][f"node:{self.address}"] = 0.001  # "localhost" is this host, also in a cluster of many
+            bundles[0][f"{ADDRESS}{self.address}"] = TOUCH  # "localhost" is this host, also in a cluster of many
+        kinds = [self.kinds.get(devices[0], "") for devices in self.hosts.values()]
+        for bundle, mark in zip(bundles, of_kinds(kinds, [node["Resources"] for node in alive()]), strict=True):
+            bundle.update(mark)
         self.group = placement_group(bundles, strategy="STRICT_SPREAD")
         try:
             async with asyncio.timeout(max(1.0, begun + self.seconds - time.monotonic())):
@@ -169,18 +181,13 @@ class Processes:
         except TimeoutError as error:
             raise DeadlineError(f"start: {self._missing(bundles)}") from error
 
-    def _missing(self, bundles: Sequence[dict[str, float]]) -> str:
-        """Which resource the cluster does not have."""
-        there = ray.cluster_resources()
-        short = []
-        for kind in ("GPU", "CPU"):
-            needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
-            if needed > there.get(kind, 0.0):
-                short.append(f"needs {needed:g} {kind}, sees {there.get(kind, 0.0):g}")
-        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-        if len(bundles) > nodes:
-            short.append(f"needs {len(bundles)} hosts, sees {nodes}")
-        told = "; ".join(short) or "some host has too few, or others have taken them"
+    def _missing(self, bundles: Sequence[Amounts]) -> str:
+        """Which resource the cluster does not have, or not free."""
+        # It is no promised part of Ray.
+        left: Mapping[str, Amounts] = getattr(ray_state, "available_resources_per_node", dict)()
+        nodes = alive()
+        free = [left.get(node["NodeID"], node["Resources"]) for node in nodes]
+        told = shortage(bundles, [node["Resources"] for node in nodes], free)
         return (
             f"the Ray cluster gave no place to {len(self.devices)} devices within {self.seconds:g} s: {told}\n"
             "    fix: add nodes, use fewer devices (placement.cluster), or raise deadlines.start"
@@ -197,7 +204,8 @@ class Processes:
         member = self.members[assignment.device] = Remote(assignment.device, actor)
         member.process, member.host = await reached(assignment.device, actor.where.remote())
         base = None if assignment.base is None or member.host == self.address else self._base(assignment.base)
-        await reached(assignment.device, actor.make.remote(self.make, assignment, base))
+        gpu = visible_to(assignment.device, os.environ.get(VISIBLE)) if self.own else None
+        await reached(assignment.device, actor.make.remote(self.make, assignment, base, gpu))
         return member
 
     def _base(self, folder: Path) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from stretto.algorithms.base import build
-from stretto.execution.group import Meeting, reach
+from stretto.execution.group import Meeting, gathered
 from stretto.execution.worker import Worker, settings_of
 from stretto.train.parallel import ShardedAdamW, ShardedTrainer, Shards, join, leave
 from stretto.weights.tensors import unlike
@@ -24,7 +24,7 @@ class ShardedWorker(Worker):
             super().meet(kind, where)
             return
         recipe, device, self.first = self.assignment.recipe, self.assignment.torch_device, where.rank == 0
-        mesh = join(reach(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
+        mesh = join(gathered(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
         shards = Shards(self._load(device), mesh, temperature=recipe.engine.temperature, serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
         self.shards = shards

@@ -20,6 +20,9 @@ from stretto.run.watch import Watch
 EVERY = ""
 """Stands for every device, where work has no cell of its own: checkpoints, evaluation, all of a run on one device."""
 
+JUDGES = "judges"
+"""Where reward functions run beside several devices: processes that are no cell, whose work no device does."""
+
 
 class Clock:
     """Seconds since the run's start, and the spans of the step under way."""
@@ -50,22 +53,23 @@ class Clock:
     def piece(self, stage: str, cell: str, *, step: int, version: int) -> Iterator[dict[str, int]]:
         """Times work of a cell that has deadlines of its own; several may be under way at once."""
         start, counts = self.now(), dict[str, int]()
-        yield counts
-        seconds = self.now() - start
-        self.last = f"the last to finish was {stage} of step {step}, at {datetime.now():%H:%M:%S}"
-        self.spans.append(
-            Span(
-                stage=stage,
-                cell=cell,
-                start=start,
-                seconds=seconds,
-                step=step,
-                version=version,
-                groups=counts.get("groups", 0),
-                tokens=counts.get("tokens", 0),
-                shared=counts.get("shared", 0),
+        try:
+            yield counts
+            self.last = f"the last to finish was {stage} of step {step}, at {datetime.now():%H:%M:%S}"
+        finally:  # what a death cuts off was work, too
+            self.spans.append(
+                Span(
+                    stage=stage,
+                    cell=cell,
+                    start=start,
+                    seconds=self.now() - start,
+                    step=step,
+                    version=version,
+                    groups=counts.get("groups", 0),
+                    tokens=counts.get("tokens", 0),
+                    shared=counts.get("shared", 0),
+                )
             )
-        )
 
     def events(self) -> list[dict[str, Any]]:
         """The step's spans for a timeline, each on its cell's host."""
@@ -73,14 +77,20 @@ class Clock:
         return [event for span in self.spans for event in to_events([span], host=hosts.get(span.cell) or "localhost")]
 
     def metrics(self) -> dict[str, float]:
-        """The step's seconds, whole and by stage for each cell that served it, and the share in which devices idle."""
+        """The step's seconds, whole and by stage for each cell that served it, and the share in which devices idle.
+
+        Reward functions count where no cell serves their stage. No device is busy with them: they run beside all.
+        """
         end = self.now()
+        of_cells = [span for span in self.spans if span.cell != JUDGES or JUDGES in self.devices]
+        served = {span.stage for span in of_cells}
+        beside = [span for span in self.spans if span.cell == JUDGES and span.stage not in served]
         stages: dict[str, float] = defaultdict(float)
         cells: dict[str, set[str]] = defaultdict(set)
-        for span in self.spans:
+        for span in (*of_cells, *beside):
             stages[f"seconds/{span.stage}"] += span.seconds
             cells[f"seconds/{span.stage}"].add(span.cell)
-        on_devices = [replace(span, cell=self.devices.get(span.cell, EVERY)) for span in self.spans]
+        on_devices = [replace(span, cell=self.devices.get(span.cell, EVERY)) for span in of_cells]
         devices = sorted(set(self.devices.values()))
         busy = [replace(span, cell=device) for span in on_devices if span.cell == EVERY for device in devices]
         idling = idle([*(s for s in on_devices if s.cell != EVERY), *busy], devices, self.began, end)

@@ -29,6 +29,7 @@ from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes, worker_of
 from stretto.execution.patience import Patience
+from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run.ahead import Waiting
@@ -40,12 +41,10 @@ from stretto.run.parts import Parts, connect, load_task, token_budget
 from stretto.step.drive import Driver, Notes
 from stretto.step.pace import Pace
 from stretto.step.state import Step
+from stretto.step.work import Launch as Asked
 from stretto.step.work import Speeds, Terms
 from stretto.train.model import describe
 from stretto.types import Conversation, Stateful, Trajectory
-
-SLOTS = 4096
-"""Trajectories that a generate cell takes at once; its engine admits as many of them as its cache holds."""
 
 NAMES = ("trainer", "optimizer", "engine")
 """Parts of a checkpoint that live in the workers."""
@@ -77,6 +76,8 @@ class CrewParts(Parts):
     """They."""
     budgets: Mapping[str, int]
     """Device -> most tokens in a piece."""
+    rooms: Mapping[str, int]
+    """Device that generates -> tokens that the cache of its engine holds."""
     pace: Pace
     """How fast the workers are."""
     draft: Path | None
@@ -219,11 +220,13 @@ async def assemble_crew(
         )
 
     left = begun + recipe.deadlines.start - time.monotonic()
-    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of)
+    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
     crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
     try:
         await crew.start(by=begun + recipe.deadlines.start)
         context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
+        generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
+        rooms = await crew.all(generating, "room", seconds=recipe.deadlines.start)
     except BaseException:
         await crew.close()
         raise
@@ -233,9 +236,18 @@ async def assemble_crew(
         context=context,
         crew=crew,
         budgets=budgets,
+        rooms=dict(zip(generating, rooms, strict=True)),
         pace=Pace(round_seconds=SLICE),
         draft=folder / ".model.draft" if folder else None,
     )
+
+
+def kinds_of(recipe: Recipe) -> dict[str, str]:
+    """What the recipe's cluster calls each device; nothing where it leaves that to this host."""
+    told = recipe.placement.cluster
+    if told in ("auto", "1xgpu"):
+        return {}
+    return {name: device.name for name, device in parse_cluster(told).devices.items()}
 
 
 def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
@@ -250,8 +262,17 @@ def patience_of(recipe: Recipe) -> Patience:
     return Patience(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
 
 
-def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
-    """What holds for a step."""
+def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
+    """Trajectories that a cache of so many tokens is sure to hold at once: a group's prompt stands there once.
+
+    What a cell is given beyond that would wait in its engine, where no cell that is done sooner could take it over.
+    """
+    most = max((asked.prompt_tokens / asked.samples for asked in drawn), default=0.0)
+    return max(1, int(tokens / (longest + most)))
+
+
+def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
+    """What holds for a step that begins with these prompts."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
     divides = recipe.batch.updates > 1
     stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(["old"] if divides else [])
@@ -260,7 +281,11 @@ def terms_of(parts: CrewParts, speeds: Speeds) -> Terms:
         drops=algorithm.drops,
         barrier=algorithm.scope == "batch",
         stages=tuple(stages),
-        slots={cell.name: SLOTS for cell in cells if cell.role == "generate"},
+        slots={
+            cell.name: slots_of(parts.rooms[cell.devices[0]], drawn, longest=recipe.engine.max_new_tokens)
+            for cell in cells
+            if cell.role == "generate"
+        },
         # The devices of a cell share the rows of a piece.
         budgets={
             cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * len(cell.devices)
@@ -307,7 +332,7 @@ async def turn(
     batch = parts.recipe.batch
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
-    terms = terms_of(parts, parts.pace.speeds())
+    terms = terms_of(parts, parts.pace.speeds(), drawn)
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())

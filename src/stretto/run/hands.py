@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,7 @@ from stretto.rollout.base import Completion, Request
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run import guards
 from stretto.run.batch import Batch
-from stretto.run.clock import Clock
+from stretto.run.clock import JUDGES, Clock
 from stretto.run.learn import ConversationKey, credit, keyed_conversations, minibatches, value_streams
 from stretto.run.parts import Parts
 from stretto.run.rated import rated
@@ -58,8 +58,7 @@ class Hands:
         self.clock, self.step, self.carried = clock, step, carried
         self.asked: list[list[Launch]] = []
         self.rounds = 0
-        self.place: dict[Item, str] = {}
-        self.waits: dict[Item, set[int]] = defaultdict(set)
+        self.asking: dict[Item, _Asking] = {}
         self.trajectories: dict[Item, Trajectory] = {}
         self.active: Counter[str] = Counter()
         self.lanes: dict[str, ExitStack] = {}
@@ -72,6 +71,7 @@ class Hands:
         self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.reports: list[dict[str, float]] = []
+        self.judging, self.judges = 0, ExitStack()
         for index, group in enumerate(carried.accepted if carried else ()):
             self.asked.append([Launch(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories])
             self.trajectories |= {(index, trajectory.attempt): trajectory for trajectory in group.trajectories}
@@ -117,12 +117,16 @@ class Hands:
 
     async def generate(self, item: Item, cell: str) -> int:
         """Runs a trajectory; returns its sampled tokens, 0 if it failed."""
-        self.place[item] = cell
+        before, asking = self.asking.get(item), _Asking(self.crew, cell)
+        self.asking[item] = asking
         self._busy(cell, +1)
         try:
-            return await self._generate(item)
+            if before is not None:  # a death has cut it off, and its environment may still be tidying up
+                await before.over.wait()
+            return await self._generate(item, asking)
         finally:
-            self._busy(self.place[item], -1)
+            asking.over.set()
+            self._busy(asking.cell, -1)
 
     def _busy(self, cell: str, more: int) -> None:
         """Notes when a lane opens and closes."""
@@ -138,11 +142,11 @@ class Hands:
             if "tokens" in counts:
                 self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
 
-    async def _generate(self, item: Item) -> int:
+    async def _generate(self, item: Item, asking: _Asking) -> int:
         recipe = self.parts.recipe
         trajectory = await run_trajectory(
             self.asked[item[0]][item[1]],
-            model=_Asking(self, item),
+            model=asking,
             environment=self.parts.environment,
             renderer=self.parts.renderer,
             sampling=self.parts.sampling(temperature=recipe.engine.temperature),
@@ -152,8 +156,8 @@ class Hands:
         tokens = guards.sampled_tokens(trajectory)
         self.lengths.saw(trajectory.prompt.id, tokens)
         given = sum(len(conversation.tokens) for conversation in trajectory.conversations) - tokens
-        self.contexts[self.place[item]][item[0]] = given  # of siblings once: their prompt is computed once
-        counts = self.counts[self.place[item]]
+        self.contexts[asking.cell][item[0]] = given  # of siblings once: their prompt is computed once
+        counts = self.counts[asking.cell]
         counts["tokens"] = counts.get("tokens", 0) + tokens
         counts["longest"] = max(counts.get("longest", 0), tokens)
         return 0 if trajectory.failure else tokens
@@ -161,24 +165,43 @@ class Hands:
     def move(self, move: Move) -> None:
         """Lets trajectories go on elsewhere."""
         for item in move.items:
-            self.crew.lanes[self.place[item]].move(self.waits[item], self.crew.lanes[move.target])
+            asking = self.asking[item]
+            self.crew.lanes[asking.cell].move(asking.waits, self.crew.lanes[move.target])
             self._busy(move.target, +1)
-            self._busy(self.place[item], -1)
-            self.place[item] = move.target
+            self._busy(asking.cell, -1)
+            asking.cell = move.target
 
     async def verdict(self, index: int) -> Sequence[int]:
         """Judges a group; returns the attempts to train on."""
         algorithm = self.parts.algorithm
         attempts = [self.trajectories[index, attempt] for attempt in range(len(self.asked[index]))]
-        scored = self.scored[index] = await self.parts.score(
-            attempts, min_samples=algorithm.min_samples, ask=partial(self._rated, index)
-        )
+        with ExitStack() as judged:
+            judged.enter_context(self._judging())
+            scored = self.scored[index] = await self.parts.score(
+                attempts, min_samples=algorithm.min_samples, ask=partial(self._rated, index, judged)
+            )
         if not scored.groups or algorithm.drop(scored.groups[0]):
             return ()
         return [trajectory.attempt for trajectory in scored.groups[0].trajectories]
 
-    async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
-        """What the reward model says of a group, once the pieces with it are done."""
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        """Notes when reward functions run, those of several groups together."""
+        if not self.judging:
+            piece = self.clock.piece("reward", JUDGES, step=self.step, version=self.crew.version)
+            self.counts[JUDGES] = self.judges.enter_context(piece)
+        self.judging += 1
+        self.counts[JUDGES]["groups"] = self.counts[JUDGES].get("groups", 0) + 1
+        try:
+            yield
+        finally:
+            self.judging -= 1
+            if not self.judging:
+                self.judges.close()
+
+    async def _rated(self, index: int, judged: ExitStack, trajectories: Sequence[Trajectory]) -> Scores:
+        """What the reward model says of a group that functions have `judged`, once the pieces with it are done."""
+        judged.close()
         waits = {
             trajectory_key(each): self.rated[index, each.attempt]
             for each in trajectories
@@ -303,22 +326,22 @@ class Hands:
 class _Asking:
     """The model as one trajectory asks it, on whatever cell that is."""
 
-    def __init__(self, hands: Hands, item: Item) -> None:
-        self.hands, self.item = hands, item
+    def __init__(self, crew: Crew, cell: str) -> None:
+        self.crew, self.cell = crew, cell
+        self.waits: set[int] = set()
+        self.over = asyncio.Event()
 
     async def ask(self, request: Request) -> Completion:
         """Waits for the answer."""
-        hands, item = self.hands, self.item
-        hands.waits[item].add(request.key)
+        self.waits.add(request.key)
         try:
-            return await hands.crew.lanes[hands.place[item]].ask(request)
+            return await self.crew.lanes[self.cell].ask(request)
         finally:
             self.give_up([request.key])
 
     def give_up(self, keys: Iterable[int]) -> None:
         """Nobody waits for these answers any more."""
-        hands, item = self.hands, self.item
         for key in keys:
-            if key in hands.waits[item]:
-                hands.waits[item].discard(key)
-                hands.crew.lanes[hands.place[item]].give_up([key])
+            if key in self.waits:
+                self.waits.discard(key)
+                self.crew.lanes[self.cell].give_up([key])
