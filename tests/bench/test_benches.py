@@ -1,6 +1,7 @@
 """The benches with our side on a tiny model, and small peers behind the same seam; each job runs in this process."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from stretto.algorithms.base import build
 from stretto.bench import ours, run
 from stretto.bench.cases import Case, answer_lengths
-from stretto.bench.compare import equal_work
+from stretto.bench.compare import equal_replay, equal_work
 from stretto.bench.jobs import Measured
 from stretto.bench.peer_generate import Forcing
 from stretto.bench.peer_generate import rollout as generate_rollout
@@ -23,6 +24,7 @@ from stretto.config.locate import locate
 from stretto.errors import RecipeError, StrettoError
 from stretto.rewards.answer import numeric, overlong
 from stretto.rollout.base import Completion
+from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
 from stretto.train.model import load
 from stretto.types import Group, Outcome, Reward, Trajectory
@@ -140,6 +142,13 @@ def test_beside_a_time_stand_its_tokens_and_its_arithmetic(stepped):
     assert row["share_of_matmul_rate"]["peer"] == pytest.approx(speed / row["matmul_gflops_per_second"])
 
 
+def test_beside_memory_stand_the_same_work_and_the_speed_of_the_leanest(stepped):
+    time, memory = stepped[0]["rows"]
+    for name in ("tokens_generated", "tokens_trained", "flops", "matmul_gflops_per_second"):
+        assert memory[name] == time[name]
+    assert memory["gflops_per_second"]["peer"] == pytest.approx(memory["flops"]["unshared"] / 200.0 / 1e9)
+
+
 def test_an_adapter_starts_the_same_on_both_sides():
     row = measure(wish("step", cases=("lora-43-fp32",), batches=(4,)), note=len, run=with_saved_adapter)["rows"][0]
     assert row["trained_weights"] == "adapter"
@@ -169,11 +178,65 @@ def test_a_rollout_is_compared_with_generate_on_equal_lengths():
     assert row["ratio"] == pytest.approx(row["stretto"] / row["peer"])
     assert row["tokens_generated"]["stretto"] == row["tokens_generated"]["peer"]
     assert row["divergences_per_1000_tokens"] == 0, "in fp32 the batch changes no token"
+    assert row["draft_divergences_per_1000_tokens"] == 0, "in fp32 drafts change no token"
+
+
+def test_the_rate_of_drafts_is_that_of_the_batch_without_them(monkeypatch):
+    class Other(NativeEngine):
+        """Says something else where it does not speculate."""
+
+        def step(self, budget_seconds):
+            done = super().step(budget_seconds)
+            return done if self.speculate else [replace(each, tokens=each.tokens + 1) for each in done]
+
+    monkeypatch.setattr(ours, "NativeEngine", Other)
+    (row,) = measure(wish("rollout", cases=("prompt-43-fp32",)), note=len, run=here)["rows"]
+    assert row["draft_divergences_per_1000_tokens"] == 1000
+    assert row["divergences_per_1000_tokens"] == 0
 
 
 def test_sides_that_did_other_work_are_not_compared():
     with pytest.raises(StrettoError, match="not equal"):
         equal_work(Measured(generated=10, trained=10), Measured(name="peer", generated=9, trained=9))
+
+
+def replay_of(**values):
+    """What a side made of the tokens that both get."""
+    return Measured(name="TRL", facts={"replay": {"reward": 0.5, "loss": 0.0, "grad_norm": 2.0} | values})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [("float32", {"grad_norm": 2.001}), ("bfloat16", {"grad_norm": 2.05}), ("bfloat16", {"reward": 0.5 + 1e-7})],
+)
+def test_what_rounding_makes_of_the_same_tokens_is_compared(dtype, values):
+    replay = equal_replay(replay_of(), replay_of(**values), dtype)
+    assert {name: sides["peer"] for name, sides in replay.items()} == replay_of(**values).facts["replay"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "told"),
+    [
+        ("float32", {"grad_norm": 2.01}, "grad_norm is 2 for stretto and 2.01 for TRL"),
+        ("bfloat16", {"grad_norm": 1.9}, "grad_norm is 2 for stretto and 1.9 for TRL"),
+        ("float32", {"grad_norm": math.nan}, "grad_norm is 2 for stretto and nan for TRL"),
+        ("bfloat16", {"reward": 0.51}, "reward is 0.5 for stretto and 0.51 for TRL"),
+        ("bfloat16", {"loss": 0.1}, "loss is 0 for stretto and 0.1 for TRL"),
+    ],
+)
+def test_sides_that_make_other_numbers_of_the_same_tokens_are_not_compared(dtype, values, told):
+    with pytest.raises(StrettoError, match=told):
+        equal_replay(replay_of(), replay_of(**values), dtype)
+
+
+def test_a_bench_whose_gradients_are_not_the_peers_has_no_ratio(monkeypatch):
+    def wrong(job):
+        facts = peer_replay(job).facts["replay"]
+        return Measured(name="TRL", facts={"replay": facts | {"grad_norm": 2 * facts["grad_norm"]}})
+
+    monkeypatch.setitem(SIDES, "trl replay", wrong)
+    with pytest.raises(StrettoError, match="the same tokens gave other numbers in float32: grad_norm is"):
+        measure(wish("step", cases=("full-43-fp32",), batches=(4,)), note=len, run=here)
 
 
 def test_a_divergence_ends_the_comparison_of_an_answer():
@@ -218,7 +281,10 @@ def test_a_missing_peer_is_named_with_the_command_that_installs_it():
     require(("json",))
     with pytest.raises(RecipeError, match="no_such_peer") as error:
         require(("no_such_peer",))
-    assert error.value.problems[0].fix == "pip install 'stretto[bench]'"
+    fix = error.value.problems[0].fix
+    assert fix.startswith("pip install ")
+    assert "'trl<" in fix
+    assert "ray" not in fix
 
 
 @pytest.fixture
@@ -246,6 +312,38 @@ def test_the_command_shows_a_line_for_each_row_and_its_progress_beside_it(at_hom
     captured = capsys.readouterr()
     assert captured.out.startswith("prompt-43 ")
     assert "stretto rollout" in captured.err
+
+
+FIGURE = {"case": "full-43", "unit": "s/step", "stretto": 5.0, "peer": 30.0, "peer_name": "P", "ratio": 6.0}
+WORK = {
+    "tokens_generated": {"stretto": 1828, "peer": 1828},
+    "tokens_trained": {"stretto": 1828, "peer": 1828},
+    "flops": {"unshared": 4.34e12, "shared": 2.12e12},
+}
+SPEED = {
+    "gflops_per_second": {"stretto": 147.0, "peer": 57.0},
+    "matmul_gflops_per_second": 412.0,
+    "share_of_matmul_rate": {"stretto": 0.36, "peer": 0.14},
+}
+RATES = {"divergences_per_1000_tokens": 24.7, "draft_divergences_per_1000_tokens": 3.1}
+
+
+@pytest.mark.parametrize(
+    ("row", "beside"),
+    [
+        ({}, []),
+        (WORK, ["1,828 tokens generated, 1,828 tokens trained, 4.34 TFLOP unshared, 2.12 TFLOP shared"]),
+        (SPEED, ["stretto 147 GFLOP/s (36%), peer 57 GFLOP/s (14%), matmul rate 412 GFLOP/s"]),
+        (RATES, ["divergences per 1,000 tokens 24.7 alone and 3.1 without drafts"]),
+    ],
+)
+def test_below_a_figure_stands_what_its_row_has_of_work_and_speed(row, beside, monkeypatch, capsys):
+    document = {"bench": "step", "machine": {}, "rows": [FIGURE | row]}
+    monkeypatch.setattr(run, "measure", lambda wish, note: document)
+    assert main(["bench", "step"]) == 0
+    figure, *lines = capsys.readouterr().out.splitlines()
+    assert figure == "full-43          6.00x  5 against 30 s/step  (P)"
+    assert lines == [f"    {line}" for line in beside]
 
 
 def test_a_failure_is_a_document_too(capsys):

@@ -43,6 +43,19 @@ def test_a_section_names_date_machine_command_and_figures():
     assert "full-43, left out: it was killed" in text
 
 
+def text_of(*rows):
+    return section({"bench": "step", "machine": MACHINE, "rows": rows}, date="", command="")
+
+
+def test_work_and_speed_stand_once_for_a_case_that_has_a_row_of_memory_too():
+    assert text_of(ROW, ROW | {"unit": "GB at the peak"}).count("| full-43 | 43 |") == 1
+
+
+def test_both_rates_of_divergence_stand_beside_a_rollout():
+    row = ROW | {"divergences_per_1000_tokens": 24.7, "draft_divergences_per_1000_tokens": 3.1}
+    assert "| 50%, 17% | 24.7, 3.1 |" in text_of(row)
+
+
 def test_a_new_run_replaces_the_old_one_and_nothing_else(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n<!-- results of a -->\nold\n<!-- end of a -->\n\nbelow\n")

@@ -2,11 +2,12 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("trl", reason="TRL is not installed; pip install 'stretto[bench]'")
+pytest.importorskip("trl", reason="TRL is not installed; make install")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -16,6 +17,9 @@ from stretto.bench import ours
 from stretto.bench.cases import Case, answer_lengths
 from stretto.bench.jobs import Job
 from stretto.bench.prepare import prepare
+from stretto.bench.run import Wish, measure
+from stretto.placement import families
+from stretto.placement.shapes import ModelShape
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -52,3 +56,35 @@ def test_trl_samples_as_many_tokens_as_it_is_told_to(tmp_path):
     assert found.generated == found.trained == answer_lengths(case).sum()
     assert len(found.seconds) == 1
     assert found.stages["generate"] + found.stages["train"] == pytest.approx(found.best)
+
+
+TINY = ModelShape(
+    name="qwen2-tiny", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, ffn=48, vocab=300, tied=True
+)  # fmt: skip
+SIDES = {"prepare": prepare, "stretto step": ours.step, "trl step": peer_trl.step, "trl replay": peer_trl.replay}
+
+
+def here(job):
+    """Does a job in this process."""
+    Path(job.folder).mkdir(parents=True, exist_ok=True)
+    return replace(SIDES[job.side](job), memory=1 << 30)
+
+
+def test_a_step_of_random_weights_is_compared_with_trl(monkeypatch):
+    monkeypatch.setitem(families.FAMILIES, TINY.name, TINY)
+    wish = Wish(
+        bench="step",
+        model="",
+        shape=TINY.name,
+        cases=("full-43-fp32",),
+        prompts=2,
+        samples=2,
+        turns=1,
+        batches=(4,),
+        threads=1,
+    )
+    time, memory = measure(wish, note=len, run=here)["rows"]
+    assert time["model"] == memory["model"] == TINY.name
+    assert time["peer_name"].startswith("TRL ")
+    assert time["replay"]["grad_norm"]["stretto"] > 1e-3
+    assert time["tokens_trained"]["stretto"] == time["tokens_trained"]["peer"] > 0

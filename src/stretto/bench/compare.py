@@ -19,6 +19,14 @@ from stretto.errors import StrettoError
 
 Note = Callable[[str], None]
 Row = dict[str, Any]
+Replay = dict[str, dict[str, float]]
+
+NORMS_APART = {"float32": 1e-3, "bfloat16": 0.03}
+"""What the gradient norms of the same tokens may differ by, relative to the larger. In bf16 the peer's is a bf16 number
+made of bf16 gradients; up to 1.9 % were measured."""
+
+VALUES_APART = 1e-5
+"""What mean rewards and losses of the same tokens may differ by: the peer's are fp32 numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +141,7 @@ def rollout_rows(setting: Setting, case: Case) -> list[Row]:
     row = figure(case, "tokens/s", *rates, peer_name=peer.name, ratio=rates[0] / rates[1])
     row |= {
         "divergences_per_1000_tokens": ours.facts["divergences"],
+        "draft_divergences_per_1000_tokens": ours.facts["draft_divergences"],
         "seconds": {"stretto": ours.best, "peer": peer.best},
     }
     return [row | desk.common(ours, peer) | desk.efficiency(flops, ours.best, peer.best)]
@@ -143,7 +152,7 @@ def step_rows(setting: Setting, case: Case) -> list[Row]:
     desk = Desk(setting, case)
     sides = [("stretto step", None), *(("trl step", batch) for batch in setting.batches)]
     (ours, *peers), failed = desk.measure_in_turns(sides)
-    replayed = desk.measure("trl replay", min(setting.batches))
+    replay = equal_replay(ours, desk.measure("trl replay", min(setting.batches)), case.dtype)
     for peer in peers:
         equal_work(ours, peer)
     fastest, leanest = min(peers, key=lambda peer: peer.best), min(peers, key=lambda peer: peer.memory)
@@ -151,20 +160,21 @@ def step_rows(setting: Setting, case: Case) -> list[Row]:
         kind: step_flops(desk.sizes, *(Pass(**each) for each in passes)) for kind, passes in ours.facts["work"].items()
     }
     time = figure(case, "s/step", ours.best, fastest.best, peer_name=fastest.name, ratio=fastest.best / ours.best)
-    time |= desk.common(ours, fastest) | {"tokens_trained": {"stretto": ours.trained, "peer": fastest.trained}}
-    time |= desk.efficiency(flops, ours.best, fastest.best)
     time |= {
         "seconds": {each.name: {"step": each.best, **each.stages} for each in (ours, *peers)},
-        "replay": {
-            name: {"stretto": ours.facts["replay"][name], "peer": replayed.facts["replay"][name]}
-            for name in ("reward", "loss", "grad_norm")
-        },
+        "replay": replay,
         "failed": failed,
     }
     gigabytes = max(1, ours.memory) / 2**30, leanest.memory / 2**30
     memory = figure(case, "GB at the peak", *gigabytes, peer_name=leanest.name, ratio=gigabytes[1] / gigabytes[0])
     memory |= {"memory": {each.name: each.memory / 2**30 for each in (ours, *peers)}}
-    return [time, memory | desk.common(ours, leanest)]
+    return [
+        row
+        | desk.common(ours, peer)
+        | {"tokens_trained": {"stretto": ours.trained, "peer": peer.trained}}
+        | desk.efficiency(flops, ours.best, peer.best)
+        for row, peer in ((time, fastest), (memory, leanest))
+    ]
 
 
 def study_rows(setting: Setting, case: Case) -> list[Row]:
@@ -212,3 +222,20 @@ def equal_work(ours: Measured, peer: Measured) -> None:
             f"bench: the work was not equal: stretto generated {ours.generated} and trained {ours.trained} tokens, "
             f"{peer.name} {peer.generated} and {peer.trained}"
         )
+
+
+def equal_replay(ours: Measured, peer: Measured, dtype: str) -> Replay:
+    """What each side made of the same tokens; refuses to compare sides for which that is not the same."""
+    replay: Replay = {
+        name: {"stretto": ours.facts["replay"][name], "peer": peer.facts["replay"][name]}
+        for name in ("reward", "loss", "grad_norm")
+    }
+    for name, sides in replay.items():
+        one, other = sides["stretto"], sides["peer"]
+        bound = NORMS_APART[dtype] * max(abs(one), abs(other)) if name == "grad_norm" else VALUES_APART
+        if not abs(one - other) <= bound:  # so that NaN is refused too
+            raise StrettoError(
+                f"bench: the same tokens gave other numbers in {dtype}: {name} is {one:.6g} for stretto and "
+                f"{other:.6g} for {peer.name}, and may differ by {bound:.1g}"
+            )
+    return replay

@@ -218,7 +218,7 @@ def work(talks: Sequence[NDArray[np.int64]], prompts: Sequence[int]) -> dict[str
 
 
 def rollout(job: Job) -> Measured:
-    """Generation alone, and in how many places sampling an answer alone differs from sampling it in the batch."""
+    """Generation, and in how many places sampling an answer alone, or the batch without drafts, gives other tokens."""
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
     policy = load(section, locate(section.name, Path(job.model)), seed=SEED, device=device)
@@ -230,6 +230,7 @@ def rollout(job: Job) -> Measured:
         synchronise(device.type)
         seconds.append(time.perf_counter() - begun)
     alone = [answer for request in wanted for answer in generate(NativeEngine(endless(policy)), [request])]
+    undrafted = generate(NativeEngine(endless(policy), speculate=False), wanted)
     talks = [np.concatenate([request.tokens, answer.tokens]) for request, answer in zip(wanted, answers, strict=True)]
     return Measured(
         name=f"stretto {__version__}",
@@ -237,6 +238,7 @@ def rollout(job: Job) -> Measured:
         generated=sum(len(answer.tokens) for answer in answers),
         facts={
             "divergences": divergences(answers, alone),
+            "draft_divergences": divergences(answers, undrafted),
             "work": work(talks, [len(request.tokens) for request in wanted]),
         },
     )

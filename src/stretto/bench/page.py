@@ -11,6 +11,9 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
+DIVERGENCES = {"divergences_per_1000_tokens": "alone", "draft_divergences_per_1000_tokens": "without drafts"}
+"""What a row calls the rates at which other tokens are sampled, and how."""
+
 
 def section(document: Document, *, date: str, command: str) -> str:
     """A bench's results with date, machine and command."""
@@ -70,8 +73,8 @@ def _figures(rows: Sequence[Document]) -> list[str]:
 
 
 def _beside(rows: Sequence[Document]) -> list[str]:
-    """Work and speed, for the rows that have a time."""
-    timed = [row for row in rows if "flops" in row]
+    """Work and speed, for the rows that have a time; a row of memory would repeat its case."""
+    timed = [row for row in rows if "flops" in row and row["unit"] != "GB at the peak"]
     return (
         []
         if not timed
@@ -86,7 +89,7 @@ def _beside(rows: Sequence[Document]) -> list[str]:
                 "GFLOP/s stretto, peer",
                 "matmul GFLOP/s",
                 "share stretto, peer",
-                "divergences per 1,000",
+                "divergences per 1,000: alone, without drafts",
             ),
             [
                 (
@@ -99,7 +102,7 @@ def _beside(rows: Sequence[Document]) -> list[str]:
                     _pair(row["gflops_per_second"], "{:.0f}"),
                     f"{row['matmul_gflops_per_second']:.0f}",
                     _pair(row["share_of_matmul_rate"], "{:.0%}"),
-                    number(row["divergences_per_1000_tokens"]) if "divergences_per_1000_tokens" in row else "",
+                    ", ".join(number(row[rate]) for rate in DIVERGENCES if rate in row),
                 )
                 for row in timed
             ],

@@ -18,6 +18,7 @@ from stretto.bench.compare import Note, Row, Setting, rollout_rows, step_rows, s
 from stretto.bench.jobs import Run, run_apart
 from stretto.bench.spread import CELLS, scaling_rows, strategies_rows
 from stretto.errors import RecipeError
+from stretto.extras import install
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def require(packages: Sequence[str], extra: str = "bench") -> None:
     """Refuses to start without what the bench needs."""
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         reason = f"it needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
-        raise RecipeError.of("bench", reason, f"pip install 'stretto[{extra}]'")
+        raise RecipeError.of("bench", reason, install(extra))
 
 
 def _groups_in_batches(wish: Wish, case: Case) -> None:

@@ -64,7 +64,11 @@ def bench(
     if json:
         render.document(document)
         return
-    render.screen().print("\n".join(_line(row) for row in document["rows"]))
+    screen = render.screen()
+    for row in document["rows"]:
+        screen.print(_line(row))
+        for line in _beside(row):
+            screen.print(Text(f"    {line}", style="dim"))
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -73,3 +77,20 @@ def _line(row: dict[str, Any]) -> str:
 
     figures = f"{number(row['stretto'])} against {number(row['peer'])} {row['unit']}"
     return f"{row['case']:<16} {row['ratio']:.2f}x  {figures}  ({row['peer_name']})"
+
+
+def _beside(row: dict[str, Any]) -> list[str]:
+    """What of the work and the speed stands in a row: a line for each, or none."""
+    from stretto.bench.page import DIVERGENCES, number
+
+    tokens = ((what, row.get(f"tokens_{what}", {}).get("stretto")) for what in ("generated", "trained"))
+    work = [f"{count:,} tokens {what}" for what, count in tokens if count]
+    work += [f"{number(flops / 1e12)} TFLOP {kind}" for kind, flops in row.get("flops", {}).items()]
+    speed = [
+        f"{side} {number(done)} GFLOP/s ({row['share_of_matmul_rate'][side]:.0%})"
+        for side, done in row.get("gflops_per_second", {}).items()
+    ]
+    speed += [f"matmul rate {number(row['matmul_gflops_per_second'])} GFLOP/s"] if speed else []
+    rates = [f"{number(row[rate])} {how}" for rate, how in DIVERGENCES.items() if rate in row]
+    speed += [f"divergences per 1,000 tokens {' and '.join(rates)}"] if rates else []
+    return [", ".join(line) for line in (work, speed) if line]
