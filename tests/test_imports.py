@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
-BASE = {"types", "errors", "config.schema", "algorithms.catalog"}
+BASE = {"types", "errors", "extras", "config.schema", "algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli"}
 
@@ -14,6 +14,7 @@ ARROWS = {
     "__init__": {"types", "errors"},
     "types": set(),
     "errors": set(),
+    "extras": {"errors"},
     "config": BASE,
     "algorithms": BASE,
     "sandbox": BASE,
@@ -50,19 +51,24 @@ ARROWS = {
 FILES = {
     "config.schema": set(),
     "algorithms.catalog": set(),
-    "rollout.native": BASE | {"rollout", "train.model", "train.attention", "train.head", "train.packing"},
+    "rollout.native": BASE
+    | {"rollout", "train.model", "train.attention", "train.head", "train.memory", "train.packing"},
+    "rollout.apart": BASE | {"rollout", "train.apart", "train.model"},
     "rollout.packed": BASE | {"rollout", "train.attention", "train.backward", "train.model"},
     "rollout.steps": BASE | {"rollout", "train.attention", "train.model"},
     "rollout.written": BASE | {"rollout", "train.attention"},
     "rollout.graphs": BASE | {"rollout", "train.model"},
     "rollout.sampling": BASE | {"rollout", "train.head"},
-    "rollout.cache": BASE | {"rollout", "train.attention", "train.head"},
+    "rollout.cache": BASE | {"rollout", "train.head", "train.model"},
+    "rollout.prefill": BASE | {"rollout", "train.attention", "train.model", "train.packing"},
+    "rollout.recordings": BASE | {"rollout", "train.memory"},
 }
 """Files with arrows of their own: fewer, or more for the engine that runs on the very modules that are trained."""
 
 TORCH_FREE = (
     "types",
     "errors",
+    "extras",
     "config",
     "tasks",
     "environments",

@@ -15,8 +15,8 @@ from stretto.algorithms.base import Rows, build
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import AlgorithmSection, Model, Scratch
 from stretto.run.learn import credit
-from stretto.train import attention
-from stretto.train.model import Policy, load, refuse_unknown_attention, switch_dropout_off, take_over_attention
+from stretto.train.backward import take_over
+from stretto.train.model import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
 from stretto.train.scratch import character_tokenizer
 from stretto.train.trainer import Trainer
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, Trajectory, trajectory_key
@@ -46,13 +46,14 @@ def scratch_policy(*, seed=0, **sizes):
 def policy_from(config, *, dtype=torch.float64, seed=0):
     """A random model of any family, wrapped as `load` would."""
     config = copy.deepcopy(config)  # a model writes into its own
-    refuse_unknown_attention(config)
+    refuse_moving_positions(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # Experts one by one: the grouped kernel knows no fp64.
         network = AutoModelForCausalLM.from_config(config, experts_implementation="eager").to(dtype)
     network.config.use_cache = False
     switch_dropout_off(network)
+    take_over(network)
     policy = Policy(network=network, tokenizer=character_tokenizer(CHARACTERS))
     take_over_attention(policy)
     return policy
@@ -190,11 +191,12 @@ def step(policy, algorithm, *pieces, **settings):
 
 def naive_logprobs(policy, talk, *, temperature=1.0):
     """Log-probabilities of trained tokens as plain transformers and torch compute them for one conversation."""
-    policy.network.set_attn_implementation("sdpa")
+    ours = policy.network.config._attn_implementation
+    policy.network.set_attn_implementation("eager" if policy.apart else "sdpa")
     try:
         logits = policy.network(input_ids=torch.as_tensor(talk.tokens)[None], use_cache=False).logits[0]
     finally:
-        policy.network.set_attn_implementation(attention.NAME)
+        policy.network.set_attn_implementation(ours)
     at = torch.as_tensor(np.flatnonzero(talk.trained))
     targets = torch.as_tensor(talk.tokens)[at]
     return (logits[at - 1] / temperature).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -225,6 +227,11 @@ def naive_rows(samples, dtype):
 def naive_step(policy, algorithm, samples, *, temperature=1.0):
     """The same step without packing, chunks, hooks or accumulators: one forward per conversation, one backward."""
     logprobs = torch.cat([naive_logprobs(policy, s.conversation, temperature=temperature) for s in samples])
+    return finished(logprobs, policy.trained(), algorithm, samples)
+
+
+def finished(logprobs, trained, algorithm, samples):
+    """Loss and gradients of a step, from the log-probabilities of all trained tokens in the samples' order."""
     counts = {
         "tokens": sum(int(s.conversation.trained.sum()) for s in samples),
         "conversations": len(samples),
@@ -233,7 +240,6 @@ def naive_step(policy, algorithm, samples, *, temperature=1.0):
     }
     rows = naive_rows(samples, logprobs.dtype)
     loss = sum(term.loss(logprobs, rows).sum() / counts[term.denominator] for term in algorithm.terms)
-    trained = policy.trained()
     gradients = torch.autograd.grad(loss, list(trained.values()))
     return float(loss.detach()), dict(zip(trained, gradients, strict=True))
 

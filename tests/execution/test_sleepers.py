@@ -20,6 +20,7 @@ from stretto.errors import TrainingError
 from stretto.execution.assignment import Assignment
 from stretto.execution.member import Threads, processes
 from stretto.execution.sleepers import PUBLISH, Shelf, Sleepers, Tensors
+from stretto.execution.worker import Worker
 from stretto.rollout.base import Request
 from stretto.run.clock import Clock
 from stretto.run.local import assemble
@@ -183,6 +184,42 @@ def test_a_worker_answers_again_after_its_policy_made_room_for_a_reward_model(tm
         assert asleep == bool(sleeps)
         worker.close()
     assert said[0] == said[1]
+
+
+class Holding:
+    """An engine that tells how it is asked for its memory."""
+
+    def __init__(self):
+        self.told = []
+
+    def sleep(self, keep):
+        self.told.append(("sleep", keep))
+
+    def wake(self):
+        self.told.append("wake")
+
+    def close(self):
+        pass
+
+
+def test_a_trainer_that_lacks_memory_gets_what_the_engine_holds_on_one_device(tmp_path):
+    recipe, engine = recipe_in(tmp_path), Holding()
+    plan, made = make_plan(recipe), {"root": tmp_path, "folder": tmp_path, "note": print}
+    parts = assemble(recipe, plan=plan, make_engine=lambda policy: engine, **made)
+    parts.trainer.make_room()
+    asyncio.run(parts.close())
+    assert engine.told == [("sleep", True), "wake"]
+
+
+def test_a_trainer_that_lacks_memory_gets_what_the_engine_of_its_process_holds(tmp_path):
+    class Held(Worker):
+        def make_engine(self):
+            return Holding()
+
+    worker = Held(assigned(recipe_in(tmp_path), tmp_path, "localhost/cpu:0", ("generate", "train")))
+    worker.trainer.make_room()
+    assert worker.engine.told == [("sleep", True), "wake"]
+    worker.close()
 
 
 @pytest.mark.parametrize(

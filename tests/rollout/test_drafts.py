@@ -6,7 +6,8 @@ import pytest
 from alone import assert_alone, drained
 from stretto.rollout import admission
 from stretto.rollout.base import Request
-from stretto.rollout.drafts import ANSWERS, FIRST_GUESS, WIDTHS, Drafts
+from stretto.rollout.batch import Batch
+from stretto.rollout.drafts import ANSWERS, FIRST_GUESS, WIDTHS, Answer, Drafts
 from stretto.rollout.native import NativeEngine
 
 CONTEXT = np.array([5, 6, 7, 5, 6])
@@ -20,26 +21,33 @@ def knowing(*answers):
     return drafts
 
 
+def guess(drafts, context, said, count):
+    """What may come after an answer that has got so far."""
+    answer = Answer(context)
+    answer.said += said
+    return drafts.guess(answer, count)
+
+
 def test_an_answer_that_began_alike_is_followed():
     drafts = knowing([1, 2, 3, 4, 5], [1, 2, 9, 8])
-    assert drafts.guess(CONTEXT, [1, 2, 3], 3) == [4, 5]
-    assert drafts.guess(CONTEXT, [1, 2], 3) == [9, 8]  # the newest of those that fit
-    assert drafts.guess(CONTEXT, [], 2) == [1, 2]
+    assert guess(drafts, CONTEXT, [1, 2, 3], 3) == [4, 5]
+    assert guess(drafts, CONTEXT, [1, 2], 3) == [9, 8]  # the newest of those that fit
+    assert guess(drafts, CONTEXT, [], 2) == [1, 2]
 
 
 def test_without_such_an_answer_the_last_two_tokens_are_looked_up():
     drafts = knowing([1, 2, 3, 4, 5])
-    assert drafts.guess(CONTEXT, [7, 2, 3], 3) == [4, 5]
-    assert drafts.guess(CONTEXT, [7, 2], 3) == []
+    assert guess(drafts, CONTEXT, [7, 2, 3], 3) == [4, 5]
+    assert guess(drafts, CONTEXT, [7, 2], 3) == []
 
 
 def test_the_context_itself_is_looked_up_last():
-    assert Drafts().guess(CONTEXT, [], 3) == []  # 5, 6 stand last at its very end
-    assert Drafts().guess(np.array([5, 6, 7, 8]), [5, 6], 3) == [7, 8]
+    assert guess(Drafts(), CONTEXT, [], 3) == []  # 5, 6 stand last at its very end
+    assert guess(Drafts(), np.array([5, 6, 7, 8]), [5, 6], 3) == [7, 8]
 
 
 def test_another_context_knows_nothing():
-    assert knowing([1, 2, 3]).guess(np.array([5, 6]), [1], 2) == []
+    assert guess(knowing([1, 2, 3]), np.array([5, 6]), [1], 2) == []
 
 
 def test_only_what_was_settled_is_known_to_a_copy():
@@ -48,8 +56,8 @@ def test_only_what_was_settled_is_known_to_a_copy():
     drafts.learn(KEY, [1, 2, 4])
     copy = Drafts()
     copy.restore(drafts.state())
-    assert drafts.guess(CONTEXT, [1, 2], 1) == [4]
-    assert copy.guess(CONTEXT, [1, 2], 1) == [3]
+    assert guess(drafts, CONTEXT, [1, 2], 1) == [4]
+    assert guess(copy, CONTEXT, [1, 2], 1) == [3]
 
 
 def test_the_newest_answers_and_contexts_are_kept(monkeypatch):
@@ -173,3 +181,101 @@ def test_sequences_that_enter_while_others_speculate_are_answered_as_alone(plain
     engine.submit(second)
     done |= drained(engine)
     assert_alone(plain_policy, [*first, *second], done)
+
+
+def plain_guess(drafts, context, said, count):
+    """What a guess is, by comparing everything that was said with every text there is."""
+    texts = [*reversed(drafts.fresh.get(context.tobytes(), ())), *reversed(drafts.known.get(context.tobytes(), ()))]
+    for text in texts:
+        if len(text.tokens) > len(said) and text.tokens[: len(said)] == said:
+            return text.tokens[len(said) : len(said) + count]
+    before = [*context[-2:].tolist(), *said]
+    for tokens in [*(text.tokens for text in texts), context.tolist()]:
+        for place in range(len(tokens) - 1, 0, -1):
+            if len(before) > 1 and tokens[place - 1 : place + 1] == before[-2:]:
+                if found := tokens[place + 1 : place + 1 + count]:
+                    return found
+                break
+    return []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_growing_answer_is_drafted_for_as_if_all_of_it_were_compared_anew(seed, monkeypatch):
+    """Of few tokens, so that much is alike; texts come, are settled, restored and forgotten meanwhile."""
+    monkeypatch.setattr("stretto.rollout.drafts.ANSWERS", 4)
+    monkeypatch.setattr("stretto.rollout.drafts.MOST_TOKENS", 150)
+    chance, drafts, answers, alike = np.random.default_rng(seed), Drafts(), [], 0
+    contexts = [np.array(tokens) for tokens in ([1], [1, 2, 3, 1, 2, 1], [2, 2, 1])]
+    for _ in range(1500):
+        match chance.integers(40):
+            case 0:
+                drafts.settle()
+            case 1:
+                drafts.restore(drafts.state())
+            case 2 | 3 | 4 | 5 if answers:
+                ended = answers.pop(chance.integers(len(answers)))
+                drafts.learn(ended.key, ended.said)
+            case 6 | 7 | 8 | 9:
+                answers.append(Answer(contexts[chance.integers(len(contexts))]))
+        for answer in answers:
+            if chance.random() < 0.5:
+                likely = drafts.guess(answer, 3) if chance.random() < 0.8 else []
+                answer.said += likely or chance.integers(1, 4, chance.integers(1, 4)).tolist()
+            found = drafts.guess(answer, 3)
+            assert found == plain_guess(drafts, answer.context, answer.said, 3)
+            alike += bool(found)
+    assert alike > 1000
+
+
+class Compared(Drafts):
+    """Guesses for the answers of an engine as by comparing everything they have said."""
+
+    def __init__(self, engine):
+        super().__init__()
+        self.engine, self.compared = engine, 0
+
+    def guess(self, answer, count):
+        row = next(row for row, each in enumerate(self.engine.answers) if each is answer)
+        said = self.engine.batch.tokens[row, : self.engine.batch.sampled[row]].tolist()
+        found = super().guess(answer, count)
+        assert found == plain_guess(self, self.engine.active[row].tokens, said, count)
+        self.compared += 1
+        return found
+
+
+def test_drafts_follow_their_answers_when_rows_enter_move_leave_and_are_aborted(plain_policy):
+    engine = NativeEngine(plain_policy, slots=5)
+    engine.drafts = Compared(engine)
+    chance = np.random.default_rng(0)
+    for turn in range(4):
+        requests = asked(14, limit=10, key=7 * turn)  # half of them were asked before
+        engine.submit(requests)
+        done, gone = {}, [int(key) + 7 * turn for key in chance.permutation(np.arange(1, 15))[:4]]
+        for each in range(40):
+            done |= {completion.key: completion for completion in engine.step(0.0)}
+            if each % 4 == 0 and gone:
+                engine.abort([gone.pop()])
+        done |= drained(engine)
+        assert_alone(plain_policy, [request for request in requests if request.key in done], done)
+        engine.settle()
+    assert engine.drafts.compared > 100
+
+
+def test_no_token_of_an_answer_leaves_the_device_twice_for_drafts(plain_policy, monkeypatch):
+    moved = []
+    monkeypatch.setattr(Batch, "sampled_after", counted(Batch.sampled_after, moved))
+    engine, requests = NativeEngine(plain_policy), asked(9)
+    engine.submit(requests)
+    done = drained(engine)
+    assert 0 < sum(moved) <= sum(len(completion.tokens) for completion in done.values())
+
+
+def counted(method, moved):
+    """A method that gives rows, which notes how many numbers are in them."""
+
+    def call(*arguments):
+        rows = method(*arguments)
+        moved.append(sum(map(len, rows)))
+        return rows
+
+    return call

@@ -6,6 +6,7 @@ a tape made by torch's tracer stands in its place: it too holds the very tensors
 
 import copy
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alone import ROUNDING, assert_alone, drained
 from stretto.rollout import admission
 from stretto.rollout.base import Request
-from stretto.rollout.graphs import LastingCache, RecordedSteps, Recordings, rounded, steps_for
+from stretto.rollout.graphs import LastingCache, RecordedSteps, rounded, steps_for
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.packed import PackedSteps
+from stretto.rollout.recordings import Recordings
 from stretto.rollout.steps import Steps
 from stretto.types import Weights
 from tiny import scratch_policy
@@ -153,6 +155,48 @@ def test_what_moves_or_grows_is_recorded_again(plain_policy):
     assert not tapes_of(engine)
     engine.wake()
     tapes_after(usual_group)
+
+
+def test_both_caches_keep_to_their_bound_when_trunks_come_after_a_round_without(plain_policy, monkeypatch):
+    monkeypatch.setattr(admission, "WORTH_A_TRUNK", 512)
+    engine = engine_of(plain_policy, most=16 * 64, speculate=False)
+    engine.kv_tokens = 16 * 64
+    engine.submit([request for first in range(1, 17) for request in group(1, first=first, new=4)])
+    drained(engine)
+    assert engine.cache.held == (16, 64)
+    requests = group(8, context=100, new=4)
+    engine.submit(requests)
+    done = {each.key: each for each in engine.step(0.0)}
+    held = [slots * tokens for slots, tokens in (engine.cache.held, engine.trunks.held)]
+    assert held[1] > 0 and sum(held) <= 16 * 64
+    assert_alone(plain_policy, requests, done | drained(engine))
+
+
+@pytest.mark.parametrize("policy", ["lora"], indirect=True)
+def test_what_was_recorded_with_an_adapter_is_not_played_without_it(policy):
+    usual, engine = NativeEngine(policy, speculate=False), engine_of(policy, tape=Traced, speculate=False)
+    answers = []
+    for switched in (nullcontext, policy.without_adapter, nullcontext):
+        with switched():
+            for each in (usual, engine):
+                each.submit(group(2))
+            answers.append(drained(usual))
+            alike(answers[-1], drained(engine))
+    assert tapes_of(engine)
+    assert answers[0][1].tokens.tolist() != answers[1][1].tokens.tolist()
+
+
+def test_the_sizes_of_a_batch_do_not_depend_on_larger_groups_before_it(policy, monkeypatch):
+    monkeypatch.setattr(admission, "WORTH_A_TRUNK", 1)
+    fresh, used = (engine_of(policy, speculate=False) for _ in range(2))
+    used.submit(group(8, first=50))
+    drained(used)
+    used.steps.recordings.forget()
+    for engine in (fresh, used):
+        engine.submit(group(2))
+        drained(engine)
+    assert fresh.trunks.slots
+    assert used.steps.recordings.made.keys() == fresh.steps.recordings.made.keys()
 
 
 def test_a_size_is_recorded_when_it_is_met_again_and_the_recording_gets_what_is_new():
@@ -293,6 +337,25 @@ class TestLastingCache:
             cache.clear()
         own.reserve(slots=16, tokens=64)
         assert trunks.held == (0, 0)
+
+    def test_what_one_holds_and_does_not_use_is_given_back_though_it_is_in_use(self):
+        trunks, own = LastingCache(16 * 64), LastingCache(16 * 64)
+        trunks.beside, own.beside = own, trunks
+        self.filled(own, slots=16, tokens=64, value=1.0)
+        own.clear()
+        self.filled(own, slots=2, tokens=64, value=3.0)
+        trunks.reserve(slots=8, tokens=64)
+        assert (own.held, trunks.held) == ((2, 64), (8, 64))
+        assert own.keys[0].shape == (2, 2, 64, 4) and own.keys[0].eq(3.0).all()
+
+    def test_beside_one_that_is_in_use_none_is_held_larger_than_needed(self):
+        trunks, own = LastingCache(16 * 64), LastingCache(16 * 64)
+        trunks.beside, own.beside = own, trunks
+        own.reserve(slots=6, tokens=64)
+        trunks.reserve(slots=8, tokens=64)
+        trunks.clear()
+        trunks.reserve(slots=1, tokens=128)
+        assert (own.held, trunks.held) == ((6, 64), (1, 128)), "8 slots of 128 tokens would not fit"
 
     def test_giving_back_leaves_nothing(self):
         cache = LastingCache(MOST)

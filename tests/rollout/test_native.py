@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from alone import PATIENCE, ROUNDING, alone, assert_alone, drained, peer_of
 from stretto.algorithms.base import build
 from stretto.algorithms.kl import k3
 from stretto.config.schema import AlgorithmSection, Optimizer
+from stretto.errors import EngineError
 from stretto.rollout import admission
 from stretto.rollout.base import Request
 from stretto.rollout.native import NativeEngine
@@ -202,6 +204,40 @@ def test_aborting_returns_what_is_there_and_leaves_the_others_alone(plain_policy
         np.testing.assert_allclose(partial[key].logprobs, logprobs[:length], rtol=0, atol=ROUNDING)
     assert_alone(plain_policy, [requests[1], requests[3], requests[4]], drained(engine))
     assert engine.abort([1, 2, 3]) == []
+
+
+def no_memory(*arguments, **keywords):
+    """Where memory is out."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("place", ["cache.reserve", "policy.network.model.forward", "steps.draw", "steps.forward"])
+def test_memory_that_runs_out_is_an_error_that_says_what_to_lower(plain_policy, requests_for, monkeypatch, place):
+    engine = NativeEngine(plain_policy)
+    monkeypatch.setattr(attrgetter(place.rpartition(".")[0])(engine), place.rpartition(".")[2], no_memory)
+    engine.submit(requests_for(3))
+    with pytest.raises(EngineError, match=r"^engine.memory_share: .* lower it .* engine.max_new_tokens or batch."):
+        engine.step(PATIENCE)
+
+
+def test_the_error_holds_nothing_of_the_step_that_found_no_memory(plain_policy, requests_for, monkeypatch):
+    engine = NativeEngine(plain_policy)
+    monkeypatch.setattr(engine.steps, "forward", no_memory)
+    engine.submit(requests_for(3))
+    with pytest.raises(EngineError) as caught:
+        engine.step(PATIENCE)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+def test_after_memory_ran_out_what_was_under_way_can_be_taken_out_and_others_be_answered(plain_policy, requests_for):
+    engine, (first, *others) = NativeEngine(plain_policy), requests_for(6)
+    engine.submit([replace(first, max_new_tokens=5, stop=frozenset())])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(EngineError):
+        patch.setattr(engine.steps, "forward", no_memory)
+        engine.step(PATIENCE)
+    assert [completion.key for completion in engine.abort([first.key])] == [first.key]
+    engine.submit(others)
+    assert_alone(plain_policy, others, drained(engine))
 
 
 def test_an_engine_that_aborted_everything_has_nothing_to_do(plain_policy, requests_for):

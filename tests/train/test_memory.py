@@ -227,6 +227,48 @@ def test_a_conversation_that_does_not_fit_alone_switches_recomputing_on():
     assert_same_step(found)
 
 
+class Neighbour:
+    """Somebody who gives back so much memory of a device when asked for room."""
+
+    def __init__(self, device, gives):
+        self.device, self.gives, self.asked = device, gives, 0
+
+    def __call__(self):
+        self.asked += 1
+        self.device.room += self.gives
+
+
+def test_before_activations_are_recomputed_others_give_back_what_they_need_not_hold():
+    device = Device(LONGEST - 1)
+    with hooks(layer(0).register_forward_pre_hook(device)), trainer(token_budget=4096, checkpointing="auto") as one:
+        one.make_room = Neighbour(device, 1)
+        one.accumulate(SAMPLES)
+        one.apply()
+        assert (one.make_room.asked, one.recomputes) == (1, False)
+        assert distance(one.optimizer.gradients, UNDISTURBED.gradients) < EXACT
+
+
+def forward_never():
+    """A device on which no forward fits."""
+    return hooks(layer(0).register_forward_pre_hook(Device(0)))
+
+
+def backward_never():
+    """A device on which no backward fits."""
+    return backward_faults(*range(1, 1000))[1]
+
+
+@pytest.mark.parametrize("never", [forward_never, backward_never])
+def test_others_are_asked_for_room_once_in_a_step(never):
+    with never(), trainer(checkpointing=False) as one:
+        one.make_room = Neighbour(Device(0), 0)
+        for step in (1, 2):
+            with pytest.raises(TrainingError, match="too little memory"):
+                one.accumulate(SAMPLES)
+            assert one.make_room.asked == step
+            one.begin()
+
+
 @pytest.mark.parametrize("checkpointing", [False, True, "auto"])
 def test_a_conversation_that_does_not_fit_at_all_is_an_error_that_says_what_to_change(checkpointing):
     with (

@@ -112,6 +112,12 @@ class Caches:
             self.sleeps = False
 
 
+def spare(engine: Engine) -> None:
+    """Lets an engine give back what it holds between rounds; it takes it anew as it needs it."""
+    engine.sleep(keep=True)
+    engine.wake()
+
+
 class Sleepers:
     """Everything on a device that can sleep."""
 

@@ -24,7 +24,8 @@ from stretto.config.schema import EngineSection, Recipe
 from stretto.execution.assignment import Assignment
 from stretto.execution.group import Group, Meeting
 from stretto.execution.reach import Door, own_address, unreached
-from stretto.execution.sleepers import PUBLISH, Shelf, sleepers_of
+from stretto.execution.sleepers import PUBLISH, Shelf, sleepers_of, spare
+from stretto.rollout.apart import ApartEngine
 from stretto.rollout.base import Completion, Engine, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.deal import deal
@@ -70,6 +71,7 @@ class Worker:
             token_budget=assignment.token_budget,
         )
         self.engine = self.make_engine()
+        self.trainer.make_room = partial(spare, self.engine)
         self.sleepers = sleepers_of(
             assignment.sleeps,
             policy=self.policy,
@@ -244,6 +246,10 @@ class Worker:
         """The model's longest context, and the tokens that end an answer."""
         return self.policy.context, self.policy.stop_tokens
 
+    def room(self) -> int:
+        """Tokens that the cache of its engine holds."""
+        return self.engine.facts.kv_tokens
+
     def state(self) -> dict[str, Any]:
         """What the next step depends on."""
         assert self.optimizer is not None
@@ -324,4 +330,6 @@ def load_gauges(
 
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
+    if policy.apart:
+        return ApartEngine(policy, memory_share=section.memory_share)
     return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.rollout.base import Request
 
@@ -21,26 +21,28 @@ class SameContext:
     """Tokens of the context."""
     most: int
     """Most that one of them may sample."""
+    stands: bool
+    """True if the context stands in a trunk already, which others continue."""
 
     def joined_by(self, request: Request) -> SameContext:
         """With one more."""
         most = max(self.most, request.max_new_tokens)
-        return SameContext(count=self.count + 1, length=len(request.tokens), most=most)
+        return replace(self, count=self.count + 1, length=len(request.tokens), most=most)
 
     @property
     def worth_a_trunk(self) -> bool:
         """Whether to keep the context once for all of them."""
-        return (self.count - 1) * self.length >= WORTH_A_TRUNK
+        return self.stands or (self.count - 1) * self.length >= WORTH_A_TRUNK
 
 
-NOBODY = SameContext(count=0, length=0, most=0)
+NOBODY = SameContext(count=0, length=0, most=0, stands=False)
 """Before the first."""
 
 
 def rooms(groups: Iterable[SameContext]) -> tuple[int, list[int]]:
-    """Most tokens of cache that a request may come to need for itself, and those of every trunk."""
+    """Most tokens of cache that a request may come to need for itself, and those of every trunk that is to be made."""
     own, trunks = 0, []
     for group in groups:
         own = max(own, group.most + (0 if group.worth_a_trunk else group.length))
-        trunks += [group.length] if group.worth_a_trunk else []
+        trunks += [group.length] if group.worth_a_trunk and not group.stands else []
     return own, trunks

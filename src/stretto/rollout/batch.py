@@ -55,6 +55,14 @@ class Batch:
         """Which token of its answer each row samples next."""
         return self.sampled + self.begun
 
+    def sampled_after(self, known: Sequence[int]) -> list[list[int]]:
+        """What each row sampled after its first `known` tokens; nothing else leaves the device."""
+        counts = self.sampled.tolist()
+        new = [count - before for count, before in zip(counts, known, strict=True)]
+        along = torch.arange(max(new), device=self.tokens.device)
+        places = (torch.tensor(known, device=self.tokens.device)[:, None] + along).clamp_(max=self.tokens.shape[1] - 1)
+        return [row[:count] for row, count in zip(self.tokens.gather(1, places).tolist(), new, strict=True)]
+
     def take(self, rows: Tensor) -> None:
         """Keeps these rows, in this order."""
         for field in fields(self):

@@ -1,4 +1,4 @@
-"""Keys and values of sequences that are being decoded, and the two layouts that read and write them.
+"""Keys and values of sequences that are being decoded, and the layout that reads and writes them.
 
 A sequence lives in a slot; the first n slots are always the n active ones, so that a decode step works on plain
 views. When a sequence ends, the last one moves into its place. What several sequences begin with, the prompt of a
@@ -10,18 +10,21 @@ n sequences of w tokens each, H query heads, K key and value heads, G = H / K, L
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from stretto.train.attention import TreeLayout
 from stretto.train.head import wide
+from stretto.train.model import Policy
 
 GRAIN = 64
 """Capacities are multiples of this many tokens."""
+
+CACHE_SHARE = 0.25
+"""Share of the device's memory for keys and values when the recipe says `auto`."""
 
 
 class KeyValueCache:
@@ -75,38 +78,6 @@ class KeyValueCache:
     def _room(self, heads: int, size: int, like: Tensor) -> Tensor:
         slots, capacity = self.taken
         return torch.zeros(slots, heads, capacity, size, dtype=like.dtype, device=like.device)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fill:
-    """Which tokens of a row go into a slot of a cache."""
-
-    cache: KeyValueCache
-    """The sequences' own, or the trunks'."""
-    slot: int
-    """Where to."""
-    places: Tensor
-    """Where in the row they stand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillLayout:
-    """Attention of new contexts over themselves, which also fills their slots."""
-
-    tree: TreeLayout
-    """The contexts as a packed tree: what they share is computed once."""
-    fills: Sequence[Fill]
-    """What is kept of it."""
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
-    ) -> Tensor:
-        """(1, H, T, D) as `TreeLayout.attend`."""
-        for fill in self.fills:
-            keys, values = fill.cache.at(layer, key, value)
-            keys[fill.slot, :, : len(fill.places)] = key[0].index_select(1, fill.places)
-            values[fill.slot, :, : len(fill.places)] = value[0].index_select(1, fill.places)
-        return self.tree.attend(layer, query, key, value, scale=scale, window=window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,3 +292,19 @@ class DecodeLayout:
                 seen = seen & (at - position < window)
             self.hidden[window] = ~seen[:, None, :, None]
         return self.hidden[window]
+
+
+def cache_tokens(policy: Policy, share: float) -> int:
+    """How many tokens of keys and values fit into a share of the device's memory.
+
+    Of all its memory, not of what happens to be free: what is admitted together must not differ from run to run.
+    """
+    config = policy.network.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize
+    if policy.device.type == "cuda":
+        memory = torch.cuda.mem_get_info(policy.device)[1]
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, int(memory * share / per_token))

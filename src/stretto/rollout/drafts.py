@@ -26,6 +26,9 @@ WIDTHS = (2, 4, 8)
 FIRST_GUESS = 0.5
 """Chance that a draft's next token is right, before any was tried."""
 
+DIFFERENT = -1
+"""In place of a number of tokens, of texts that are not alike."""
+
 Pair = tuple[int, int]
 
 
@@ -40,10 +43,43 @@ class Text:
             pair: place + 2 for place, pair in enumerate(zip(self.tokens, self.tokens[1:], strict=False))
         }
 
-    def follow(self, said: Sequence[int], count: int) -> list[int]:
-        """What came after the last two tokens of `said`, here."""
-        place = self.after.get((said[-2], said[-1])) if len(said) > 1 else None
+    def follow(self, pair: Pair, count: int) -> list[int]:
+        """What came after two tokens, here."""
+        place = self.after.get(pair)
         return [] if place is None else self.tokens[place : place + count]
+
+
+class Answer:
+    """An answer that is being sampled. It only grows, so what was compared with it once is not compared again."""
+
+    __slots__ = ("alike", "context", "key", "said", "same", "texts")
+
+    def __init__(self, context: np.ndarray) -> None:
+        self.context, self.key = context, context.tobytes()
+        self.said: list[int] = []
+        self.texts: Sequence[Text] = ()
+        self.alike: list[Text] = []  # those of `texts` that are not known to be others
+        self.same: dict[Text, int] = {}  # tokens in which they are known to be alike; DIFFERENT when they are not
+
+    @property
+    def newest(self) -> Pair | None:
+        """Its last two tokens, or the context's while it has none; none if there are no two."""
+        last = [*self.context[-2:].tolist(), *self.said[-2:]][-2:]
+        return (last[0], last[1]) if len(last) == 2 else None
+
+    def begun_alike(self, texts: Sequence[Text]) -> Text | None:
+        """The last of these that begins with this answer and goes on."""
+        if texts is not self.texts:
+            self.texts, self.alike = texts, [text for text in texts if self.same.get(text) != DIFFERENT]
+        length = len(self.said)
+        while self.alike:
+            text = self.alike[-1]
+            before = self.same.get(text, 0)
+            if len(text.tokens) > length and text.tokens[before:length] == self.said[before:]:
+                self.same[text] = length
+                return text
+            self.same[self.alike.pop()] = DIFFERENT
+        return None
 
 
 class Drafts:
@@ -52,6 +88,7 @@ class Drafts:
     def __init__(self) -> None:
         self.known: OrderedDict[bytes, list[Text]] = OrderedDict()
         self.fresh: dict[bytes, list[Text]] = {}
+        self.texts: dict[bytes, tuple[Text, ...]] = {}
         self.asked: dict[bytes, Text] = {}
         self.right = FIRST_GUESS
 
@@ -60,21 +97,27 @@ class Drafts:
         texts = self.fresh.setdefault(context, [])
         texts.append(Text(answer))
         del texts[:-ANSWERS]
+        self.texts.pop(context, None)
 
-    def guess(self, context: np.ndarray, said: Sequence[int], count: int) -> list[int]:
+    def guess(self, answer: Answer, count: int) -> list[int]:
         """Up to `count` tokens that may come next; answers that began like this one go before lookalikes."""
-        key = context.tobytes()
-        texts = [*reversed(self.fresh.get(key, ())), *reversed(self.known.get(key, ()))]
-        for text in texts:
-            if len(text.tokens) > len(said) and text.tokens[: len(said)] == list(said):
-                return text.tokens[len(said) : len(said) + count]
-        before = [*context[-2:].tolist(), *said]
-        for text in texts:
-            if found := text.follow(before, count):
+        texts = self._texts(answer.key)
+        if (text := answer.begun_alike(texts)) is not None:
+            return text.tokens[len(answer.said) : len(answer.said) + count]
+        if (pair := answer.newest) is None:
+            return []
+        for text in reversed(texts):
+            if found := text.follow(pair, count):
                 return found
-        if key not in self.asked:
-            self.asked[key] = Text(context.tolist())
-        return self.asked[key].follow(before, count)
+        if answer.key not in self.asked:
+            self.asked[answer.key] = Text(answer.context.tolist())
+        return self.asked[answer.key].follow(pair, count)
+
+    def _texts(self, context: bytes) -> tuple[Text, ...]:
+        """Answers to a context, the newest last; the same tuple until there are others."""
+        if context not in self.texts:
+            self.texts[context] = (*self.known.get(context, ()), *self.fresh.get(context, ()))
+        return self.texts[context]
 
     def width(self, sequences: int, fixed: float) -> int:
         """How many tokens per sequence are worth one forward, whose own cost is that of `fixed` tokens."""
@@ -100,6 +143,7 @@ class Drafts:
         for context, texts in self.fresh.items():
             self.known[context] = [*self.known.pop(context, []), *texts][-ANSWERS:]
         self.fresh.clear()
+        self.texts.clear()
         size = sum(len(text.tokens) for texts in self.known.values() for text in texts)
         while size > MOST_TOKENS:
             _, texts = self.known.popitem(last=False)
@@ -117,3 +161,4 @@ class Drafts:
             (bytes.fromhex(context), [Text(tokens) for tokens in answers]) for context, answers in state["known"]
         )
         self.fresh.clear()
+        self.texts.clear()

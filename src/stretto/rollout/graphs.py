@@ -15,27 +15,23 @@ Not recorded: prefills, whose sizes hardly ever repeat, and models with experts,
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from torch.nn.functional import pad
 
 from stretto.rollout.batch import Batch
 from stretto.rollout.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks
 from stretto.rollout.packed import PackedSteps, packs
+from stretto.rollout.recordings import Graph, Outputs, Recordings, Tape
 from stretto.rollout.sampling import draw_from
 from stretto.rollout.steps import Steps, newest, places
 from stretto.train.model import Policy
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Settings of models whose layers choose among experts."""
-
-Outputs = tuple[Tensor, ...]
-Function = Callable[..., Outputs]
 
 
 def steps_for(policy: Policy, most: int) -> Steps:
@@ -84,10 +80,27 @@ class LastingCache(KeyValueCache):
         if shape[0] <= self.held[0] and shape[1] <= self.held[1]:
             return
         both = max(shape[0], self.held[0]), max(shape[1], self.held[1])
-        self.held = both if both[0] * both[1] <= self.most else shape
-        other = self.beside
-        if other is not None and not other.slots and math.prod(self.held) + math.prod(other.held) > self.most:
-            other.release()
+        self.held = both if math.prod(both) <= self.most else shape
+        if self.beside is not None and not self._fits():
+            self.beside.shrink()
+        if not self._fits():
+            self.held = shape
+        self._moved(live)
+
+    def shrink(self) -> None:
+        """Gives back what is held beyond what is in use."""
+        live = (self.slots, self.capacity)
+        if self.held != live:
+            self.held = live
+            self._moved(live)
+
+    def _fits(self) -> bool:
+        """True if both caches together keep to their bound."""
+        beside = 0 if self.beside is None else math.prod(self.beside.held)
+        return math.prod(self.held) + beside <= self.most
+
+    def _moved(self, live: tuple[int, int]) -> None:
+        """Takes memory of the size that is held now, with what stands in the old."""
         self.generation += 1
         for states in (self.keys, self.values):
             if 0 in live:  # before what takes its place is there
@@ -128,75 +141,6 @@ class Sizes:
     """Sequences of each."""
 
 
-class Tape(Protocol):
-    """Something that was recorded: a function of tensors, with everything else in it as it was then."""
-
-    def __init__(self, function: Function, inputs: Sequence[Tensor], shared: dict[str, Any]) -> None:
-        """Records; `shared` is what all tapes of a set have in common, theirs to fill."""
-
-    def __call__(self, inputs: Sequence[Tensor]) -> Outputs:
-        """What the function gives for tensors of the same sizes; the caller's own."""
-        ...
-
-
-class Graph:
-    """A CUDA graph."""
-
-    def __init__(self, function: Function, inputs: Sequence[Tensor], shared: dict[str, Any]) -> None:
-        if not shared:
-            # One pool for all: no two replay at the same time, and what one leaves behind is copied before the next.
-            shared |= {"stream": torch.cuda.Stream(), "pool": torch.cuda.graph_pool_handle()}
-        self.inputs = [tensor.clone() for tensor in inputs]
-        self.graph = torch.cuda.CUDAGraph()
-        # Other threads (a watchdog, a tokenizer) may use the device meanwhile.
-        with torch.cuda.graph(self.graph, **shared, capture_error_mode="thread_local"):
-            self.outputs = function(*self.inputs)
-
-    def __call__(self, inputs: Sequence[Tensor]) -> Outputs:
-        """Copies in, replays, copies out."""
-        torch._foreach_copy_(self.inputs, list(inputs))
-        self.graph.replay()
-        return tuple(output.clone() for output in self.outputs)
-
-
-class Recordings:
-    """Tapes by size."""
-
-    def __init__(self, tape: type[Tape] | None) -> None:
-        self.tape = tape
-        self.made: dict[Hashable, Tape | None] = {}
-        self.shared: dict[str, Any] = {}
-        self.stamp: Hashable = None
-
-    def valid_for(self, stamp: Hashable) -> None:
-        """Forgets everything if it was recorded under another stamp."""
-        if stamp != self.stamp:
-            self.forget()
-            self.stamp = stamp
-
-    def forget(self) -> None:
-        """Forgets everything."""
-        self.made.clear()
-        self.shared.clear()
-
-    def run(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Outputs:
-        """What the function gives, computed or replayed; the second time a key is met, it is recorded first."""
-        tape = self.made.get(key)
-        if self.tape is None or key not in self.made:
-            self.made[key] = None
-            return function(*inputs)
-        if tape is None:
-            try:
-                tape = self.made[key] = self.tape(function, inputs, self.shared)
-            except RuntimeError as error:  # no memory for it, or something in it waits for the device
-                self.tape = None
-                self.forget()
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                warnings.warn(f"decode steps are not recorded, and so slower: {reason}", stacklevel=2)
-                return function(*inputs)
-        return tape(inputs)
-
-
 class RecordedSteps(Steps):
     """Computes steps of rounded sizes, from recordings where it has them; without a tape, all as they come."""
 
@@ -210,6 +154,7 @@ class RecordedSteps(Steps):
         self.given: Trunks | None = None
         self.filled: Trunks | None = None
         self.addresses = self._addresses()
+        self.adapters = [module for module in policy.network.modules() if isinstance(module, BaseTunerLayer)]
 
     def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """As `Steps`; rows that fill up draw from zeros, and what they draw is dropped."""
@@ -265,6 +210,11 @@ class RecordedSteps(Steps):
         """Updates leave weights where they are; whoever moves them makes every recording worthless."""
         self.addresses = self._addresses()
 
+    def rest(self) -> None:
+        """The next batch's sizes follow from that batch alone, or a resumed run would round otherwise."""
+        self.members = 0
+        self.recordings.rest()
+
     def release(self) -> None:
         """Gives all memory back, that of the recordings too."""
         self.own.release()
@@ -273,8 +223,9 @@ class RecordedSteps(Steps):
         self.given = self.filled = None
 
     def _check(self) -> None:
-        """Recordings hold addresses: of both caches and of all weights."""
-        self.recordings.valid_for((self.own.generation, self.common.generation, self.addresses))
+        """Recordings hold addresses, of both caches and of all weights, and what adapters did."""
+        switched = tuple(adapter.disable_adapters for adapter in self.adapters)
+        self.recordings.valid_for((self.own.generation, self.common.generation, self.addresses, switched))
 
     def _addresses(self) -> int:
         return hash(tuple(weight.data_ptr() for weight in self.policy.network.parameters()))
@@ -282,7 +233,8 @@ class RecordedSteps(Steps):
     def _filled(self, shared: Trunks | None, rows: int) -> Trunks | None:
         """The trunks with their tables filled up, made anew when the batch changed.
 
-        Places for members never become fewer: groups end one member at a time, and each number would be a size.
+        Places for members do not become fewer within a batch: groups end one member at a time, and each number would
+        be a size.
         """
         if shared is None:
             return None

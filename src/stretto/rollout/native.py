@@ -8,10 +8,11 @@ alone.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stretto.errors import EngineError
 from stretto.rollout.admission import NOBODY, SameContext, rooms
 from stretto.rollout.base import Completion, Facts, Request
-from stretto.rollout.batch import Batch, entering
-from stretto.rollout.cache import Fill, PrefillLayout, Trunks
-from stretto.rollout.drafts import Drafts
+from stretto.rollout.batch import Batch
+from stretto.rollout.cache import CACHE_SHARE, Trunks, cache_tokens
+from stretto.rollout.drafts import Answer, Drafts
 from stretto.rollout.graphs import steps_for
+from stretto.rollout.prefill import OpenTrunk, Space, prefill
 from stretto.rollout.steps import Steps
 from stretto.train.attention import TreeLayout
 from stretto.train.head import logprobs_of
+from stretto.train.memory import OutOfMemory, memory_errors
 from stretto.train.model import Policy
 from stretto.train.packing import merge
 from stretto.types import Receipt, StopReason, Weights
@@ -35,8 +39,11 @@ from stretto.types import Receipt, StopReason, Weights
 PREFILL_TOKENS = 8192
 """Most context tokens prefilled at once; bounds the memory of a prefill, not the batch."""
 
-CACHE_SHARE = 0.25
-"""Share of the device's memory for keys and values when the recipe says `auto`."""
+TOO_LITTLE = (
+    "engine.memory_share: the device ran out of memory while it generated; lower it (auto is "
+    f"{CACHE_SHARE:g}), or lower engine.max_new_tokens or batch.prompts"
+)
+"""What is said when memory is out."""
 
 FORWARD_COSTS = {"cpu": 24.0, "cuda": 256.0}
 """What one forward costs beside its tokens, in tokens: reading all weights. SmolLM2 in bf16 on two cores: 31 ms for one
@@ -60,14 +67,16 @@ class NativeEngine:
         self.policy = policy
         self.speculate, self.drafts = bool(speculate), Drafts()  # "auto" is yes: how much follows from what it brings
         self.version = 0
-        self.kv_tokens = _cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
+        self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens)
         self.cache, self.trunks = self.steps.cache, self.steps.trunks
         self.used_trunks = 0
+        self.open: dict[bytes, OpenTrunk] = {}
         self.shared: Trunks | None = None
         self.changed = True
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
+        self.answers: list[Answer] = []
         self.batch: Batch | None = None
         self.most_slots = slots
 
@@ -83,7 +92,12 @@ class NativeEngine:
     @torch.no_grad()
     def step(self, budget_seconds: float) -> list[Completion]:
         """Decodes until something completes or the budget is used."""
-        end = time.monotonic() + budget_seconds
+        with suppress(OutOfMemory), memory_errors():
+            return self._decode_until(time.monotonic() + budget_seconds)
+        # Not inside a handler: the exception holds the frames that hold the failed step, and so its memory.
+        raise EngineError(TOO_LITTLE)
+
+    def _decode_until(self, end: float) -> list[Completion]:
         while self.waiting or self.active:
             self._admit()
             done = self._tick()
@@ -121,6 +135,7 @@ class NativeEngine:
                 f"the native engine reads the trainer's tensors and cannot fetch weights from {weights.where}"
             )
         self.version = weights.version
+        self.open = {}  # what stands in trunks was computed with other weights: nobody joins it any more
         self.steps.weights_changed()
         return self.holds()
 
@@ -154,12 +169,14 @@ class NativeEngine:
         """Forgets everything."""
         self.waiting.clear()
         self.active.clear()
+        self.answers.clear()
         self.batch = None
         self.sleep(keep=False)
 
     def _clear(self) -> None:
         self.cache.clear()
         self.trunks.clear()
+        self.open = {}
         self.used_trunks = 0
 
     def _admit(self) -> None:
@@ -174,8 +191,9 @@ class NativeEngine:
             while self.waiting:
                 request = self.waiting[0]
                 context = request.tokens.tobytes()
-                tokens += 0 if context in groups else len(request.tokens)
-                grown = groups | {context: groups.get(context, NOBODY).joined_by(request)}
+                tokens += 0 if context in groups or context in self.open else len(request.tokens)
+                before = groups.get(context) or replace(NOBODY, stands=context in self.open)
+                grown = groups | {context: before.joined_by(request)}
                 count = len(self.active) + len(chosen) + 1
                 full = self._size_with(count, grown.values()) > self.kv_tokens or count > (self.most_slots or count)
                 if (full and count > 1) or (chosen and tokens > PREFILL_TOKENS):
@@ -199,34 +217,24 @@ class NativeEngine:
 
     def _prefill(self, requests: Sequence[Request], groups: Mapping[bytes, SameContext]) -> None:
         """Computes the contexts into free slots and trunks, and appends the requests to the batch."""
-        device, first = self.policy.device, len(self.active)
-        own, shared = rooms(groups.values())
+        first, (own, shared) = len(self.active), rooms(groups.values())
         self.cache.reserve(slots=first + len(requests), tokens=own)
         self.trunks.reserve(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
-        tree = merge([request.tokens for request in requests])
-        places = [torch.as_tensor(place, device=device) for place in tree.places]
-        fills: list[Fill] = []
-        trunk_of: dict[bytes, int] = {}
-        for slot, (request, place) in enumerate(zip(requests, places, strict=True), first):
-            context = request.tokens.tobytes()
-            if not groups[context].worth_a_trunk:
-                fills.append(Fill(cache=self.cache, slot=slot, places=place))
-            elif context not in trunk_of:
-                trunk_of[context] = self.used_trunks
-                self.used_trunks += 1
-                fills.append(Fill(cache=self.trunks, slot=trunk_of[context], places=place))
-        hidden = self.policy.hidden(
-            torch.as_tensor(tree.tokens, device=device),
-            torch.as_tensor(tree.positions, device=device),
-            PrefillLayout(tree=TreeLayout.of(tree.segments, device), fills=fills),
+        new, self.open = prefill(
+            self.policy,
+            requests,
+            groups,
+            own=Space(cache=self.cache, first=first),
+            trunks=Space(cache=self.trunks, first=self.used_trunks),
+            known=self.open,
         )
-        last = hidden[torch.stack([place[-1] for place in places])]
-        new = entering(requests, last, [trunk_of.get(request.tokens.tobytes(), -1) for request in requests])
+        self.used_trunks += len(shared)
         if self.batch is None:
             self.batch = new
         else:
             self.batch.add(new)
         self.active += requests
+        self.answers += [Answer(request.tokens) for request in requests]
         self.changed = True
 
     def _tick(self) -> list[Completion]:
@@ -275,8 +283,10 @@ class NativeEngine:
         width = min(self.drafts.width(n, FORWARD_COSTS[device.type]), room) if self.speculate else 1
         if width < 2:
             return torch.zeros(n, 0, dtype=torch.long, device=device)
-        said = [tokens[:count] for tokens, count in zip(batch.tokens.tolist(), batch.sampled.tolist(), strict=True)]
-        found = [self.drafts.guess(r.tokens, told, width - 1) for r, told in zip(self.active, said, strict=True)]
+        new = batch.sampled_after([len(answer.said) for answer in self.answers])
+        for answer, tokens in zip(self.answers, new, strict=True):
+            answer.said += tokens
+        found = [self.drafts.guess(answer, width - 1) for answer in self.answers]
         return torch.tensor([guess + [-1] * (width - 1 - len(guess)) for guess in found], device=device)
 
     def _retire(self, ended: dict[int, StopReason]) -> list[Completion]:
@@ -304,6 +314,7 @@ class NativeEngine:
                 self.cache.move(source=source, target=target, tokens=own)
         self.changed = True
         self.active = [self.active[row] for row in order]
+        self.answers = [self.answers[row] for row in order]
         batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
         self._close_trunks(batch)
         if not self.active:
@@ -319,24 +330,10 @@ class NativeEngine:
                 self.trunks.move(source=source, target=target, tokens=int(batch.bases[batch.trunks == source][0]))
                 batch.trunks[batch.trunks == source] = target
         self.used_trunks = len(left)
+        kept = {context: trunk for context, trunk in self.open.items() if trunk.slot in left}
+        self.open = {context: replace(trunk, slot=left.index(trunk.slot)) for context, trunk in kept.items()}
 
     def _completion(
         self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
     ) -> Completion:
         return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version)
-
-
-def _cache_tokens(policy: Policy, share: float) -> int:
-    """How many tokens of keys and values fit into a share of the device's memory.
-
-    Of all its memory, not of what happens to be free: what is admitted together must not differ from run to run.
-    """
-    config = policy.network.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize
-    if policy.device.type == "cuda":
-        memory = torch.cuda.mem_get_info(policy.device)[1]
-    else:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, int(memory * share / per_token))

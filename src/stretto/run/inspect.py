@@ -22,7 +22,7 @@ from stretto.rewards import answer
 from stretto.rollout.render import Renderer
 from stretto.tasks.source import load_prompts, split
 from stretto.train.adapters import target_problems
-from stretto.train.model import describe, refuse_unknown_attention
+from stretto.train.model import describe, refuse_moving_positions, refuse_unknown_attention
 from stretto.train.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.types import Prompt
 
@@ -44,7 +44,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         split(prompts, recipe.task.holdout)
         files = locate(recipe.model.name, root)
         config, tokenizer = describe_model(recipe, files)
-        refuse_unknown_attention(config)
+        refuse_moving_positions(config)
     except RecipeError as error:
         return [*problems, *error.problems]
     others, context = other_models(recipe, root, tokenizer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from stretto.config.describe import roles_of
 from stretto.config.locate import locate
 from stretto.config.schema import Recipe
-from stretto.execution.sleepers import PUBLISH, Shelf, Sleepers, sleepers_of
+from stretto.execution.sleepers import PUBLISH, Shelf, Sleepers, sleepers_of, spare
 from stretto.execution.worker import load_gauges, make_trainer, native_engine
 from stretto.placement.plan import Plan
 from stretto.rollout.base import Engine
@@ -152,6 +153,7 @@ def assemble(
         reference.network.requires_grad_(False)
     gauges = load_gauges(recipe, roles_of(recipe), root=root, base=base, device=device, token_budget=budget)
     engine = make_engine(policy) if make_engine else native_engine(policy, recipe.engine)
+    trainer.make_room = partial(spare, engine)
     sleepers = sleepers_of(
         plan.sleeps_on(plan.devices[0]),
         policy=policy,

@@ -30,6 +30,9 @@ NAME = "stretto"
 KEYWORD = "stretto_layout"
 """The forward keyword that carries the layout."""
 
+WRONG = ", so it would be trained wrongly; this family is not available yet"
+"""How every refusal of a family ends."""
+
 
 class Layout(Protocol):
     """Who sees whom in one row."""
@@ -158,7 +161,7 @@ def attend(
     if keywords.get("softcap") is not None or keywords.get("s_aux") is not None:
         raise RecipeError.of(
             "model.name",
-            "it caps its attention scores or has attention sinks, which is not available yet",
+            f"it caps its attention scores or has attention sinks{WRONG}",
             "use a decoder such as Llama, Qwen, Mistral or Gemma 3",
         )
     layer: int = module.layer_idx  # type: ignore[assignment]  # every attention layer of transformers has it

@@ -128,7 +128,7 @@ class _HandGated(nn.Module):
         layer: Any = self
         gate, up = layer.gate_proj(states), layer.up_proj(states)
         differentiated = torch.is_grad_enabled() and gate.requires_grad
-        result: Tensor = layer.down_proj(_Gated.apply(gate, up) if differentiated else layer.act_fn(gate) * up)
+        result: Tensor = layer.down_proj(_Gated.apply(gate, up) if differentiated else nn.functional.silu(gate) * up)
         return result
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from stretto.config.schema import Model, Scratch
 from stretto.errors import DeadlineError, RecipeError
 from stretto.train import attention, probe
 from stretto.train.adapters import add_adapter
+from stretto.train.apart import is_apart, set_apart, states_apart
 from stretto.train.backward import take_over
 from stretto.train.head import Head
 from stretto.train.scratch import character_tokenizer, fresh_network, keep_norms_exact
@@ -73,6 +75,11 @@ class Policy:
             found.update([value] if isinstance(value, int) else value or [])
         return frozenset(found)
 
+    @property
+    def apart(self) -> bool:
+        """True if it cannot be given packed rows, so that its conversations are computed one by one."""
+        return is_apart(self.network)
+
     def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
         """(T) token ids of one row -> (T, W) states before the head."""
         return hidden_states(self.network, tokens, positions, layout)
@@ -108,6 +115,8 @@ class Policy:
 
 def hidden_states(network: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
     """(T) token ids of one row -> (T, W) what a network's decoder makes of them."""
+    if is_apart(network):
+        return states_apart(network, tokens, cast(attention.TreeLayout, layout).segments)
     decoder = network.get_decoder()
     output = decoder(
         input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{attention.KEYWORD: layout}
@@ -135,7 +144,7 @@ def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, 
     else:
         own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
         network, tokenizer = load_files(files if base is None else own)
-    refuse_unknown_attention(network.config)
+    refuse_moving_positions(network.config)
     network.to(device=device, dtype=DTYPES[section.dtype])
     network.config.use_cache = False
     if files.kind == "scratch":
@@ -152,10 +161,23 @@ def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, 
 
 
 def take_over_attention(policy: Policy) -> None:
-    """Makes every attention layer ask the layout, and proves on two short conversations that this changed nothing."""
+    """Makes every attention layer ask the layout, and proves on two short conversations that this changed nothing.
+
+    A family with which that does not work keeps its own attention, if it comes out right one conversation at a time.
+    """
     own = probe.own_logits(policy.network)
-    policy.network.set_attn_implementation(attention.NAME)
-    probe.refuse_wrong_rows(policy, own)
+    try:
+        refuse_other_layers(policy.network.config)
+        policy.network.set_attn_implementation(attention.NAME)
+        probe.refuse_wrong_rows(policy, own)
+    except RecipeError as error:
+        set_apart(policy.network, policy.head())
+        why = error.problems[0].reason.removesuffix(attention.WRONG)
+        warnings.warn(
+            f"{policy.network.config.model_type}: {why}; its conversations are computed one by one, so that no prompt "
+            "is shared and decoding is slower",
+            stacklevel=2,
+        )
 
 
 def switch_dropout_off(network: nn.Module) -> None:
@@ -221,6 +243,12 @@ def plain_copy(network: PreTrainedModel) -> PreTrainedModel:
 
 def refuse_unknown_attention(config: Any) -> None:
     """Refuses what packed rows would compute wrongly without a sound."""
+    refuse_moving_positions(config)
+    refuse_other_layers(config)
+
+
+def refuse_moving_positions(config: Any) -> None:
+    """Refuses positions that the sampler and the trainer of one conversation would not agree on."""
     settings = config.get_text_config() if hasattr(config, "get_text_config") else config
     rope = getattr(settings, "rope_parameters", None) or {}
     kinds = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
@@ -231,6 +259,11 @@ def refuse_unknown_attention(config: Any) -> None:
             "would change results",
             "use a model with another RoPE type",
         )
+
+
+def refuse_other_layers(config: Any) -> None:
+    """Refuses layers whose attention looks right in a short conversation and is not in a long one."""
+    settings = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = set(getattr(settings, "layer_types", None) or [])
     unknown = layers - {"full_attention", "sliding_attention"}
     if unknown:

@@ -136,13 +136,13 @@ def common_length(sequences: Sequence[Tokens]) -> int:
     return min((shared_prefix(sequences[0], other) for other in sequences), default=0)
 
 
-def divide(samples: Sequence[Sample], budget: int) -> list[tuple[Sample, ...]]:
+def divide(samples: Sequence[Sample], budget: int, *, share: bool = True) -> list[tuple[Sample, ...]]:
     """Cuts samples, in their order, into rows of at most `budget` tokens; a conversation is never cut.
 
-    A token that a conversation shares with the one before it in the row is not counted again, which is what `merge`
-    saves when the answers of a group stand side by side. A full row is cut where that costs least: inside a group its
-    prompt must be computed once more, before it the row stays shorter. Where `merge` saves less than was counted on,
-    the row is cut once more.
+    With `share`, a token that a conversation shares with the one before it in the row is not counted again, which is
+    what `merge` saves when the answers of a group stand side by side. A full row is cut where that costs least: inside
+    a group its prompt must be computed once more, before it the row stays shorter. Where `merge` saves less than was
+    counted on, the row is cut once more.
     """
     rows: list[tuple[Sample, ...]] = []
     row: list[Sample] = []
@@ -150,7 +150,7 @@ def divide(samples: Sequence[Sample], budget: int) -> list[tuple[Sample, ...]]:
     size = 0
     for sample in samples:
         tokens = sample.conversation.tokens
-        shared.append(shared_prefix(row[-1].conversation.tokens, tokens) if row else 0)
+        shared.append(shared_prefix(row[-1].conversation.tokens, tokens) if row and share else 0)
         row.append(sample)
         size += len(tokens) - shared[-1]
         while size > budget and len(row) > 1:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from stretto.errors import TrainingError
+from stretto.errors import RecipeError, TrainingError
 from stretto.train import attention
 from stretto.train.head import logprobs_of, wide
 from stretto.train.memory import OutOfMemory
@@ -83,6 +83,12 @@ class Shards:
 
         `serving` is a full copy, which gets the weights under every new version.
         """
+        if policy.apart:  # processes gather a layer together, and would not compute equally many conversations
+            raise RecipeError.of(
+                "placement",
+                "a model that cannot be given packed rows cannot be cut over several devices",
+                "train an adapter, or give each train cell one device",
+            )
         self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
         self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
         self.rows = Rows(policy, temperature)

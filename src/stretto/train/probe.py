@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import RecipeError
-from stretto.train.attention import Layout, TreeLayout
+from stretto.train.attention import WRONG, Layout, TreeLayout
 from stretto.train.head import chunk_logits, wide
 from stretto.train.segments import Segment
 
@@ -106,17 +106,18 @@ def refuse_others(network: Any, own: Tensor, packed_by: Callable[[Witness], Tens
     silent = set(range(network.config.get_text_config().num_hidden_layers)) - witness.layers
     if silent:
         raise refusal(f"{len(silent)} of its layers do not use transformers' attention interface")
-    own, packed = (numbers.to(wide(network.dtype)) for numbers in (own, packed))
-    own, packed = (numbers - numbers.mean(-1, keepdim=True) for numbers in (own, packed))
-    difference = float((packed - own).norm() / own.norm())
-    if not difference <= ALLOWED[network.dtype]:
-        raise refusal(f"packed rows give other numbers than its own forward (relative difference {difference:.2g})")
+    refuse_difference(own, packed, dtype=network.dtype, what="packed rows give")
+
+
+def refuse_difference(own: Tensor, others: Tensor, *, dtype: torch.dtype, what: str) -> None:
+    """Raises a RecipeError unless numbers (..., V) are those that the model itself gives, but for a constant."""
+    own, others = (numbers.to(wide(dtype)) for numbers in (own, others))
+    own, others = (numbers - numbers.mean(-1, keepdim=True) for numbers in (own, others))
+    difference = float((others - own).norm() / own.norm())
+    if not difference <= ALLOWED[dtype]:
+        raise refusal(f"{what} other numbers than its own forward (relative difference {difference:.2g})")
 
 
 def refusal(reason: str) -> RecipeError:
     """What to tell the user."""
-    return RecipeError.of(
-        "model.name",
-        f"{reason}, so it would be trained wrongly; this family is not available yet",
-        "use a decoder such as Llama, Qwen, Mistral or Gemma 3",
-    )
+    return RecipeError.of("model.name", f"{reason}{WRONG}", "use a decoder such as Llama, Qwen, Mistral or Gemma 3")

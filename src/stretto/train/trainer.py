@@ -15,7 +15,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,13 +68,17 @@ class Trainer:
         checkpointing: str | bool,
         staleness: int = 0,
     ) -> None:
-        """`staleness` is how many versions the weights that sampled may lag behind those that are trained."""
+        """`staleness` is how many versions the weights that sampled may lag behind those that are trained.
+
+        Who knows of memory that others hold and do not need meanwhile sets `make_room`, which gives it back.
+        """
         self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
         self.token_budget, self.temperature, self.clip = token_budget, temperature, clip
         self.asked_budget = token_budget
         self.version, self.staleness = 0, staleness
         self.recomputes = False
         self.may_recompute = checkpointing == "auto"
+        self.make_room: Callable[[], None] | None = None
         self.trained = policy.trained()
         self.terms_by_denominator: dict[Denominator, list[Term]] = defaultdict(list)
         for term in algorithm.terms:
@@ -93,6 +97,7 @@ class Trainer:
         self.total: Accumulators | None = None
         self.meter = self.counted = Meter(self.algorithm.terms)
         self.ledger: list[Sample] = []
+        self.made_room = False
         # Whose backward is under way.
         self.row: Sequence[Sample] = ()
 
@@ -211,7 +216,7 @@ class Trainer:
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Rows in order; a row whose forward does not fit is cut in two."""
-        queue = deque(divide(samples, self.token_budget))
+        queue = deque(divide(samples, self.token_budget, share=not self.policy.apart))
         while queue:
             piece = queue.popleft()
             try:
@@ -232,9 +237,9 @@ class Trainer:
             self._halves(self.row)
             if len(self.row) > 1 and self.token_budget == before:
                 self._save_memory()
-            ledger = self.ledger
+            ledger, made_room = self.ledger, self.made_room
             self.begin()
-            self.ledger = ledger
+            self.ledger, self.made_room = ledger, made_room
             for weight in self.trained.values():
                 weight.grad = None
             try:
@@ -252,7 +257,11 @@ class Trainer:
         return parts
 
     def _save_memory(self) -> None:
-        """The last resort: recompute activations, if the recipe leaves that open."""
+        """The last resorts: what others need not hold, and then activations, if the recipe leaves that open."""
+        if self.make_room is not None and not self.made_room:
+            self.made_room = True
+            self.make_room()
+            return
         if self.recomputes or not self.may_recompute:
             more = "" if self.recomputes else ", or set optimizer.checkpointing: true"
             raise TrainingError(
@@ -264,7 +273,8 @@ class Trainer:
     def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
         """A row where the policy is that is asked; another may be elsewhere."""
         with memory_errors():
-            return pack(samples, device=policy.device, dtype=wide(policy.dtype))
+            row = pack(samples, device=policy.device, dtype=wide(policy.dtype))
+            return replace(row, shared=0) if policy.apart else row
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""

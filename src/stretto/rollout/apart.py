@@ -1,0 +1,83 @@
+"""The engine for models that cannot be given packed rows: batches of contexts of one length, in the model's own cache.
+
+Nothing is padded, because linear attention has no mask that could hide padding. So requests of equal context decode
+together (a group always does), others wait for them. Noise is keyed as ever: in float32 a sample does not depend on
+what shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from stretto.rollout.base import Completion, Request
+from stretto.rollout.batch import entering
+from stretto.rollout.native import NativeEngine
+from stretto.rollout.steps import Steps
+from stretto.train.apart import continued
+from stretto.train.model import Policy
+from stretto.types import StopReason
+
+
+class ApartEngine(NativeEngine):
+    """Generates with a `Policy` whose layers keep their own attention."""
+
+    def __init__(self, policy: Policy, *, memory_share: float | str = "auto", slots: int | None = None) -> None:
+        super().__init__(policy, memory_share=memory_share, slots=slots, speculate=False, steps=Steps(policy))
+        self.past: Any = None
+
+    def sleep(self, keep: bool) -> None:
+        """Gives the cache's memory back, unless something is decoded in it; the weights are the trainer's."""
+        if not self.active:
+            self.past = None
+
+    def _admit(self) -> None:
+        """Begins the next batch: of those that wait, as many as have a context as long as the first and find room."""
+        if self.active or not self.waiting:
+            return
+        length, chosen, others = len(self.waiting[0].tokens), list[Request](), deque[Request]()
+        longest = 0
+        for request in self.waiting:
+            tokens = length + max(longest, request.max_new_tokens)
+            count = len(chosen) + 1
+            full = count > 1 and (count * tokens > self.kv_tokens or count > (self.most_slots or count))
+            if full or len(request.tokens) != length:
+                others.append(request)
+                continue
+            chosen.append(request)
+            longest = max(longest, request.max_new_tokens)
+        self.waiting, self.active = others, chosen
+        device = self.policy.device
+        contexts = torch.stack([torch.as_tensor(request.tokens, device=device) for request in chosen])
+        states, self.past = continued(self.policy.network, contexts)
+        self.batch = entering(chosen, states, [-1] * len(chosen))
+
+    def _decode(self) -> None:
+        """One forward over the newest token of every active sequence."""
+        if self.batch is not None:
+            states, self.past = continued(self.policy.network, self.batch.newest[:, None], self.past)
+            self.batch.hidden = states[:, None]
+
+    def _retire(self, ended: dict[int, StopReason]) -> list[Completion]:
+        """Takes ended sequences out of batch and cache."""
+        if not ended or self.batch is None:
+            return []
+        done = [self._ended(row, why) for row, why in ended.items()]
+        left = [row for row in range(len(self.active)) if row not in ended]
+        self.active = [self.active[row] for row in left]
+        if not left:
+            self.batch = self.past = None
+            return done
+        rows = torch.tensor(left, device=self.policy.device)
+        self.batch.take(rows)
+        self.past.reorder_cache(rows)
+        return done
+
+    def _ended(self, row: int, why: StopReason) -> Completion:
+        """What became of a sequence."""
+        assert self.batch is not None
+        length = int(self.batch.sampled[row])
+        tokens, logprobs = (column[row, :length].cpu().numpy() for column in (self.batch.tokens, self.batch.logprobs))
+        return self._completion(self.active[row], tokens, logprobs, why)
