@@ -5,7 +5,7 @@ Asked without importing anything, so that `stretto check` can say at once what i
 
 from __future__ import annotations
 
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
 from stretto.errors import Problem
@@ -26,6 +26,9 @@ def install(extra: str) -> str:
     """The command that brings what an extra is made of: the packages by name, however this project came here itself."""
     from packaging.requirements import Requirement  # only where something is missing
 
-    asked = (Requirement(text) for text in requires("stretto") or ())
+    try:
+        asked = [Requirement(text) for text in requires("stretto") or ()]
+    except PackageNotFoundError:  # run from its source, installed by nobody
+        return f"install what pyproject.toml lists under {extra}"
     named = (need for need in asked if need.marker is not None and need.marker.evaluate({"extra": extra}))
     return " ".join(["pip install", *(f"'{need.name}{need.specifier}'" for need in named)])

@@ -75,6 +75,11 @@ def test_a_kind_is_asked_for_only_where_there_are_several_and_ray_knows_it(kinds
     assert of_kinds(kinds, [host(8, 64, mark) for mark in marks]) == asked
 
 
+def test_a_part_of_a_cluster_of_several_kinds_is_asked_for_by_its_kind_too():
+    nodes = [host(8, 64, mark) for mark in (H20, H800)]
+    assert of_kinds(["H20"], nodes, among=["H20", "H800"]) == [{H20: TOUCH}]
+
+
 @pytest.mark.parametrize(
     ("device", "listed", "told"),
     [

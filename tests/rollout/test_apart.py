@@ -7,10 +7,13 @@ from transformers import Gemma2Config, Qwen3NextConfig
 
 from alone import ROUNDING, drained
 from stretto.config.schema import EngineSection
+from stretto.errors import RecipeError
 from stretto.execution.worker import native_engine
 from stretto.rollout.apart import ApartEngine
 from stretto.rollout.base import Request
+from stretto.rollout.native import NativeEngine
 from stretto.rollout.sampling import draw_from, signed
+from stretto.train.apart import continued
 from tiny import VOCABULARY, policy_from
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*one by one")
@@ -122,6 +125,26 @@ def test_a_cache_is_kept_where_training_recomputes(apart):
         assert_alone(apart, requests, drained(engine))
     finally:
         apart.network.activation_checkpointing_disable()
+
+
+def test_a_context_that_several_have_is_computed_once(apart, monkeypatch):
+    asked = []
+
+    def counted(network, tokens, past=None):
+        asked.append(tuple(tokens.shape))
+        return continued(network, tokens, past)
+
+    monkeypatch.setattr("stretto.rollout.apart.continued", counted)
+    engine = ApartEngine(apart)
+    engine.submit(requests_for(9, 9, 9, 9))
+    drained(engine)
+    assert asked[0] == (1, 9)
+    assert asked[1][0] > 1
+
+
+def test_the_engine_of_packed_rows_refuses_it(apart):
+    with pytest.raises(RecipeError, match="cannot be given packed rows"):
+        NativeEngine(apart)
 
 
 def test_such_a_policy_gets_this_engine(apart, plain_policy):

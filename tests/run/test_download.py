@@ -65,11 +65,13 @@ def test_weights_are_fetched_once(files, wanted, hub, tmp_path):
 def test_what_cannot_be_fetched_is_left_to_loading(hub, tmp_path, monkeypatch):
     fetched(tmp_path)  # the hub knows no such model
 
-    def away(name, file):
-        raise LocalEntryNotFoundError("the network is away")
+    for error in (LocalEntryNotFoundError("the network is away"), RuntimeError("the connection was reset")):
 
-    monkeypatch.setattr(download.huggingface_hub, "hf_hub_download", away)
-    fetched(tmp_path)
+        def away(name, file, error=error):
+            raise error
+
+        monkeypatch.setattr(download.huggingface_hub, "hf_hub_download", away)
+        fetched(tmp_path)
 
 
 def test_models_that_are_here_are_left_alone(tmp_path, monkeypatch):

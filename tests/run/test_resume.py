@@ -1,5 +1,6 @@
 """A run that stops after any step, in whatever way, and goes on is, to the bit, the run that never stopped."""
 
+import asyncio
 import json
 import shutil
 import signal
@@ -346,6 +347,27 @@ def test_a_run_whose_state_is_lost_goes_back_to_its_newest_checkpoint_and_says_s
     told = [line for line in told if "going back" in line]
     gone = "localhost/cpu:1: its process died, and no other holds the optimizer; going back to step"
     assert told == [f"{gone} {step}, the newest checkpoint" for step in (1, 3)]
+
+
+def test_a_run_without_a_checkpoint_goes_back_to_its_beginning(short, tmp_path, monkeypatch):
+    dies_at(1, monkeypatch=monkeypatch)
+    told = []
+    run = start(
+        tmp_path, at=lambda name, *values: told.append(values[0]) if name == "note" else None, run__steps=4,
+        evaluate__every=0,
+    )  # fmt: skip
+    assert any(line.endswith("going back to the beginning, as there is no checkpoint") for line in told)
+    assert [row["step"] for row in metrics(run.folder)] == [1, 2, 3, 4]
+
+
+def test_who_pressed_ctrl_c_gets_no_second_try(tmp_path, monkeypatch):
+    async def lost(parts, clock, *, step):
+        asyncio.current_task().cancel()
+        raise StateLostError("localhost/cpu:1: its process died")
+
+    monkeypatch.setattr(loop, "begin", lost)
+    with pytest.raises(asyncio.CancelledError):
+        start(tmp_path)
 
 
 def test_a_state_that_is_lost_twice_without_a_checkpoint_between_ends_the_run(tmp_path, monkeypatch):

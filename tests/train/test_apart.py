@@ -21,6 +21,7 @@ from stretto.errors import RecipeError
 from stretto.train.apart import continued, states_apart
 from stretto.train.attention import TreeLayout
 from stretto.train.packing import merge
+from stretto.train.rows import halved
 from tiny import VOCABULARY, credited, distance, naive_step, policy_from, random_groups, step
 
 FAMILIES = {
@@ -80,6 +81,12 @@ def test_what_conversations_share_stands_in_the_row_once():
     for talk, place in zip(talks, tree.places, strict=True):
         alone = states_apart(policy.network, torch.as_tensor(talk), merge([talk]).segments)
         torch.testing.assert_close(states[place], alone)
+
+
+def test_half_of_a_row_is_half_of_what_is_computed():
+    samples = credited(build(AlgorithmSection(name="rloo")), random_groups(2))
+    whole = sum(len(sample.conversation.tokens) for sample in samples)
+    assert halved(samples, share=False)[1] == whole // 2 > halved(samples)[1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

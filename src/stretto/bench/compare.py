@@ -21,9 +21,9 @@ Note = Callable[[str], None]
 Row = dict[str, Any]
 Replay = dict[str, dict[str, float]]
 
-NORMS_APART = {"float32": 1e-3, "bfloat16": 0.03}
+NORMS_APART = {"float32": 1e-3, "bfloat16": 0.05}
 """What the gradient norms of the same tokens may differ by, relative to the larger. In bf16 the peer's is a bf16 number
-made of bf16 gradients; up to 1.9 % were measured."""
+made of bf16 gradients; up to 2.3 % were measured."""
 
 VALUES_APART = 1e-5
 """What mean rewards and losses of the same tokens may differ by: the peer's are fp32 numbers."""

@@ -39,9 +39,7 @@ class Assignment:
     @property
     def torch_device(self) -> torch.device:
         """As torch calls it."""
-        kind, _, number = self.device.rpartition("/")[2].partition(":")
-        # A process that was given one GPU sees it as the first.
-        return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
+        return torch_device(self.device)
 
     @property
     def parted(self) -> bool:
@@ -67,3 +65,10 @@ class Assignment:
     def serving_device(self) -> torch.device:
         """Where the policy lies in full: host memory, if nothing on the device reads it."""
         return self.torch_device if self.readers else torch.device("cpu")
+
+
+def torch_device(name: str) -> torch.device:
+    """What torch calls a device of this process."""
+    kind, _, number = name.rpartition("/")[2].partition(":")
+    # A process that was given one GPU sees it as the first.
+    return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())

@@ -6,7 +6,7 @@ A node is what Ray calls a host, and a bundle is what is asked of one. Both are 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from stretto.execution.checks.devices import known
 
@@ -31,13 +31,13 @@ def bundle_of(devices: Sequence[str]) -> dict[str, float]:
     return {"CPU": float(len(devices)), **({"GPU": float(gpus)} if gpus else {})}
 
 
-def of_kinds(kinds: Sequence[str], nodes: Sequence[Amounts]) -> list[dict[str, float]]:
+def of_kinds(kinds: Sequence[str], nodes: Sequence[Amounts], *, among: Collection[str] = ()) -> list[dict[str, float]]:
     """What each host asks beside its devices, so that it becomes a node with GPUs of its kind.
 
-    `kinds` are what the plan calls the hosts' devices. Nothing is asked where all are alike, nor where it is not clear
-    what Ray calls a kind: the run would wait in vain.
+    `kinds` are what the plan calls the hosts' devices, `among` those of the whole cluster, of which it may use a part.
+    Nothing is asked where all are alike, nor where it is not clear what Ray calls a kind: the run would wait in vain.
     """
-    if len(set(kinds)) < 2:
+    if len({*kinds, *among}) < 2:
         return [{} for _ in kinds]
     names: dict[str, list[str]] = defaultdict(list)
     for name in sorted({name for node in nodes for name in node if name.startswith(KIND)}):

@@ -169,10 +169,11 @@ class Processes:
         self.address = ray.util.get_node_ip_address()
         self.master = TCPStore(self.address, 0, None, True, wait_for_workers=False)
         bundles = [bundle_of(devices) for devices in self.hosts.values()]
-        if len(bundles) == 1:
+        if list(self.hosts) == ["localhost"]:
             bundles[0][f"{ADDRESS}{self.address}"] = TOUCH  # "localhost" is this host, also in a cluster of many
         kinds = [self.kinds.get(devices[0], "") for devices in self.hosts.values()]
-        for bundle, mark in zip(bundles, of_kinds(kinds, [node["Resources"] for node in alive()]), strict=True):
+        nodes = [node["Resources"] for node in alive()]
+        for bundle, mark in zip(bundles, of_kinds(kinds, nodes, among=self.kinds.values()), strict=True):
             bundle.update(mark)
         self.group = placement_group(bundles, strategy="STRICT_SPREAD")
         try:

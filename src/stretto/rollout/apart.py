@@ -14,7 +14,7 @@ import torch
 
 from stretto.rollout.base import Completion, Request
 from stretto.rollout.batch import entering
-from stretto.rollout.native import NativeEngine
+from stretto.rollout.native import PREFILL_TOKENS, NativeEngine
 from stretto.rollout.steps import Steps
 from stretto.train.apart import continued
 from stretto.train.model import Policy
@@ -23,6 +23,8 @@ from stretto.types import StopReason
 
 class ApartEngine(NativeEngine):
     """Generates with a `Policy` whose layers keep their own attention."""
+
+    packs = False
 
     def __init__(self, policy: Policy, *, memory_share: float | str = "auto", slots: int | None = None) -> None:
         super().__init__(policy, memory_share=memory_share, slots=slots, speculate=False, steps=Steps(policy))
@@ -34,25 +36,33 @@ class ApartEngine(NativeEngine):
             self.past = None
 
     def _admit(self) -> None:
-        """Begins the next batch: of those that wait, as many as have a context as long as the first and find room."""
+        """Begins the next batch: of those that wait, as many as have a context as long as the first and find room.
+
+        A context that several have is computed once.
+        """
         if self.active or not self.waiting:
             return
         length, chosen, others = len(self.waiting[0].tokens), list[Request](), deque[Request]()
+        contexts: dict[bytes, Request] = {}
         longest = 0
         for request in self.waiting:
-            tokens = length + max(longest, request.max_new_tokens)
-            count = len(chosen) + 1
-            full = count > 1 and (count * tokens > self.kv_tokens or count > (self.most_slots or count))
-            if full or len(request.tokens) != length:
+            context, count = request.tokens.tobytes(), len(chosen) + 1
+            size = count * (length + max(longest, request.max_new_tokens))
+            new = (len(contexts | {context: request})) * length
+            full = size > self.kv_tokens or count > (self.most_slots or count) or new > PREFILL_TOKENS
+            if len(request.tokens) != length or (full and count > 1):
                 others.append(request)
                 continue
             chosen.append(request)
+            contexts.setdefault(context, request)
             longest = max(longest, request.max_new_tokens)
+        device, places = self.policy.device, {context: place for place, context in enumerate(contexts)}
+        tokens = torch.stack([torch.as_tensor(first.tokens, device=device) for first in contexts.values()])
+        states, self.past = continued(self.policy.network, tokens)
+        rows = torch.tensor([places[request.tokens.tobytes()] for request in chosen], device=device)
+        self.past.reorder_cache(rows)
+        self.batch = entering(chosen, states[rows], [-1] * len(chosen))
         self.waiting, self.active = others, chosen
-        device = self.policy.device
-        contexts = torch.stack([torch.as_tensor(request.tokens, device=device) for request in chosen])
-        states, self.past = continued(self.policy.network, contexts)
-        self.batch = entering(chosen, states, [-1] * len(chosen))
 
     def _decode(self) -> None:
         """One forward over the newest token of every active sequence."""

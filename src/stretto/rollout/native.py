@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.errors import EngineError
+from stretto.errors import EngineError, RecipeError
 from stretto.rollout.admission import NOBODY, SameContext, rooms
 from stretto.rollout.base import Completion, Facts, Request
 from stretto.rollout.batch import Batch
@@ -54,6 +54,8 @@ class NativeEngine:
     """Generates with a `Policy`."""
 
     name = "engine"
+    packs = True
+    """Whether it computes packed rows."""
 
     def __init__(
         self,
@@ -64,6 +66,9 @@ class NativeEngine:
         speculate: bool | str = "auto",
         steps: Steps | None = None,
     ) -> None:
+        if policy.apart and self.packs:
+            reason = "its layers cannot be given packed rows, which is what is asked of them here"
+            raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
         self.policy = policy
         self.speculate, self.drafts = bool(speculate), Drafts()  # "auto" is yes: how much follows from what it brings
         self.version = 0

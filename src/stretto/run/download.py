@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError
 
 from stretto.config.locate import locate, offline
 from stretto.config.schema import Recipe, RoleModel
 from stretto.run.base import Note
+from stretto.run.interrupt import stop_if_interrupted
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of all weights, or the one that says which files they are in."""
@@ -25,10 +26,13 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def fetch_models(recipe: Recipe, root: Path, note: Note) -> None:
     """Makes sure that the weights of every model of the hub are in the cache of this host."""
     for name in dict.fromkeys(_names(recipe)):
-        if locate(name, root).kind == "hub" and not offline() and not _cached(name):
-            note(f"downloading {name} into the Hugging Face cache")
-            with suppress(EntryNotFoundError, HfHubHTTPError, OSError, ValueError, KeyError):
+        if locate(name, root).kind != "hub" or offline():
+            continue
+        with suppress(Exception):  # whatever a library of the network raises: loading tries again, and tells
+            if not _cached(name):
+                note(f"downloading {name} into the Hugging Face cache")
                 for file in _weights(name):
+                    stop_if_interrupted()
                     huggingface_hub.hf_hub_download(name, file)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stretto.config.describe import roles_of
 from stretto.config.locate import locate
 from stretto.config.schema import Recipe
+from stretto.execution.assignment import torch_device
 from stretto.execution.sleepers import PUBLISH, Shelf, Sleepers, sleepers_of, spare
 from stretto.execution.worker import load_gauges, make_trainer, native_engine
 from stretto.placement.plan import Plan
@@ -25,7 +26,7 @@ from stretto.run.base import Note, prepare_base
 from stretto.run.parts import Parts, connect, load_task, token_budget
 from stretto.train.gauge import Gauge
 from stretto.train.memory import keep_memory, peak_gb
-from stretto.train.model import Policy, choose_device, load
+from stretto.train.model import Policy, load
 from stretto.train.optim import MasterAdamW
 from stretto.train.trainer import Trainer
 from stretto.types import Conversation, Stateful, Trajectory, Weights
@@ -136,7 +137,7 @@ def assemble(
 
     With `values`, prompts that have none are not trained on. `shelf` is where what sleeps is, by default host memory.
     """
-    device = choose_device(recipe.placement.cluster)
+    device = torch_device(plan.devices[0])
     task = load_task(recipe, root, values)
     files = locate(recipe.model.name, root)
     base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)

@@ -24,6 +24,7 @@ from stretto.config.describe import roles_of
 from stretto.config.schema import Placement, Recipe
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
+from stretto.execution.checks.machine import cores
 from stretto.placement.choose import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.planner.grid import MICRO_BATCHES
@@ -232,7 +233,7 @@ def connect(
 
 def judges() -> int:
     """Processes for user code: the other half of the cores is for what generates and trains."""
-    return min(max(2, (os.cpu_count() or 1) // 2), MOST_JUDGES)
+    return min(max(2, cores() // 2), MOST_JUDGES)
 
 
 def token_budget(recipe: Recipe, kind: str) -> int:

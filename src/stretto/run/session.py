@@ -30,7 +30,7 @@ from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.expected import compared, planned, write
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
-from stretto.run.interrupt import interrupt_answered
+from stretto.run.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.local import EngineFactory, assemble
 from stretto.run.loop import Desk, lacks_evaluation, train
@@ -206,7 +206,8 @@ def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, **rest:
             if step <= since:
                 raise
             since, again = step, True
-            told = f"{lost.args[0].removesuffix('; resume the run')}; going back to step {step}, the newest checkpoint"
+            where = f"step {step}, the newest checkpoint" if newest else "the beginning, as there is no checkpoint"
+            told = f"{lost.args[0].removesuffix('; resume the run')}; going back to {where}"
 
 
 async def _run(
@@ -261,6 +262,9 @@ async def _run(
                 beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
                 return finished
+            except StateLostError:
+                stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
+                raise
             finally:
                 await parts.close()
 

@@ -42,10 +42,11 @@ def by_rows(
     return in_order(found, len(conversations))
 
 
-def halved(row: Sequence[Sample]) -> tuple[list[tuple[Sample, ...]], int]:
-    """A row cut in two, and half of the tokens that it computes."""
-    middle = len(row) // 2
-    return [tuple(row[:middle]), tuple(row[middle:])], len(merge([s.conversation.tokens for s in row]).tokens) // 2
+def halved(row: Sequence[Sample], *, share: bool = True) -> tuple[list[tuple[Sample, ...]], int]:
+    """A row cut in two, and half of the tokens that it computes; `share` is as in `divide`."""
+    middle, talks = len(row) // 2, [sample.conversation.tokens for sample in row]
+    tokens = len(merge(talks).tokens) if share else sum(map(len, talks))
+    return [tuple(row[:middle]), tuple(row[middle:])], tokens // 2
 
 
 def asked(conversations: Sequence[Conversation]) -> list[Sample]:

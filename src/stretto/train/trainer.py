@@ -252,7 +252,7 @@ class Trainer:
         if len(piece) == 1:
             self._save_memory()
             return [tuple(piece)]
-        parts, tokens = halved(piece)
+        parts, tokens = halved(piece, share=not self.policy.apart)
         self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens))
         return parts
 

@@ -31,10 +31,9 @@ ELSEWHERE = "203.0.113.1"
 def look() -> Machine:
     """This machine, now."""
     found = {name: told for name in PACKAGES if (told := _distribution(name))}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(
-        cores=min(cores, cores_of_group(GROUPS) or cores),
-        shown=cores,
+        cores=cores(),
+        shown=shown(),
         memory=min(_memory(), memory_of_group(GROUPS) or _memory()),
         shared=_free("/dev/shm"),
         files=_files(),
@@ -44,6 +43,16 @@ def look() -> Machine:
         needs={name: needs for name, (_, needs) in found.items()},
         environment=dict(os.environ),
     )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return min(shown(), cores_of_group(GROUPS) or shown())
+
+
+def shown() -> int:
+    """Cores that a library sees, which knows nothing of a container's share."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _distribution(name: str) -> tuple[str, tuple[str, ...]] | None:
