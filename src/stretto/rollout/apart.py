@@ -74,7 +74,7 @@ class ApartEngine(NativeEngine):
         """Takes ended sequences out of batch and cache."""
         if not ended or self.batch is None:
             return []
-        done = [self._ended(row, why) for row, why in ended.items()]
+        done = self._completions(self.batch, ended)
         left = [row for row in range(len(self.active)) if row not in ended]
         self.active = [self.active[row] for row in left]
         if not left:
@@ -84,10 +84,3 @@ class ApartEngine(NativeEngine):
         self.batch.take(rows)
         self.past.reorder_cache(rows)
         return done
-
-    def _ended(self, row: int, why: StopReason) -> Completion:
-        """What became of a sequence."""
-        assert self.batch is not None
-        length = int(self.batch.sampled[row])
-        tokens, logprobs = (column[row, :length].cpu().numpy() for column in (self.batch.tokens, self.batch.logprobs))
-        return self._completion(self.active[row], tokens, logprobs, why)

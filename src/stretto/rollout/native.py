@@ -298,14 +298,7 @@ class NativeEngine:
         """Takes ended sequences out and closes the gaps they leave in batch and cache."""
         if not ended or self.batch is None:
             return []
-        batch = self.batch
-        rows = torch.tensor(list(ended), device=self.policy.device)
-        tokens, logprobs = batch.tokens[rows].cpu().numpy(), batch.logprobs[rows].cpu().numpy()
-        lengths = batch.sampled[rows].tolist()
-        done = [
-            self._completion(self.active[row], tokens[index, :length], logprobs[index, :length], why)
-            for index, ((row, why), length) in enumerate(zip(ended.items(), lengths, strict=True))
-        ]
+        batch, done = self.batch, self._completions(self.batch, ended)
         for completion, row in zip(done, ended, strict=True):
             if self.speculate and completion.stop != "abort" and self.active[row].temperature > 0:
                 self.drafts.learn(self.active[row].tokens.tobytes(), completion.tokens.tolist())
@@ -337,6 +330,16 @@ class NativeEngine:
         self.used_trunks = len(left)
         kept = {context: trunk for context, trunk in self.open.items() if trunk.slot in left}
         self.open = {context: replace(trunk, slot=left.index(trunk.slot)) for context, trunk in kept.items()}
+
+    def _completions(self, batch: Batch, ended: dict[int, StopReason]) -> list[Completion]:
+        """What became of these rows; all of it leaves the device at once."""
+        rows = torch.tensor(list(ended), device=self.policy.device)
+        tokens, logprobs = batch.tokens[rows].cpu().numpy(), batch.logprobs[rows].cpu().numpy()
+        lengths = batch.sampled[rows].tolist()
+        return [
+            self._completion(self.active[row], tokens[index, :length], logprobs[index, :length], why)
+            for index, ((row, why), length) in enumerate(zip(ended.items(), lengths, strict=True))
+        ]
 
     def _completion(
         self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason

@@ -34,10 +34,10 @@ def states_apart(network: Any, tokens: Tensor, segments: Sequence[Segment]) -> T
     What several have in common is taken from the first of them, whose states are those of the others too.
     """
     decoder = network.get_decoder()
-    continued = {ancestor for segment in segments for ancestor in segment.ancestors}
+    parents = {ancestor for segment in segments for ancestor in segment.ancestors}
     found: dict[int, Tensor] = {}
     for last, segment in enumerate(segments):
-        if last in continued:
+        if last in parents:
             continue
         path = (*segment.ancestors, last)
         parts = [tokens[segments[place].start :][: segments[place].length] for place in path]
