@@ -17,6 +17,7 @@ from stretto.cli.recipe import folder_of, open_recipe, recipe_to_plan
 from stretto.config.load import cluster_path
 from stretto.config.schema import Recipe
 from stretto.errors import RecipeError
+from stretto.placement.choose import OPEN
 from stretto.placement.cluster import Cluster, parse_cluster
 from stretto.placement.devices import DEVICES
 from stretto.placement.strategies import STRATEGIES
@@ -101,7 +102,7 @@ def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
 def _cluster(recipe: Recipe, told: str | None, root: Path) -> Cluster:
     """The cluster of the command line, or of the recipe; a file is looked for first."""
     text = recipe.placement.cluster if told is None else cluster_path(told, root)
-    if text in ("auto", "1xgpu"):
+    if text in OPEN:
         fix = "say which devices, such as --cluster 8xH100"
         raise RecipeError.of("placement.cluster", f"{text} does not say which devices there would be", fix)
     return parse_cluster(text)

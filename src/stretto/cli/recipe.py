@@ -14,7 +14,7 @@ from stretto.config.check import Probes, check, checked_recipe
 from stretto.config.describe import roles_of
 from stretto.config.schema import Recipe, RewardPart, Task
 from stretto.errors import Problem, RecipeError
-from stretto.placement.choose import named_by_cells, plan_of
+from stretto.placement.choose import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.types import Prompt
@@ -110,9 +110,6 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
         reason = f"{recipe.optimizer.name} keeps scales for blocks of numbers, which slices of a model would cut"
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or give each train cell one device")
 
-
-OPEN = ("auto", "1xgpu")
-"""Clusters that do not say which device there is."""
 
 PROBES = Probes(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers)
 """The answers of the real rooms."""

@@ -22,6 +22,9 @@ from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import COURSES, ORDER, PRESETS, STRATEGIES, Layout
 from stretto.placement.validate import hint, problems
 
+OPEN = ("auto", "1xgpu")
+"""Clusters that do not say which device there is."""
+
 CLOSE = 0.005
 """How far a share may be off what whole devices make: 0.33 of three devices is one of them."""
 

@@ -29,6 +29,7 @@ from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
 from stretto.execution.member import Launcher, processes, worker_of
 from stretto.execution.patience import Patience
+from stretto.placement.choose import OPEN
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
@@ -245,7 +246,7 @@ async def assemble_crew(
 def kinds_of(recipe: Recipe) -> dict[str, str]:
     """What the recipe's cluster calls each device; nothing where it leaves that to this host."""
     told = recipe.placement.cluster
-    if told in ("auto", "1xgpu"):
+    if told in OPEN:
         return {}
     return {name: device.name for name, device in parse_cluster(told).devices.items()}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.config.schema import Recipe
-from stretto.placement.choose import named_by_cells
+from stretto.placement.choose import OPEN, named_by_cells
 from stretto.placement.cluster import parse_cluster
 
 GB = 2**30
@@ -86,13 +86,13 @@ class Setting:
         section = self.recipe.placement
         if section.cells is not None:
             return len(named_by_cells(section))
-        return 1 if section.cluster in ("auto", "1xgpu") else len(parse_cluster(section.cluster))
+        return 1 if section.cluster in OPEN else len(parse_cluster(section.cluster))
 
     @property
     def hosts(self) -> int:
         """Hosts that the recipe uses."""
         cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
-        return 1 if cluster in ("auto", "1xgpu") else len(parse_cluster(cluster).hosts)
+        return 1 if cluster in OPEN else len(parse_cluster(cluster).hosts)
 
     @property
     def uses_gpu(self) -> bool:
@@ -100,7 +100,7 @@ class Setting:
         cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
         if self.recipe is not None and cluster == "auto" and (named := named_by_cells(self.recipe.placement)):
             return any("/gpu:" in device for device in named)
-        if cluster in ("auto", "1xgpu"):
+        if cluster in OPEN:
             return cluster == "1xgpu" or bool(self.machine.gpus)
         return any(host.device.kind != "cpu" for host in parse_cluster(cluster).hosts)
 
