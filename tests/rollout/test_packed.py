@@ -46,10 +46,11 @@ def test_the_same_tokens_and_log_probabilities_come_out(make):
         assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [name for name in ("bfloat16", "float32") if packs(whole(name))])
 @pytest.mark.parametrize("make", [whole, with_adapter])
-def test_in_short_numbers_they_differ_by_rounding(make):
+def test_in_short_numbers_they_differ_by_rounding(make, dtype):
     """As far as the tokens are the same: a near tie may go either way, and contexts differ from there on."""
-    policy = make("bfloat16")
+    policy = make(dtype)
     plain, packed = sampled(policy, Steps(policy)), sampled(policy, PackedSteps(policy))
     compared = 0
     for key, answer in plain.items():
@@ -88,7 +89,7 @@ def test_what_was_changed_behind_the_back_of_the_counter_is_read_anew_after_a_pu
 
 
 def test_layers_compute_as_ever_for_whoever_trains_them():
-    policy = scratch_policy(dtype="bfloat16", width=32)
+    policy = scratch_policy(dtype="float32", width=32)
     sampled(policy, PackedSteps(policy))
     assert all("forward" not in module.__dict__ for module in policy.network.modules())
 
@@ -100,7 +101,7 @@ def test_only_what_gains_is_packed():
 
 
 def test_sleep_gives_the_copies_back():
-    policy = with_adapter("bfloat16")
+    policy = with_adapter("float32")
     steps = PackedSteps(policy)
     engine = NativeEngine(policy, steps=steps)
     engine.submit(requests(2))
@@ -113,7 +114,7 @@ def test_sleep_gives_the_copies_back():
 
 @pytest.mark.parametrize(("make", "kept"), [(whole, False), (with_adapter, True)])
 def test_what_the_next_update_changes_is_not_kept_when_nothing_is_left_to_decode(make, kept):
-    steps = PackedSteps(make("bfloat16"))
+    steps = PackedSteps(make("float32"))
     sampled(steps.policy, steps)
     assert bool(steps.ordered) == kept
     assert not any(copy.trained for copy in steps.ordered.values())
@@ -131,13 +132,13 @@ def test_an_adapter_that_is_switched_off_is_off():
 
 
 def test_adapted_layers_are_among_those_that_are_packed():
-    steps = PackedSteps(with_adapter("bfloat16"))
+    steps = PackedSteps(with_adapter("float32"))
     assert sum(isinstance(module, Adapted) for module in steps.forwards) == 14
 
 
 def test_layers_of_the_same_states_are_one_product_each():
     """Queries, keys and values of a layer; both halves of its feed-forward; nothing else."""
-    policy = with_adapter("bfloat16")
+    policy = with_adapter("float32")
     engine = NativeEngine(policy, steps=PackedSteps(policy))
     engine.submit(requests(2))
     engine.step(0.0)

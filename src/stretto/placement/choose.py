@@ -84,6 +84,15 @@ def devices_for(section: Placement, seen: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def uses_gpu(section: Placement, *, visible: bool) -> bool:
+    """True if a recipe would run on GPUs, wherever they are; `visible` tells whether this host has any."""
+    if section.cluster == "auto" and (named := named_by_cells(section)):
+        return any("/gpu:" in device for device in named)
+    if section.cluster in OPEN:
+        return section.cluster == "1xgpu" or visible
+    return any(host.device.kind != "cpu" for host in parse_cluster(section.cluster).hosts)
+
+
 def _generated(section: Placement, layout: Layout) -> Plan:
     """What a strategy makes of the devices. `auto` is `flatten`: it is never wrong, and needs no measurements."""
     strategy = "flatten" if section.strategy == "auto" else section.strategy

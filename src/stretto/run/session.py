@@ -35,6 +35,7 @@ from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_fold
 from stretto.run.local import EngineFactory, assemble
 from stretto.run.loop import Desk, lacks_evaluation, train
 from stretto.run.parts import Parts, devices_of, sampling_plan
+from stretto.run.precision import settled
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
@@ -150,7 +151,7 @@ def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
 def evaluate_recipe(recipe: Recipe, *, root: Path) -> Evaluation:
     """How good the model of a recipe is before training; a scratch model is warmed up for it."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_evaluate(recipe, root=root, folder=Path(folder), checkpoint=None))
+        return asyncio.run(_evaluate(settled(recipe), root=root, folder=Path(folder), checkpoint=None))
 
 
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
@@ -227,6 +228,7 @@ async def _run(
         if told:
             screen.note(told)
         screen.note(f"run folder {folder}")
+        recipe = settled(recipe, screen.note)
         course = planned(recipe, root, screen.note)
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
         done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})

@@ -28,6 +28,7 @@ from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
 from stretto.run.local import EngineFactory
 from stretto.run.parts import Parts, sampling_plan
+from stretto.run.precision import settled
 from stretto.run.session import assembled, starting
 from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.tasks.source import load_prompts, split
@@ -79,6 +80,7 @@ def value(
     section = recipe.algorithm.vstar or Vstar()
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+        recipe = settled(recipe, screen.note)
         path, table, generated = asyncio.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)

@@ -23,6 +23,7 @@ from stretto.config.locate import ModelFiles, cached_config, locate
 from stretto.config.schema import Recipe, Vstar
 from stretto.errors import Problem, RecipeError
 from stretto.run.files import replace, storing, to_json, write_all
+from stretto.run.precision import settled
 from stretto.sandbox.target import source_of
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt
@@ -203,7 +204,7 @@ def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
     if "vstar" not in CATALOG[recipe.algorithm.name].needs:
         return []
     try:
-        _ready(recipe, root)
+        _ready(settled(recipe), root)
     except RecipeError as error:
         return list(error.problems)
     return []

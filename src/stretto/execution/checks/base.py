@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stretto.config.schema import Recipe
-from stretto.placement.choose import OPEN, named_by_cells
+from stretto.config.schema import Placement, Recipe
+from stretto.placement.choose import OPEN, named_by_cells, uses_gpu
 from stretto.placement.cluster import parse_cluster
 
 GB = 2**30
@@ -97,12 +97,8 @@ class Setting:
     @property
     def uses_gpu(self) -> bool:
         """True if it would run on a GPU."""
-        cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
-        if self.recipe is not None and cluster == "auto" and (named := named_by_cells(self.recipe.placement)):
-            return any("/gpu:" in device for device in named)
-        if cluster in OPEN:
-            return cluster == "1xgpu" or bool(self.machine.gpus)
-        return any(host.device.kind != "cpu" for host in parse_cluster(cluster).hosts)
+        section = Placement() if self.recipe is None else self.recipe.placement
+        return uses_gpu(section, visible=bool(self.machine.gpus))
 
 
 Function = Callable[[Setting], Check | None]
