@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Adapter, Model, Scratch
 from stretto.errors import RecipeError
+from stretto.train import gguf_reading
 from stretto.train.head import chunk_logits
 from stretto.train.model import choose_device, describe, load, plain_copy
 from stretto.train.packing import pack
@@ -287,6 +288,23 @@ def test_a_hub_model_that_is_not_here_is_refused_without_the_network():
     with pytest.raises(RecipeError) as caught:
         load(section(), files, seed=0, device=CPU)
     assert "nobody/nothing" in caught.value.problems[0].reason
+
+
+def test_a_gguf_file_is_read_once_for_all_its_parts(gguf_model, monkeypatch):
+    _, path = gguf_model
+    opened, names = [], []
+    reader, table = gguf_reading.READER, gguf_reading.NAMES
+    monkeypatch.setattr(gguf_reading, "READER", lambda path: opened.append(path) or reader(path))
+    monkeypatch.setattr(gguf_reading, "NAMES", lambda *what: names.append(what) or table(*what))
+    os.utime(path, ns=(1, len(opened) + 1))  # as if nobody had looked at it before
+    files = ModelFiles(kind="gguf", name=str(path), folder=path.parent, file=path.name)
+    describe(files)
+    load(Model(name=str(path), adapter=None), files, seed=0, device=torch.device("cpu"))
+    assert len(opened) == len(names) == 1
+    assert gguf.GGUFReader is not gguf_reading._reader_of
+    os.utime(path, ns=(2, 2))  # another file in its place is read anew
+    describe(files)
+    assert len(opened) == 2
 
 
 def test_a_gguf_file_is_loaded_without_a_word_on_the_screen(gguf_model, capfd):

@@ -104,8 +104,8 @@ class Model(Section):
     scratch: Scratch | None = None
     """The tiny decoder, where `name` is `scratch`."""
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
-    """Type that forwards and backwards compute in; the optimizer keeps fp32 masters of what is trained. Left open, a run
-    takes float32 where its device is slow in bfloat16."""
+    """Type that forwards and backwards compute in; the optimizer keeps fp32 masters of what is trained. Left open, a
+    run takes float32 where its device is slow in bfloat16."""
     quantize: Literal["none", "nf4", "int8", "fp8"] = "none"
     """Quantisation of the frozen base."""
     adapter: Adapter | None = Adapter()

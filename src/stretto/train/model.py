@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Model, Scratch
 from stretto.errors import DeadlineError, RecipeError
-from stretto.train import attention, probe
+from stretto.train import attention, gguf_reading, probe
 from stretto.train.adapters import add_adapter
 from stretto.train.apart import is_apart, set_apart, states_apart
 from stretto.train.backward import take_over
@@ -197,7 +197,7 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     try:
         config, tokenizer = describe(files)
         # transformers shows a bar of its own for GGUF files that no setting switches off; failures are raised anyway.
-        with redirect_stderr(io.StringIO()) if keywords else nullcontext():
+        with quietly_once() if keywords else nullcontext():
             network, found = AutoModelForCausalLM.from_pretrained(
                 where,
                 config=config,
@@ -223,6 +223,16 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     if keywords:
         network = plain_copy(network)
     return network, tokenizer
+
+
+@contextmanager
+def quietly_once() -> Iterator[None]:
+    """Loading from a GGUF file, of which nothing is kept afterwards."""
+    try:
+        with redirect_stderr(io.StringIO()), gguf_reading.read_once():
+            yield
+    finally:
+        gguf_reading.forget()
 
 
 def plain_copy(network: PreTrainedModel) -> PreTrainedModel:
@@ -286,7 +296,8 @@ def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
 @lru_cache(maxsize=1)
 def _describe_gguf(folder: str, file: str, stamp: tuple[int, int]) -> tuple[Any, PreTrainedTokenizerBase]:
     """Kept between the checks before a run and its loading: each reading of the vocabulary takes some three seconds."""
-    return (
-        AutoConfig.from_pretrained(folder, gguf_file=file),
-        AutoTokenizer.from_pretrained(folder, gguf_file=file),
-    )
+    with gguf_reading.read_once():
+        return (
+            AutoConfig.from_pretrained(folder, gguf_file=file),
+            AutoTokenizer.from_pretrained(folder, gguf_file=file),
+        )
