@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@touch $(READY)
 
 demo: install
-	@$(BIN)/stretto train recipes/smollm2-addition.yaml
+	@$(BIN)/stretto train recipes/smollm2-addition.yaml run.steps=30
 	@echo "curves   $(BIN)/tensorboard --logdir runs"
 
 test: install
