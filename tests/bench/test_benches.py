@@ -26,6 +26,7 @@ from stretto.rewards.answer import numeric, overlong
 from stretto.rollout.base import Completion
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
+from stretto.run import precision
 from stretto.train.model import load
 from stretto.types import Group, Outcome, Reward, Trajectory
 from tiny import CPU, conversation, naive_step
@@ -122,6 +123,15 @@ def test_a_peer_that_fails_at_a_batch_is_left_out_and_named(stepped):
     document, told = stepped
     assert document["rows"][0]["failed"] == {"batch 1": "batch 1 is too small for this peer"}
     assert any("too small" in text for text in told)
+
+
+@pytest.mark.parametrize("case", ["prompt-43", "prompt-43-fp32"])
+def test_a_bench_says_where_bfloat16_is_slow(case, monkeypatch):
+    monkeypatch.setattr(precision, "times_slower", lambda: 9.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = []
+    measure(wish("rollout", cases=(case,)), note=told.append, run=here)
+    assert any("9 times" in text for text in told) == (case == "prompt-43")
 
 
 def test_replaying_our_tokens_gives_what_a_plain_implementation_makes_of_them(stepped):

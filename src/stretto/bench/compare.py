@@ -68,6 +68,10 @@ class Desk:
             shape=setting.shape,
         )
         self.facts = self.measure("prepare").facts
+        if why := self.facts.get("slow"):
+            setting.note(
+                f"{case.name}: {why}, so both sides will take long; a case in fp32 says more about this machine"
+            )
         self.job = replace(self.job, model=self.facts["model"])
         self.sizes = Sizes(**self.facts["sizes"])
 

@@ -24,6 +24,7 @@ from stretto.bench.random_model import random_policy
 from stretto.config.locate import locate
 from stretto.config.schema import Adapter, Model
 from stretto.rollout.render import Renderer
+from stretto.run.precision import slowness
 from stretto.train.model import DTYPES, Policy, choose_device, load
 from stretto.types import Prompt
 
@@ -66,6 +67,7 @@ def prepare(job: Job) -> Measured:
         "rate": rate,
         "prompt": max(lengths),
         "device": device_name(device),
+        "slow": slowness(device.type == "cuda") if case.dtype == "bfloat16" else None,
     }
     return Measured(name="prepare", facts=facts)
 
