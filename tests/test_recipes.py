@@ -1,5 +1,6 @@
 """Every recipe that is shipped has nothing wrong with it; those of studies may need what is not available yet."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from stretto.config.check import examine
 from stretto.errors import Problem
 from stretto.tasks import hf
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "recipes"
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
 STUDIES = sorted((RECIPES / "studies").glob("*.yaml"))
 LATER = "# Needs what is not available yet: "
@@ -56,6 +58,14 @@ def test_a_study_is_sound_or_says_in_a_line_what_it_waits_for(path, online):
     assert [problem for problem in found if not any(words in problem.reason for words in later)] == []
     said = [line for line in path.read_text().splitlines() if line.startswith(LATER)]
     assert len(said) == bool(found)
+
+
+def test_the_first_page_shows_the_demo_that_make_runs():
+    made = re.search(r"stretto train recipes/(\S+)\.yaml run\.steps=(\d+)", (ROOT / "Makefile").read_text())
+    shown = re.search("<!-- demo output -->(.*)<!-- end of demo", (ROOT / "README.md").read_text(), re.DOTALL)
+    recipe, steps = made[1], int(made[2])
+    for said in (f"step 0 to {steps}\n", f"runs/{recipe}-001/checkpoints/step-{steps:06}\n", f"of {steps} steps)"):
+        assert said in shown[1]
 
 
 def test_the_study_that_can_run_may_have_more_gpus(online):

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+from stretto.bench import measure
 from stretto.cli.main import main
+from stretto.errors import RecipeError
+from stretto.run import precision
 
 SEVEN = ["model.shape=qwen2.5-7b", "model.adapter=null", "engine.max_new_tokens=1024"]
 
@@ -106,6 +109,24 @@ def test_a_question_without_an_answer_says_what_to_ask(recipe, capsys, arguments
     error = failed(capsys)
     for word in words:
         assert word in error
+
+
+@pytest.mark.parametrize(("changes", "dtype"), [((), "float32"), (("model.dtype=bfloat16",), "bfloat16")])
+def test_steps_are_measured_in_the_dtype_of_a_run_on_the_devices_that_were_named(
+    recipe, monkeypatch, tmp_path, capsys, changes, dtype
+):
+    def stop(asked, *rest, **named):
+        raise RecipeError.of("--measure", f"{asked.model.dtype} on {asked.placement.cluster}", "end here")
+
+    monkeypatch.setattr(precision, "slowness", lambda section: "slow" if section.cluster == "2xcpu" else None)
+    monkeypatch.setattr(measure, "measure", stop)
+    (tmp_path / recipe).write_text(
+        "model: {name: scratch, adapter: null, scratch: {characters: '0123456789='}}\n"
+        "task: {source: {kind: synthetic, name: reverse, length: [3, 4]}, prompt: '{text}='}\n"
+        "rewards: [{name: accuracy, kind: exact}]\n"
+    )
+    assert main(["plan", recipe, "--cluster", "2xcpu", "--measure", *changes]) == 2
+    assert f"{dtype} on 2xcpu" in failed(capsys)
 
 
 def test_a_failure_is_a_document_too(recipe, capsys):

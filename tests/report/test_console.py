@@ -73,11 +73,16 @@ def test_live_progress_shows_the_same_numbers_and_ends_with_curves_and_summary()
     assert shown.index("4/4") < shown.index("reward, step 1 to 4") < shown.index("model in runs/demo-001")
 
 
-def test_live_progress_shows_a_note_before_the_bar():
+def test_notes_stay_above_the_bar_whatever_follows():
     stream = Terminal()
     with LiveProgress(Console(file=stream, force_terminal=True, width=80)) as progress:
+        progress.note("model.dtype: float32")
         progress.note("warm-up 120/200")
-    assert "warm-up 120/200" in stream.getvalue()
+        progress.start(4, 0)
+        progress.step(1, METRICS)
+    lines = stream.getvalue().splitlines()  # the bar is drawn in a line of its own, with what it shows beside it
+    assert any(line.endswith("model.dtype: float32") for line in lines)
+    assert any(line.endswith("warm-up 120/200") for line in lines)
 
 
 def test_live_progress_gives_the_cursor_back_when_the_run_fails():

@@ -1,5 +1,8 @@
 """A recipe that leaves its dtype open computes in float32 where the device is slow at bfloat16, and says so."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,21 +10,47 @@ from running import Quiet, recipe_in
 from stretto.config.load import load_recipe
 from stretto.config.resolve import resolve
 from stretto.config.schema import Model, Recipe
+from stretto.execution.checks.machine import look
 from stretto.run import precision, session
 from stretto.run.precision import settled
 from stretto.run.vstar import ingredients
 
+HERE = Path()
+
 
 @pytest.fixture
-def slow(monkeypatch):
+def cpu(monkeypatch):
+    """Makes this a machine without a GPU that multiplies float32 so many times as fast as bfloat16."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return lambda times: monkeypatch.setattr(precision, "times_slower", lambda: times)
+
+
+@pytest.fixture
+def slow(cpu):
     """A CPU that multiplies float32 nine times as fast as bfloat16."""
-    monkeypatch.setattr(precision, "times_slower", lambda: 9.0)
+    cpu(9.0)
+
+
+@pytest.fixture
+def old_gpu(slow, monkeypatch):
+    """Makes this a machine with a GPU that can compute in bfloat16 or not."""
+
+    def seen(able):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+
+    return seen
 
 
 def told(recipe):
     """The settled dtype, and what was said."""
     notes = []
-    return settled(recipe, notes.append).model.dtype, notes
+    return settled(recipe, HERE, notes.append).model.dtype, notes
+
+
+def on(cluster, **model):
+    return Recipe.model_validate({"placement": {"cluster": cluster}, "model": model})
 
 
 def test_a_slow_cpu_gets_float32(slow):
@@ -30,8 +59,8 @@ def test_a_slow_cpu_gets_float32(slow):
     assert notes == ["model.dtype: float32, because this CPU multiplies float32 9 times as fast as bfloat16"]
 
 
-def test_a_fast_one_keeps_bfloat16(monkeypatch):
-    monkeypatch.setattr(precision, "times_slower", lambda: 0.4)
+def test_a_fast_one_keeps_bfloat16(cpu):
+    cpu(0.4)
     assert told(Recipe()) == ("bfloat16", [])
 
 
@@ -43,29 +72,45 @@ def test_what_a_recipe_says_is_obeyed(slow, dtype):
     assert all("as the recipe says" in note and "9 times" in note for note in notes)
 
 
-def test_a_settled_recipe_is_a_recipe_that_says_so(slow, monkeypatch):
-    once = settled(Recipe())
-    monkeypatch.setattr(precision, "times_slower", lambda: 0.4)
-    assert settled(once).model.dtype == "float32"
-    once = settled(Recipe())
-    monkeypatch.setattr(precision, "times_slower", lambda: 9.0)
-    assert settled(once).model.dtype == "bfloat16"
+@pytest.mark.parametrize(("first", "then", "dtype"), [(9.0, 0.4, "float32"), (0.4, 9.0, "bfloat16")])
+def test_a_settled_recipe_is_a_recipe_that_says_so(cpu, first, then, dtype):
+    cpu(first)
+    once = settled(Recipe(), HERE)
+    cpu(then)
+    assert settled(once, HERE).model.dtype == dtype
 
 
 @pytest.mark.parametrize(("able", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_gpus_without_bfloat16_get_float32(slow, monkeypatch, able, dtype):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    found, notes = told(Recipe())
+@pytest.mark.parametrize("cluster", ["auto", "1xgpu", "1xL4"])
+def test_gpus_without_bfloat16_get_float32(old_gpu, cluster, able, dtype):
+    old_gpu(able)
+    found, notes = told(on(cluster))
     assert found == dtype
     assert ["T4" in note for note in notes] == ([] if able else [True])
 
 
-def test_gpus_of_other_hosts_are_taken_to_be_able(slow, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    recipe = Recipe.model_validate({"placement": {"cluster": "8xH100"}})
-    assert told(recipe) == ("bfloat16", [])
+def test_gpus_of_other_hosts_are_taken_to_be_able(slow):
+    assert told(on("8xH100")) == ("bfloat16", [])
+
+
+def test_an_old_gpu_of_this_host_says_nothing_of_several(old_gpu):
+    old_gpu(False)
+    assert told(on("2x8xH100")) == ("bfloat16", [])
+    assert told(on("2x1xcpu"))[0] == "float32"
+
+
+def test_a_model_that_fits_only_in_bfloat16_stays_in_it_and_says_so(slow, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.truncate(2 * 10**9)  # a billion weights
+    here = look()
+    monkeypatch.setattr(precision, "look", lambda: replace(here, memory=3 * 10**9))
+    dtype, (note,) = told(on("auto", name=str(tmp_path)))
+    assert dtype == "bfloat16"
+    assert "although this CPU multiplies float32 9 times as fast" in note
+    assert "in float32 the model and what trains it need at least 3.7 GB" in note
+    monkeypatch.setattr(precision, "look", lambda: replace(here, memory=5 * 10**9))
+    assert told(on("auto", name=str(tmp_path)))[0] == "float32"
 
 
 def test_the_ratio_is_measured():
@@ -73,7 +118,7 @@ def test_the_ratio_is_measured():
     assert precision.times_slower() == precision.times_slower()
 
 
-def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, monkeypatch, tmp_path):
+def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, cpu, tmp_path):
     recipe = recipe_in(tmp_path)
     model = Model.model_validate(recipe.model.model_dump(exclude={"dtype"}))
     recipe = resolve(recipe.model_copy(update={"model": model}))
@@ -81,7 +126,7 @@ def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, monkeyp
     finished = session.start(recipe, name="open", root=tmp_path, progress=quiet)
     assert load_recipe(finished.folder / "recipe.yaml").model.dtype == "float32"
     assert [each for each in quiet.told if "model.dtype: float32" in str(each)]
-    monkeypatch.setattr(precision, "times_slower", lambda: 0.4)  # a machine that would choose otherwise
+    cpu(0.4)  # a machine that would choose otherwise
     again = session.resume(finished.folder, changes=["run.steps=4"], allow=["run.steps"], progress=Quiet())
     assert load_recipe(again.folder / "recipe.yaml").model.dtype == "float32"
 
@@ -89,5 +134,5 @@ def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, monkeyp
 def test_training_reads_the_table_of_the_dtype_it_computes_in(slow, tmp_path):
     recipe = recipe_in(tmp_path)
     left_open = recipe.model_copy(update={"model": Model.model_validate(recipe.model.model_dump(exclude={"dtype"}))})
-    tables = {str(ingredients(settled(each), [], tmp_path)) for each in (recipe, left_open)}
+    tables = {str(ingredients(settled(each, tmp_path), [], tmp_path)) for each in (recipe, left_open)}
     assert len(tables) == 1

@@ -22,7 +22,7 @@ from stretto.bench.flops import Sizes
 from stretto.bench.jobs import Job, Measured
 from stretto.bench.random_model import random_policy
 from stretto.config.locate import locate
-from stretto.config.schema import Adapter, Model
+from stretto.config.schema import Adapter, Model, Placement
 from stretto.rollout.render import Renderer
 from stretto.run.precision import slowness
 from stretto.train.model import DTYPES, Policy, choose_device, load
@@ -67,7 +67,7 @@ def prepare(job: Job) -> Measured:
         "rate": rate,
         "prompt": max(lengths),
         "device": device_name(device),
-        "slow": slowness(device.type == "cuda") if case.dtype == "bfloat16" else None,
+        "slow": slowness(Placement()) if case.dtype == "bfloat16" else None,
     }
     return Measured(name="prepare", facts=facts)
 

@@ -26,7 +26,8 @@ def evaluate(
         check_changed(*recipe_of(target, changes or ()))
         result = evaluate_run(target, changes=changes or ())
     else:
-        result = evaluate_recipe(open_recipe(target, changes or (), deep=True, training=False), root=folder_of(target))
+        opened = open_recipe(target, changes or (), deep=True, training=False)
+        result = evaluate_recipe(opened, root=folder_of(target), note=render.note)
     if json:
         render.document(asdict(result))
         return

@@ -7,6 +7,7 @@ cost model, with the constants that were measured on this machine where there ar
 from __future__ import annotations
 
 import json as format_json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def plan(
     if strategy not in (None, *STRATEGIES):
         raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
     root = folder_of(recipe)
-    opened = open_recipe(recipe, changes or (), deep=False) if measure else recipe_to_plan(recipe, changes or ())
+    opened = _to_measure(recipe, changes or (), cluster) if measure else recipe_to_plan(recipe, changes or ())
     there = _cluster(opened, cluster, root)
     setting = setting_of(opened, root, there, running=measure)
     variants = variants_of(opened.placement, strategy)
@@ -68,6 +69,17 @@ def plan(
         render.document(explain.document(found, setting) | ({"measured": measured} if measure else {}))
     else:
         render.screen().print(planned.page(found, setting, named_by(opened.placement), measured), end="")
+
+
+def _to_measure(path: Path, changes: Sequence[str], cluster: str | None) -> Recipe:
+    """The recipe with the dtype in which its steps will be computed, and with the cluster of the command line."""
+    from stretto.run.precision import settled
+
+    recipe, root = open_recipe(path, changes, deep=False), folder_of(path)
+    if cluster is not None:
+        placement = recipe.placement.model_copy(update={"cluster": cluster_path(cluster, root)})
+        recipe = recipe.model_copy(update={"placement": placement})
+    return settled(recipe, root, render.note)
 
 
 def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dict[str, float]:

@@ -30,7 +30,7 @@ class Progress(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """What is going on outside of steps, such as "warm-up 120/200"."""
+        """What is going on outside of steps, such as "warm-up 120/200", or how the run is done; it stays to be read."""
         ...
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -205,8 +205,8 @@ class LiveProgress:
         self._bar.update(self._task, description="training", total=steps, completed=done)
 
     def note(self, text: str) -> None:
-        """Stands before the bar until something else happens."""
-        self._bar.update(self._task, description=_printable(text))
+        """A line above the bar."""
+        self._console.print(Text(_printable(text)))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Moves the bar and shows the step's numbers."""

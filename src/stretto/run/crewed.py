@@ -44,6 +44,7 @@ from stretto.step.pace import Pace
 from stretto.step.state import Step
 from stretto.step.work import Launch as Asked
 from stretto.step.work import Speeds, Terms
+from stretto.train import gguf_reading
 from stretto.train.model import describe
 from stretto.types import Conversation, Stateful, Trajectory
 
@@ -203,6 +204,7 @@ async def assemble_crew(
     base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
     where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
     _, tokenizer = describe(where)
+    gguf_reading.forget()  # nothing is loaded here
     mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
 

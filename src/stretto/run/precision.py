@@ -2,7 +2,7 @@
 
 Many CPUs have no instructions for bfloat16. PyTorch then converts number by number, and a step takes ten times as long
 as in float32. Whether that is so is measured, with one small product in both types. What is found is written into the
-run's recipe, so that a resume computes as before wherever it runs.
+run's recipe, so that a resume computes as before wherever it runs. A model that fits only in bfloat16 stays slow.
 """
 
 from __future__ import annotations
@@ -10,40 +10,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
 
-from stretto.config.schema import Recipe
-from stretto.placement.choose import uses_gpu
+from stretto.config.schema import Placement, Recipe
+from stretto.execution.checks.base import Setting
+from stretto.execution.checks.devices import model_fits
+from stretto.execution.checks.machine import look
+from stretto.placement.choose import OPEN, uses_gpu
+from stretto.placement.cluster import parse_cluster
 from stretto.run.base import Note
 
 ROWS, WIDTH, TIMES = 256, 576, 5
-"""The product that is timed, and how often; the fastest counts. All of it takes a twentieth of a second at most."""
+"""The product that is timed, and how often; the fastest counts. All of it takes a small part of a second."""
 
 TOO_SLOW = 2.0
 """Times as long as in float32, beyond which halving the memory is not worth it."""
 
 
-def settled(recipe: Recipe, note: Note = lambda text: None) -> Recipe:
+def settled(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:
     """The recipe with its dtype, chosen if it was left open; settled again it stays as it is.
 
     Says so where the device is slow at bfloat16, whether that is avoided or not.
     """
-    given, slow = "dtype" in recipe.model.model_fields_set, None
-    if recipe.model.dtype == "bfloat16":
-        slow = slowness(uses_gpu(recipe.placement, visible=torch.cuda.is_available()))
-    if slow and given:
-        note(f"model.dtype: bfloat16, as the recipe says; {slow}")
-    elif slow:
-        note(f"model.dtype: float32, because {slow}")
-    dtype = "float32" if slow and not given else recipe.model.dtype
+    dtype = recipe.model.dtype
+    if dtype == "bfloat16" and (slow := slowness(recipe.placement)):
+        wide = computing_in(recipe, "float32")
+        if "dtype" in recipe.model.model_fields_set:
+            note(f"model.dtype: bfloat16, as the recipe says; {slow}")
+        elif (fit := model_fits(Setting(machine=look(), recipe=wide, root=root))) and not fit.ok:
+            note(f"model.dtype: bfloat16, although {slow}: in float32 {fit.text}")
+        else:
+            note(f"model.dtype: float32, because {slow}")
+            return wide
+    return computing_in(recipe, dtype)
+
+
+def computing_in(recipe: Recipe, dtype: str) -> Recipe:
+    """The recipe as if it named this dtype."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
 
 
-def slowness(gpu: bool) -> str | None:
-    """Why the device had better not compute in bfloat16; none if it may. GPUs elsewhere are taken to be able to."""
-    if gpu:
-        able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+def slowness(section: Placement) -> str | None:
+    """Why its devices had better not compute in bfloat16; none if they may. GPUs elsewhere are taken to be able to."""
+    here = section.cluster in OPEN or len(parse_cluster(section.cluster).hosts) == 1
+    if uses_gpu(section, visible=torch.cuda.is_available()):
+        asked = here and torch.cuda.is_available()
+        able = not asked or torch.cuda.is_bf16_supported(including_emulation=False)
         return None if able else f"{torch.cuda.get_device_name()} has no arithmetic of bfloat16"
     times = times_slower()
     return f"this CPU multiplies float32 {times:.0f} times as fast as bfloat16" if times > TOO_SLOW else None

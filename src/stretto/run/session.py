@@ -148,10 +148,11 @@ def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
     return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
 
 
-def evaluate_recipe(recipe: Recipe, *, root: Path) -> Evaluation:
+def evaluate_recipe(recipe: Recipe, *, root: Path, note: Note = lambda text: None) -> Evaluation:
     """How good the model of a recipe is before training; a scratch model is warmed up for it."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_evaluate(settled(recipe), root=root, folder=Path(folder), checkpoint=None))
+        chosen = settled(recipe, root, note)
+        return asyncio.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
 
 
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
@@ -228,7 +229,7 @@ async def _run(
         if told:
             screen.note(told)
         screen.note(f"run folder {folder}")
-        recipe = settled(recipe, screen.note)
+        recipe = settled(recipe, root, screen.note)
         course = planned(recipe, root, screen.note)
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
         done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})

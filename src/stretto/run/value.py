@@ -80,7 +80,7 @@ def value(
     section = recipe.algorithm.vstar or Vstar()
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
-        recipe = settled(recipe, screen.note)
+        recipe = settled(recipe, root, screen.note)
         path, table, generated = asyncio.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)

@@ -204,7 +204,7 @@ def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
     if "vstar" not in CATALOG[recipe.algorithm.name].needs:
         return []
     try:
-        _ready(settled(recipe), root)
+        _ready(settled(recipe, root), root)
     except RecipeError as error:
         return list(error.problems)
     return []
@@ -231,7 +231,8 @@ def _ready(recipe: Recipe, root: Path) -> Path:
     table = read_table(path, made_from)
     fix = "run `stretto value RECIPE` first; it samples the reference once, and goes on where it stopped"
     if not path.exists():
-        raise RecipeError.of(FIELD, f"there is no table of V* for this recipe ({path})", fix)
+        reason = f"there is no table of V* for this recipe, computed in {recipe.model.dtype} ({path})"
+        raise RecipeError.of(FIELD, reason, fix)
     if untried := table.untried(training, samples):
         reason = f"{untried} of {len(training)} prompts have fewer than {samples} answers in {path}"
         raise RecipeError.of(FIELD, reason, fix)
