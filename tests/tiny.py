@@ -50,7 +50,11 @@ def policy_from(config, *, dtype=torch.float64, seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # Experts one by one: the grouped kernel knows no fp64.
-        network = AutoModelForCausalLM.from_config(config, experts_implementation="eager").to(dtype)
+        return policy_around(AutoModelForCausalLM.from_config(config, experts_implementation="eager").to(dtype))
+
+
+def policy_around(network):
+    """What `load` makes of a network."""
     network.config.use_cache = False
     switch_dropout_off(network)
     take_over(network)
