@@ -10,6 +10,7 @@ from running import Quiet, recipe_in
 from stretto.config.load import load_recipe
 from stretto.config.resolve import resolve
 from stretto.config.schema import Model, Recipe
+from stretto.execution.checks.base import Gpu
 from stretto.execution.checks.machine import look
 from stretto.run import precision, session
 from stretto.run.precision import settled
@@ -99,18 +100,35 @@ def test_an_old_gpu_of_this_host_says_nothing_of_several(old_gpu):
     assert told(on("2x1xcpu"))[0] == "float32"
 
 
-def test_a_model_that_fits_only_in_bfloat16_stays_in_it_and_says_so(slow, tmp_path, monkeypatch):
+@pytest.fixture
+def billion(tmp_path):
+    """The folder of a model of a billion weights."""
     (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
     with open(tmp_path / "model.safetensors", "wb") as file:
-        file.truncate(2 * 10**9)  # a billion weights
-    here = look()
-    monkeypatch.setattr(precision, "look", lambda: replace(here, memory=3 * 10**9))
-    dtype, (note,) = told(on("auto", name=str(tmp_path)))
+        file.truncate(2 * 10**9)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Makes this a machine of so many bytes, with a large GPU that torch cannot use."""
+    here = replace(look(), gpus=(Gpu(name="NVIDIA H200", memory=150 * 10**9),))
+    return lambda size: monkeypatch.setattr(precision, "look", lambda: replace(here, memory=size))
+
+
+def test_a_model_that_fits_only_in_bfloat16_stays_in_it_and_says_so(slow, billion, memory):
+    memory(3 * 10**9)
+    dtype, (note,) = told(on("auto", name=billion))
     assert dtype == "bfloat16"
     assert "although this CPU multiplies float32 9 times as fast" in note
-    assert "in float32 the model and what trains it need at least 3.7 GB" in note
-    monkeypatch.setattr(precision, "look", lambda: replace(here, memory=5 * 10**9))
-    assert told(on("auto", name=str(tmp_path)))[0] == "float32"
+    assert "in float32 the model and what trains it need at least 3.7 GB, and this machine has 2.8 GB" in note
+    memory(5 * 10**9)
+    assert told(on("auto", name=billion))[0] == "float32"
+
+
+def test_what_fits_in_neither_is_no_slower_for_it(slow, billion, memory):
+    memory(15 * 10**9)  # 16 bytes for each weight in float32, and 18 with masters of bfloat16
+    assert told(on("auto", name=billion, adapter=None))[0] == "float32"
 
 
 def test_the_ratio_is_measured():

@@ -77,5 +77,9 @@ def test_a_packed_tree_on_four_bits_is_the_padded_batch_before_and_after_samplin
         answer, logprobs, _ = alone(stock, request)
         assert done[request.key].tokens.tolist() == answer
         np.testing.assert_allclose(done[request.key].logprobs, logprobs, rtol=0, atol=ROUNDING)
+    for layer in policy.network.modules():
+        if isinstance(layer, bitsandbytes.nn.Linear4bit):
+            assert layer.training
+            assert not getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
     again = step(policy, RLOO, samples, temperature=0.9, checkpointing=checkpointing)
     assert distance(packed.gradients, again.gradients) == 0

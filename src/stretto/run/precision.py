@@ -2,13 +2,15 @@
 
 Many CPUs have no instructions for bfloat16. PyTorch then converts number by number, and a step takes ten times as long
 as in float32. Whether that is so is measured, with one small product in both types. What is found is written into the
-run's recipe, so that a resume computes as before wherever it runs. A model that fits only in bfloat16 stays slow.
+run's recipe, so that a resume computes as before wherever it runs. A model that is known to fit only in bfloat16 is
+computed in it, slowly.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -39,8 +41,8 @@ def settled(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recip
         wide = computing_in(recipe, "float32")
         if "dtype" in recipe.model.model_fields_set:
             note(f"model.dtype: bfloat16, as the recipe says; {slow}")
-        elif (fit := model_fits(Setting(machine=look(), recipe=wide, root=root))) and not fit.ok:
-            note(f"model.dtype: bfloat16, although {slow}: in float32 {fit.text}")
+        elif short := _short_of_memory(wide, recipe, root):
+            note(f"model.dtype: bfloat16, although {slow}: in float32 {short}")
         else:
             note(f"model.dtype: float32, because {slow}")
             return wide
@@ -61,6 +63,16 @@ def slowness(section: Placement) -> str | None:
         return None if able else f"{torch.cuda.get_device_name()} has no arithmetic of bfloat16"
     times = times_slower()
     return f"this CPU multiplies float32 {times:.0f} times as fast as bfloat16" if times > TOO_SLOW else None
+
+
+def _short_of_memory(wide: Recipe, narrow: Recipe, root: Path) -> str | None:
+    """Why one recipe does not fit where the other does; none if it does.
+
+    None also where that is not known before loading: with several devices, or a model that is not downloaded yet.
+    """
+    machine = look() if torch.cuda.is_available() else replace(look(), gpus=())
+    large, small = (model_fits(Setting(machine=machine, recipe=each, root=root)) for each in (wide, narrow))
+    return large.text if large and small and small.ok and not large.ok else None
 
 
 @cache
