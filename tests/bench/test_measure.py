@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from stretto.bench.measure import PROBES, own, recipes, runnable, taken
-from stretto.bench.trials import TrialWorker, prompt_of
+from stretto.bench.trials import TrialWorker, prompt_of, trial_recipe
 from stretto.config.schema import Adapter, Model, Placement, Recipe, RewardPart, RoleModel, Roles, Scratch
 from stretto.errors import RecipeError
 from stretto.execution.member import Threads
@@ -44,6 +44,15 @@ def test_own_workloads_tell_short_from_long_few_from_many_and_scored_from_not(tm
     assert max(probe.prompt for probe in PROBES) > 10 * min(probe.prompt for probe in PROBES)
     counts = [probe.prompts * probe.samples for probe in PROBES]
     assert max(counts) >= 16 * min(counts)
+
+
+def test_a_scratch_model_of_a_trial_has_room_for_every_workload(tmp_path):
+    longest = max(probe.prompt + probe.lengths.cap for probe in PROBES)
+    assert longest > SCRATCH.context
+    for ask in own(setting_of(tmp_path=tmp_path)):
+        assert trial_recipe(RECIPE, ask.setting.workload).model.scratch.context >= longest
+    large = RECIPE.model_copy(update={"model": Model(name="scratch", scratch=Scratch(context=4096))})
+    assert trial_recipe(large, ask.setting.workload).model.scratch.context == 4096
 
 
 @pytest.mark.parametrize("change", [{"updates": 4}, {"staleness": 1}])

@@ -147,6 +147,8 @@ class Trials:
 
 CALL = 60.0
 """Seconds that a worker may take to be told something."""
+CONTEXT = 1024
+"""Tokens that a scratch model holds at least: more than the longest conversation of a workload of our own."""
 PROMPTS = 10_000
 """Numbers of prompts that each step has to itself: no two steps ask the same."""
 
@@ -155,8 +157,9 @@ def trial_recipe(recipe: Recipe, workload: Workload) -> Recipe:
     """What workers are told: the recipe's model and optimizer, the workload's step."""
     longest, model, judged = workload.lengths.cap, recipe.model, "reward" in workload.roles
     if model.name == "scratch":
-        scratch = (model.scratch or Scratch()).model_copy(update={"warmup_steps": 0})  # it need not know anything
-        model = model.model_copy(update={"scratch": scratch})
+        scratch = model.scratch or Scratch()
+        roomy = {"context": max(scratch.context, CONTEXT), "warmup_steps": 0}  # it need not know anything
+        model = model.model_copy(update={"scratch": scratch.model_copy(update=roomy)})
     return Recipe(
         seed=SEED,
         model=model,
