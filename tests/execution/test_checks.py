@@ -131,15 +131,6 @@ def test_a_gpu_without_work_is_told_unless_the_recipe_says_so():
     assert devices.no_device_is_forgotten(setting(gpus=(GPU,), recipe={})) is None
 
 
-@pytest.fixture
-def billion(tmp_path):
-    """A folder of a model of a billion parameters in bf16, and none of their weight."""
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
-    with open(tmp_path / "model.safetensors", "wb") as file:
-        file.truncate(2 * 10**9)
-    return str(tmp_path)
-
-
 def test_a_model_that_cannot_fit_is_told_before_it_is_loaded(billion):
     whole = {"model": {"name": billion, "adapter": None}}
     assert "need at least 16.8 GB, and this machine has 16.0 GB" in failed(devices.model_fits(setting(recipe=whole)))

@@ -101,15 +101,6 @@ def test_an_old_gpu_of_this_host_says_nothing_of_several(old_gpu):
 
 
 @pytest.fixture
-def billion(tmp_path):
-    """The folder of a model of a billion weights."""
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
-    with open(tmp_path / "model.safetensors", "wb") as file:
-        file.truncate(2 * 10**9)
-    return str(tmp_path)
-
-
-@pytest.fixture
 def memory(monkeypatch):
     """Makes this a machine of so many bytes, with a large GPU that torch cannot use."""
     here = replace(look(), gpus=(Gpu(name="NVIDIA H200", memory=150 * 10**9),))

@@ -7,7 +7,6 @@ cost model, with the constants that were measured on this machine where there ar
 from __future__ import annotations
 
 import json as format_json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,8 +50,14 @@ def plan(
     if strategy not in (None, *STRATEGIES):
         raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
     root = folder_of(recipe)
-    opened = _to_measure(recipe, changes or (), cluster) if measure else recipe_to_plan(recipe, changes or ())
-    there = _cluster(opened, cluster, root)
+    opened = open_recipe(recipe, changes or (), deep=False) if measure else recipe_to_plan(recipe, changes or ())
+    if cluster is not None:
+        opened = _placed(opened, cluster_path(cluster, root))
+    if measure:
+        from stretto.run.precision import settled
+
+        opened = settled(opened, root, render.note)
+    there = _cluster(opened)
     setting = setting_of(opened, root, there, running=measure)
     variants = variants_of(opened.placement, strategy)
     found = search(setting, variants)
@@ -71,15 +76,9 @@ def plan(
         render.screen().print(planned.page(found, setting, named_by(opened.placement), measured), end="")
 
 
-def _to_measure(path: Path, changes: Sequence[str], cluster: str | None) -> Recipe:
-    """The recipe with the dtype in which its steps will be computed, and with the cluster of the command line."""
-    from stretto.run.precision import settled
-
-    recipe, root = open_recipe(path, changes, deep=False), folder_of(path)
-    if cluster is not None:
-        placement = recipe.placement.model_copy(update={"cluster": cluster_path(cluster, root)})
-        recipe = recipe.model_copy(update={"placement": placement})
-    return settled(recipe, root, render.note)
+def _placed(recipe: Recipe, cluster: str) -> Recipe:
+    """The recipe on the cluster of the command line."""
+    return recipe.model_copy(update={"placement": recipe.placement.model_copy(update={"cluster": cluster})})
 
 
 def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dict[str, float]:
@@ -111,9 +110,9 @@ def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
     return RecipeError.of("placement.cluster", f"nothing fits on {setting.cluster}. {'; '.join(told)}", fix)
 
 
-def _cluster(recipe: Recipe, told: str | None, root: Path) -> Cluster:
-    """The cluster of the command line, or of the recipe; a file is looked for first."""
-    text = recipe.placement.cluster if told is None else cluster_path(told, root)
+def _cluster(recipe: Recipe) -> Cluster:
+    """The recipe's cluster, which must say which devices there are."""
+    text = recipe.placement.cluster
     if text in OPEN:
         fix = "say which devices, such as --cluster 8xH100"
         raise RecipeError.of("placement.cluster", f"{text} does not say which devices there would be", fix)

@@ -93,6 +93,11 @@ def uses_gpu(section: Placement, *, visible: bool) -> bool:
     return any(host.device.kind != "cpu" for host in parse_cluster(section.cluster).hosts)
 
 
+def hosts_of(section: Placement) -> int:
+    """Hosts that a recipe uses; one where it does not say which devices there are."""
+    return 1 if section.cluster in OPEN else len(parse_cluster(section.cluster).hosts)
+
+
 def _generated(section: Placement, layout: Layout) -> Plan:
     """What a strategy makes of the devices. `auto` is `flatten`: it is never wrong, and needs no measurements."""
     strategy = "flatten" if section.strategy == "auto" else section.strategy

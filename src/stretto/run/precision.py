@@ -20,8 +20,7 @@ from stretto.config.schema import Placement, Recipe
 from stretto.execution.checks.base import Setting
 from stretto.execution.checks.devices import model_fits
 from stretto.execution.checks.machine import look
-from stretto.placement.choose import OPEN, uses_gpu
-from stretto.placement.cluster import parse_cluster
+from stretto.placement.choose import hosts_of, uses_gpu
 from stretto.run.base import Note
 
 ROWS, WIDTH, TIMES = 256, 576, 5
@@ -56,9 +55,8 @@ def computing_in(recipe: Recipe, dtype: str) -> Recipe:
 
 def slowness(section: Placement) -> str | None:
     """Why its devices had better not compute in bfloat16; none if they may. GPUs elsewhere are taken to be able to."""
-    here = section.cluster in OPEN or len(parse_cluster(section.cluster).hosts) == 1
     if uses_gpu(section, visible=torch.cuda.is_available()):
-        asked = here and torch.cuda.is_available()
+        asked = hosts_of(section) == 1 and torch.cuda.is_available()
         able = not asked or torch.cuda.is_bf16_supported(including_emulation=False)
         return None if able else f"{torch.cuda.get_device_name()} has no arithmetic of bfloat16"
     times = times_slower()

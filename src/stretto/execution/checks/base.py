@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.config.schema import Placement, Recipe
-from stretto.placement.choose import OPEN, named_by_cells, uses_gpu
+from stretto.placement.choose import OPEN, hosts_of, named_by_cells, uses_gpu
 from stretto.placement.cluster import parse_cluster
 
 GB = 2**30
@@ -91,8 +91,7 @@ class Setting:
     @property
     def hosts(self) -> int:
         """Hosts that the recipe uses."""
-        cluster = "auto" if self.recipe is None else self.recipe.placement.cluster
-        return 1 if cluster in OPEN else len(parse_cluster(cluster).hosts)
+        return hosts_of(Placement() if self.recipe is None else self.recipe.placement)
 
     @property
     def uses_gpu(self) -> bool:
