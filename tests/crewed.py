@@ -1,4 +1,4 @@
-"""Runs of some steps on one device and on crews, for tests that compare them."""
+"""Runs of some steps, plain and on crews, for tests that compare them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import os
 import signal
 from dataclasses import replace
 
+from sequential import Sequential
 from stretto.config.describe import roles_of
 from stretto.execution.member import Threads
 from stretto.placement.choose import plan_of
+from stretto.run import guards
 from stretto.run.clock import Clock
-from stretto.run.crewed import assemble_crew
-from stretto.run.local import assemble
-from stretto.run.parts import make_plan
-from stretto.run.take import begin, finish
+from stretto.run.crewed import assemble_crew, run_step
 
 STEPS = 3
 """Steps taken."""
@@ -27,14 +26,14 @@ STAGES = {
 """A reward model, a reference and a critic, all with something to say."""
 
 
-async def alone(recipe, folder, *, plan=None, shelf=None):
-    """Weights and reports after some steps on one device."""
-    parts = assemble(recipe, plan=plan or make_plan(recipe), root=folder, folder=folder, note=print, shelf=shelf)
+async def alone(recipe, folder, **made):
+    """Weights and reports after some plain steps on one device."""
+    plain = Sequential(recipe, folder, **made)
     try:
-        reports = await steps(parts, Clock())
-        return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}, reports
+        reports = [plain.learn((await plain.sampled()).samples, step=step) for step in range(1, STEPS + 1)]
+        return plain.weights(), reports
     finally:
-        await parts.close()
+        await plain.close()
 
 
 async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=None, change=None):
@@ -67,7 +66,9 @@ async def steps(parts, clock):
     reports = []
     for step in range(1, STEPS + 1):
         clock.begin()
-        reports.append(finish(parts, clock, await begin(parts, clock, step=step), step=step).report)
+        taken = await run_step(parts, clock, step=step)
+        guards.finite(parts.recipe.guards, taken.updates[-1], step=step)
+        reports.append(taken.report)
     return reports
 
 

@@ -23,7 +23,7 @@ from stretto.execution.sleepers import PUBLISH, Shelf, Sleepers, Tensors
 from stretto.execution.worker import Worker
 from stretto.rollout.base import Request
 from stretto.run.clock import Clock
-from stretto.run.local import assemble
+from stretto.run.crewed import assemble_crew
 from stretto.run.parts import make_plan
 from tiny import CPU, conversation
 
@@ -126,10 +126,12 @@ def test_memory_that_is_too_small_for_a_move_is_told():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("changes", [STAGES, {**STAGES, "model__adapter": LORA}, {"batch__updates": 2}])
 def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
-    recipe, shelf = recipe_in(tmp_path, model__dtype=dtype, **changes), Hidden()
-    plain, reports = asyncio.run(alone(recipe, tmp_path))
-    slept, others = asyncio.run(alone(recipe, tmp_path, plan=with_sleep(make_plan(recipe)), shelf=shelf))
-    assert shelf.numbers > 0
+    recipe, workers = recipe_in(tmp_path, model__dtype=dtype, **changes), []
+    plain, reports, _ = asyncio.run(together(recipe, tmp_path, "flatten", devices=1))
+    launcher = Threads(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
+    crew = together(recipe, tmp_path, "flatten", devices=1, launcher=launcher, change=with_sleep)
+    slept, others, _ = asyncio.run(crew)
+    assert workers[0].sleepers.parts[0].shelf.numbers > 0
     assert distance(plain, slept) == 0
     assert reports == others
 
@@ -202,21 +204,9 @@ class Holding:
         pass
 
 
-def test_a_trainer_that_lacks_memory_gets_what_the_engine_holds_on_one_device(tmp_path):
-    recipe, engine = recipe_in(tmp_path), Holding()
-    plan, made = make_plan(recipe), {"root": tmp_path, "folder": tmp_path, "note": print}
-    parts = assemble(recipe, plan=plan, make_engine=lambda policy: engine, **made)
-    parts.trainer.make_room()
-    asyncio.run(parts.close())
-    assert engine.told == [("sleep", True), "wake"]
-
-
 def test_a_trainer_that_lacks_memory_gets_what_the_engine_of_its_process_holds(tmp_path):
-    class Held(Worker):
-        def make_engine(self):
-            return Holding()
-
-    worker = Held(assigned(recipe_in(tmp_path), tmp_path, "localhost/cpu:0", ("generate", "train")))
+    made = assigned(recipe_in(tmp_path), tmp_path, "localhost/cpu:0", ("generate", "train"))
+    worker = Worker(made, lambda policy: Holding())
     worker.trainer.make_room()
     assert worker.engine.told == [("sleep", True), "wake"]
     worker.close()
@@ -241,27 +231,30 @@ def test_a_policy_that_nothing_on_a_device_reads_stays_in_host_memory(roles, mat
 def test_a_checkpoint_that_is_written_while_the_optimizer_sleeps_has_all_of_it(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16", **STAGES)
 
-    async def stated(plan, shelf, before=None):
+    async def stated(plan, before=None):
         """What a checkpoint after some steps and an evaluation holds."""
-        parts = assemble(recipe, plan=plan, root=tmp_path, folder=tmp_path, note=print, shelf=shelf)
+        workers, made = [], {"root": tmp_path, "folder": tmp_path, "note": print}
+        launcher = Threads(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
+        parts = await assemble_crew(recipe, plan=plan, launcher=launcher, **made)
         try:
             for part in parts.stateful if before else ():
                 part.restore(before[part.name])
             await steps(parts, Clock())
-            parts.sleepers.enter("generate")
-            masters = list(parts.optimizer.tensors())
+            (worker,) = workers
+            worker.sleepers.enter("generate")
+            masters = list(worker.optimizer.tensors())
             slept = not any(tensor.numel() for tensor in masters)
             await parts.fetch()
-            assert len(masters) > len(parts.optimizer.masters)
+            assert len(masters) > len(worker.optimizer.masters)
             return {part.name: part.state() for part in parts.stateful}, slept
         finally:
             await parts.close()
 
     plan = make_plan(recipe)
-    (plain, awake), (other, asleep) = (asyncio.run(stated(p, Hidden())) for p in (plan, with_sleep(plan)))
+    (plain, awake), (other, asleep) = (asyncio.run(stated(p)) for p in (plan, with_sleep(plan)))
     assert (awake, asleep) == (False, True)
     assert flat(plain) == flat(other)
-    again, both = (asyncio.run(stated(p, Hidden(), other)) for p in (plan, with_sleep(plan)))
+    again, both = (asyncio.run(stated(p, other)) for p in (plan, with_sleep(plan)))
     assert flat(again[0]) == flat(both[0])
 
 

@@ -6,14 +6,13 @@ import pytest
 
 from crewed import alone, dies, distance, steps
 from running import recipe_in
+from sequential import Sequential
 from stretto.config.describe import roles_of
 from stretto.errors import TrainingError
 from stretto.execution.member import processes, worker_of
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
 from stretto.run.crewed import assemble_crew
-from stretto.run.local import assemble
-from stretto.run.parts import make_plan
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +47,12 @@ async def wide(recipe, folder, cells, killed):
 
 def weights_on_one(recipe, folder, held):
     """The weights that one device goes on with from this state."""
-    parts = assemble(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
+    plain = Sequential(recipe, folder)
     try:
-        parts.optimizer.restore(held["optimizer"])
-        return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}
+        plain.worker.restore(held)
+        return plain.weights()
     finally:
-        asyncio.run(parts.close())
+        asyncio.run(plain.close())
 
 
 TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1)]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from stretto.environments import single_turn
-from stretto.errors import DeadlineError, EngineError, EnvironmentFailure
-from stretto.rollout.collect import Collector, Launch
+from stretto.errors import EngineError, EnvironmentFailure
+from stretto.execution.lane import Lane
+from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.rollout.model_handle import Sampling
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
@@ -33,20 +34,40 @@ def launches(count, *, attempts=1):
     ]
 
 
+async def collected(asked, engine, *, environment, renderer, outside=60.0, context=256, lanes=None):
+    """The trajectories of launches that run at once on an engine."""
+
+    async def generate(new, unwanted, seconds):
+        partial = engine.abort(unwanted) if unwanted else []
+        engine.submit(new)
+        return partial + engine.step(seconds)
+
+    lane = Lane(generate, together=True)
+    if lanes is not None:
+        lanes.append(lane)
+
+    async def one(launch):
+        with lane.trajectory():
+            return await run_trajectory(
+                launch,
+                model=lane,
+                environment=environment,
+                renderer=renderer,
+                sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=context),
+                outside=Outside(outside, waiting=lane.waiting),
+            )
+
+    return list(await asyncio.gather(*map(one, asked)))
+
+
 @pytest.fixture
 def collect(tokenizer):
     """Runs an environment for launches on an engine and returns the trajectories."""
 
-    def run(asked, environment=single_turn.run, *, engine=None, outside=60.0, deadline=60.0, context=256):
-        collector = Collector(
-            engine or ScriptedEngine(lambda request: [ZERO, STOP]),
-            environment=environment,
-            renderer=Renderer(tokenizer, stop=frozenset({STOP})),
-            sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=context),
-            environment_deadline=outside,
-            deadline=deadline,
-        )
-        return asyncio.run(collector.collect(asked))
+    def run(asked, environment=single_turn.run, *, engine=None, **rest):
+        engine = engine or ScriptedEngine(lambda request: [ZERO, STOP])
+        renderer = Renderer(tokenizer, stop=frozenset({STOP}))
+        return asyncio.run(collected(asked, engine, environment=environment, renderer=renderer, **rest))
 
     return run
 
@@ -174,62 +195,54 @@ def test_the_engine_is_stepped_when_every_environment_waits_for_it(collect):
     assert engine.together == [4, 4, 4, 4, 4, 3, 2, 1]
 
 
-class Endless(ScriptedEngine):
-    """Never completes anything."""
-
-    def step(self, budget_seconds):
-        return []
-
-
-def test_a_round_that_takes_too_long_stops_and_says_what_it_waits_for(collect):
-    engine = Endless(lambda request: [STOP])
-    with pytest.raises(DeadlineError) as caught:
-        collect(launches(3), engine=engine, deadline=0.1)
-    text = str(caught.value)
-    assert text.startswith("generate: 3 of 3 trajectories were not finished within 0.1 s; 3 of them wait")
-    assert "deadlines.generate" in text
-    assert caught.value.exit_code == 3
-    assert not engine.waiting
-
-
-def test_an_engine_that_fails_ends_the_round_and_is_left_empty(collect):
+def test_an_engine_that_fails_ends_the_round(collect):
     class Broken(ScriptedEngine):
         def step(self, budget_seconds):
             raise EngineError("it broke")
 
-    engine = Broken(lambda request: [STOP])
     with pytest.raises(EngineError, match="it broke"):
-        collect(launches(2), engine=engine)
-    assert not engine.waiting
+        collect(launches(2), engine=Broken(lambda request: [STOP]))
 
 
-def test_a_cancelled_round_leaves_the_engine_empty(tokenizer, plain_policy):
+def test_a_tool_that_sleeps_does_not_stop_the_engine(collect):
+    async def uses_a_tool(prompt, model):
+        reply = await model.chat(prompt.messages)
+        if prompt.id == "p0":
+            await asyncio.sleep(0.1)
+            return Outcome(answer=str(len(engine.together)))
+        for turn in range(4):
+            reply = await model.chat([*prompt.messages, reply, user(str(turn))])
+        return Outcome(answer=reply.text)
+
+    engine = Recording(lambda request: [STOP])
+    first, _ = collect(launches(2), uses_a_tool, engine=engine)
+    assert len(engine.together) == 6
+    assert first.outcome.answer == "6", "the other had been answered five times when the tool was done"
+
+
+def test_a_lane_that_is_cancelled_leaves_nothing_behind(tokenizer, plain_policy):
     async def run(engine):
-        collector = Collector(
-            engine,
-            environment=single_turn.run,
-            renderer=Renderer(tokenizer, stop=frozenset()),
-            sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=200, context=256),
-            environment_deadline=60.0,
-            deadline=60.0,
-        )
-        task = asyncio.create_task(collector.collect(launches(4)))
+        lanes, renderer = [], Renderer(tokenizer, stop=frozenset())
+        asked = collected(launches(4), engine, environment=single_turn.run, renderer=renderer, lanes=lanes)
+        task = asyncio.create_task(asked)
         while not engine.active:
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return collector
+        while lanes[0].serving:
+            await asyncio.sleep(0)
+        return lanes[0]
 
     class Slow(NativeEngine):
         def step(self, budget_seconds):
             return super().step(0.0)
 
     engine = Slow(plain_policy, slots=3)
-    collector = asyncio.run(run(engine))
+    lane = asyncio.run(run(engine))
     assert not engine.active
     assert not engine.waiting
-    assert not collector.futures
+    assert not lane.asked and not lane.running and not lane.waiting
     assert engine.step(1.0) == []
 
 
@@ -319,14 +332,7 @@ def test_a_conversation_that_the_template_would_have_rewritten_is_counted_in_its
             await model.chat([*prompt.messages, reply, user("2")])
         return Outcome(answer="")
 
-    tokenizer = character_tokenizer("0123456789")
-    collector = Collector(
-        ScriptedEngine(lambda request: [ZERO, STOP]),
-        environment=talks,
-        renderer=Rewriting(tokenizer, stop=frozenset({STOP})),
-        sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=256),
-        environment_deadline=60.0,
-        deadline=60.0,
-    )
-    (trajectory,) = asyncio.run(collector.collect(launches(1)))
+    renderer = Rewriting(character_tokenizer("0123456789"), stop=frozenset({STOP}))
+    engine = ScriptedEngine(lambda request: [ZERO, STOP])
+    (trajectory,) = asyncio.run(collected(launches(1), engine, environment=talks, renderer=renderer))
     assert (trajectory.rewritten, len(trajectory.conversations), trajectory.failure) == (rewritten, 1 + again, None)

@@ -7,6 +7,7 @@ import pytest
 
 from crewed import STEPS, distance
 from running import recipe_in
+from sequential import Sequential
 from stretto.config.describe import roles_of
 from stretto.errors import StaleSampleError
 from stretto.execution.member import Threads
@@ -14,15 +15,10 @@ from stretto.placement.choose import plan_of
 from stretto.run.ahead import Ahead, Waiting
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
-from stretto.run.crewed import assemble_crew
+from stretto.run.crewed import assemble_crew, run_step
 from stretto.run.evaluate import evaluate
-from stretto.run.gather import gather
-from stretto.run.learn import learn
-from stretto.run.local import assemble
 from stretto.run.metrics import lag
 from stretto.run.parts import make_plan
-from stretto.run.take import begin, finish
-from stretto.weights.publish import publish
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
@@ -34,20 +30,22 @@ def recipe_with(folder, **changes):
 
 async def one_after_the_other(recipe, folder):
     """Weights and reports where batch n + 1 is generated with the weights that batch n is trained on."""
-    on_one = recipe.model_copy(update={"placement": recipe.placement.model_validate({})})
-    parts = assemble(recipe, plan=make_plan(on_one), root=folder, folder=folder, note=print)
-    clock, reports = Clock(), []
+    plain, reports = plain_of(recipe, folder), []
     try:
-        await parts.restored()
-        batch = await gather(parts, clock, step=1)
+        batch = await plain.sampled()
         for step in range(1, STEPS + 1):
-            following = await gather(parts, clock, step=step) if step < STEPS else None
-            reports.append(learn(parts, batch.samples, step=step))
-            publish(parts.trainer.weights(), parts.engine)
+            following = await plain.sampled() if step < STEPS else None
+            reports.append(plain.learn(batch.samples, step=step))
             batch = following
-        return {name: weight.detach().clone() for name, weight in parts.policy.trained().items()}, reports
+        return plain.weights(), reports
     finally:
-        await parts.close()
+        await plain.close()
+
+
+def plain_of(recipe, folder):
+    """The plain step of a recipe whose trainer may lag."""
+    on_one = recipe.model_copy(update={"placement": recipe.placement.model_validate({})})
+    return Sequential(recipe, folder, plan=make_plan(on_one))
 
 
 async def crew_of(recipe, folder, devices=2):
@@ -62,7 +60,7 @@ async def some(parts, steps):
     for step in steps:
         clock = Clock(devices=parts.devices)
         clock.begin()
-        taken.append(finish(parts, clock, await begin(parts, clock, step=step), step=step))
+        taken.append(await run_step(parts, clock, step=step))
     return taken, (await parts.crew.state())["optimizer"]["masters"]
 
 
@@ -165,19 +163,15 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
 
 
 def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
-    recipe = recipe_in(tmp_path)
-    parts = assemble(recipe, plan=make_plan(recipe), root=tmp_path, folder=tmp_path, note=print)
-
     async def sampled():
+        plain = Sequential(recipe_in(tmp_path), tmp_path)
         try:
-            await parts.restored()
-            cursor = parts.prompts.state()
-            batch = await gather(parts, Clock(), step=1)
-            return cursor, Waiting(batch=batch, cursor=cursor)
+            cursor = plain.prompts.state()
+            return plain, cursor, Waiting(batch=await plain.sampled(), cursor=cursor)
         finally:
-            await parts.close()
+            await plain.close()
 
-    cursor, waiting = asyncio.run(sampled())
+    parts, cursor, waiting = asyncio.run(sampled())
     before = Ahead(parts.prompts, keeps=True)
     before.waiting = waiting
     state, drawn = before.state(), parts.prompts.state()
@@ -193,20 +187,16 @@ def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
 
 
 def test_a_trainer_that_may_lag_one_version_refuses_two(tmp_path):
-    recipe = recipe_with(tmp_path)
-    on_one = recipe.model_copy(update={"placement": recipe.placement.model_validate({})})
-    parts = assemble(recipe, plan=make_plan(on_one), root=tmp_path, folder=tmp_path, note=print)
-
     async def run():
+        plain = plain_of(recipe_with(tmp_path), tmp_path)
         try:
-            await parts.restored()
-            batch = await gather(parts, Clock(), step=1)
-            parts.trainer.version = 1
-            parts.trainer.accumulate(batch.samples)
-            parts.trainer.version = 2
+            batch, trainer = await plain.sampled(), plain.worker.trainer
+            trainer.version = 1
+            trainer.accumulate(batch.samples)
+            trainer.version = 2
             with pytest.raises(StaleSampleError, match="not 2, nor from the 1 before"):
-                parts.trainer.accumulate(batch.samples)
+                trainer.accumulate(batch.samples)
         finally:
-            await parts.close()
+            await plain.close()
 
     asyncio.run(run())

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,36 +17,25 @@ from stretto.execution.worker import Worker
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
 from stretto.run.crewed import assemble_crew
-from stretto.run.local import assemble
-from stretto.run.parts import make_plan
 
 ADAPTERS = [None, {"kind": "lora", "rank": 4, "alpha": 8}]
 DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
-
-
-async def on_one_device(recipe, folder, carrier):
-    """The steps of a run on one device with this carrier."""
-    parts = assemble(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
-    try:
-        return await steps(replace(parts, carrier=carrier), Clock())
-    finally:
-        await parts.close()
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
 @pytest.mark.parametrize(
     ("faulty", "told"),
     [
-        (Skips, "the engine samples from weights 1, the trainer published 2"),
-        (Misnumbers, "the engine samples from weights 3, the trainer published 2"),
-        (Flips, r"1 of \d+ tensors of the engine on cpu differ from those of the optimizer \([\w.]+\)"),
-        (Forgets, r"1 of \d+ tensors of the engine on cpu differ from those of the optimizer \([\w.]+\)"),
+        (Skips, r"localhost/cpu:0 \(generate, train\) samples from weights 1, the trainer published 2"),
+        (Misnumbers, r"localhost/cpu:0 \(generate, train\) samples from weights 3, the trainer published 2"),
+        (Flips, r"1 of \d+ tensors of localhost/cpu:0 differ from those of its optimizer \([\w.]+\)"),
+        (Forgets, r"1 of \d+ tensors of localhost/cpu:0 differ from those of its optimizer \([\w.]+\)"),
     ],
 )
 def test_on_one_device(faulty, told, adapter, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16", model__adapter=adapter)
     with pytest.raises(WeightsError, match=rf"after step {STEP}, {told}\n    fix: stretto resume"):
-        asyncio.run(on_one_device(recipe, tmp_path, faulty()))
+        asyncio.run(together(recipe, tmp_path, "flatten", devices=1, launcher=Threads(worker_with(faulty, DEVICES[0]))))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])

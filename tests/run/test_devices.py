@@ -7,7 +7,7 @@ import torch
 
 from running import recipe_in
 from stretto.execution.assignment import torch_device
-from stretto.run import local, parts
+from stretto.run import crewed, parts
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,17 @@ def test_a_device_of_a_plan_is_one_of_this_process(name, device, monkeypatch):
 
 def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
     asked, cpu = [], torch.device("cpu")
-    monkeypatch.setattr(local, "torch_device", lambda name: asked.append(name) or cpu)
+    monkeypatch.setattr(crewed, "torch_device", lambda name: asked.append(name) or cpu)
     cells = [{"role": role, "devices": ["localhost/cpu:1"]} for role in ("generate", "train")]
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     recipe = recipe_in(tmp_path, placement={"cells": cells})
-    made = local.assemble(recipe, plan=parts.make_plan(recipe), root=tmp_path, folder=None, note=print)
-    asyncio.run(made.close())
+
+    async def started():
+        made = await crewed.assemble_crew(recipe, plan=parts.make_plan(recipe), root=tmp_path, folder=None, note=print)
+        await made.close()
+        return list(made.crew.device.values())
+
+    assert asyncio.run(started()) == 2 * ["localhost/cpu:1"]
     assert asked == ["localhost/cpu:1"]
 
 

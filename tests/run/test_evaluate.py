@@ -9,8 +9,8 @@ from running import END, ONE, ZERO, metrics, recipe_in, scripted, start
 from stretto.config.schema import Holdout
 from stretto.errors import CheckpointError, RecipeError, RewardError
 from stretto.run import session
+from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import evaluate, pass_at_k, wilson
-from stretto.run.local import assemble
 from stretto.run.parts import make_plan
 from stretto.tasks.source import load_prompts, split
 
@@ -43,7 +43,7 @@ def evaluated(folder, script, *, pass_k=1, **changes):
     recipe = recipe_in(folder, model__scratch__warmup_steps=0, **changes)
 
     async def run():
-        parts = assemble(
+        parts = await assemble_crew(
             recipe, plan=make_plan(recipe), root=folder, folder=None, note=print, make_engine=scripted(script)
         )
         try:

@@ -8,9 +8,10 @@ import pytest
 
 from running import END, ONE, ZERO, lines, metrics, resume, scripted, start
 from stretto.errors import CheckpointError, DeadlineError, GuardError, RewardError, StrettoError, TrainingError
+from stretto.execution import member
+from stretto.execution.worker import Worker
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.scripted import ScriptedEngine
-from stretto.run import local, take
 from stretto.run.checkpoint import Checkpoints
 
 FLAKY = """
@@ -147,22 +148,25 @@ def test_generation_that_takes_too_long_is_a_deadline(tmp_path):
         def step(self, budget_seconds):
             return []
 
-    with pytest.raises(DeadlineError, match=r"generate: 4 of 4 .* raise deadlines\.generate"):
+    with pytest.raises(DeadlineError, match=r"generate: 4 trajectories .*(.|\n)* raise deadlines\.generate"):
         start(tmp_path, engine=Endless, deadlines={"generate": 0.05})
+    with pytest.raises(DeadlineError, match=r"generate has not answered for 0\.05 s"):
+        start(tmp_path, engine=Endless, deadlines={"generate": 0.05}, evaluate__every=0)
 
 
 def test_loading_that_takes_too_long_is_a_deadline(tmp_path):
     def endless(policy):
         time.sleep(60)
 
-    with pytest.raises(DeadlineError, match=r"start: step 0 is not finished after 2 s(.|\n)* raise deadlines\.start"):
+    with pytest.raises(DeadlineError, match=r"start has not answered for [\d.]+ s"):
         start(tmp_path, engine=endless, deadlines={"start": 2.0})
 
 
 @pytest.mark.parametrize("stage", ["train", "publish"])
 def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_kept(tmp_path, monkeypatch, stage):
-    room, name, number = {"train": (take, "learn", 2), "publish": (local, "publish", 3)}[stage]  # it begins with one
-    plain, calls = getattr(room, name), []
+    name = {"train": "accumulate", "publish": "holds"}[stage]
+    number = {"train": 2, "publish": 3}[stage]  # it begins with a proof
+    plain, calls = getattr(Worker, name), []
 
     def hangs(*given, **named):
         calls.append(stage)
@@ -170,11 +174,13 @@ def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_ke
             time.sleep(60)
         return plain(*given, **named)
 
-    monkeypatch.setattr(room, name, hangs)
-    with pytest.raises(DeadlineError, match=f"{stage}: step 2 is not finished .* the last to finish was .* of step 2"):
+    monkeypatch.setattr(Worker, name, hangs)
+    monkeypatch.setattr(member, "CLOSING", 0.1)
+    with pytest.raises(DeadlineError, match=rf"localhost/cpu:0 \(.*\): {name} has not answered for 0\.5 s"):
         start(tmp_path, evaluate__every=0, deadlines={stage: 0.5})
     (run,) = tmp_path.glob("run*")
-    assert "in hangs" in (run / f"stacks-{stage}-000002.txt").read_text()
+    (stacks,) = run.glob(f"stacks-{name}-*.txt")
+    assert "in hangs" in stacks.read_text()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000001"]
 
 
@@ -185,7 +191,7 @@ def test_rewards_that_take_too_long_together_are_a_deadline_and_a_resume_goes_on
     )
     mended = tmp_path / "mended"
     rewards = own_reward(tmp_path, "slow", code.format(str(mended)))
-    with pytest.raises(DeadlineError, match=r"reward: 12 of 12 trajectories have no verdict 0\.3 s after"):
+    with pytest.raises(DeadlineError, match=r"reward: 4 of 4 trajectories have no verdict 0\.3 s after"):
         start(tmp_path, rewards=rewards, evaluate__every=0, run__steps=1, deadlines={"reward": 0.3})
     mended.touch()
     (run,) = tmp_path.glob("run*")

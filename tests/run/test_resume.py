@@ -13,7 +13,7 @@ from stretto.errors import CheckpointError, RecipeError, StateLostError
 from stretto.rollout.native import NativeEngine
 from stretto.run import loop
 from stretto.run.checkpoint import metrics_of
-from stretto.run.local import LocalParts
+from stretto.run.crewed import CrewParts
 
 STEPS = 8
 KINDS = {
@@ -234,7 +234,7 @@ def test_a_recipe_that_a_worker_refuses_does_not_stay_in_the_folder(short, tmp_p
         raise CheckpointError("the checkpoint holds the moments of adamw, and optimizer.name is adamw8bit")
 
     with monkeypatch.context() as patch, pytest.raises(CheckpointError):
-        patch.setattr(LocalParts, "restored", refuses)
+        patch.setattr(CrewParts, "restored", refuses)
         resume(run, changes=["optimizer.lr=0.02"], allow=["optimizer"])
     assert (run / "recipe.yaml").read_text() == before
     resume(run)
@@ -324,18 +324,18 @@ def test_an_explicit_folder_that_exists_is_refused_and_left_alone(tmp_path):
 
 def dies_at(*steps, monkeypatch):
     """Makes steps of a run lose the state of training, each once."""
-    left, begin = list(steps), loop.begin
+    left, run_step = list(steps), loop.run_step
 
     async def lost(parts, clock, *, step):
         if step in left:
             left.remove(step)
             raise StateLostError("localhost/cpu:1: its process died, and no other holds the optimizer; resume the run")
-        return await begin(parts, clock, step=step)
+        return await run_step(parts, clock, step=step)
 
     async def nothing(*rest, **more):
         """Nobody is left to ask for a checkpoint."""
 
-    monkeypatch.setattr(loop, "begin", lost)
+    monkeypatch.setattr(loop, "run_step", lost)
     monkeypatch.setattr(loop, "save_before", nothing)
 
 

@@ -17,7 +17,6 @@ from stretto.execution.worker import Worker
 from stretto.placement.choose import plan_of
 from stretto.run.clock import Clock
 from stretto.run.crewed import assemble_crew
-from stretto.run.local import assemble
 from stretto.run.parts import make_plan
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
@@ -121,7 +120,7 @@ async def crew_of(recipe, folder, devices, change, strategy="flatten"):
 
 async def on_one(recipe, folder):
     """One device."""
-    return assemble(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
+    return await assemble_crew(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
 
 
 PLACES = {

@@ -10,8 +10,9 @@ import torch
 from running import END, ONE, recipe_in, tensors
 from stretto.config.locate import ModelFiles
 from stretto.errors import RecipeError
+from stretto.rollout.native import NativeEngine
 from stretto.rollout.render import Renderer
-from stretto.run.local import assemble
+from stretto.run.crewed import assemble_crew
 from stretto.run.parts import make_plan
 from stretto.run.warmup import demonstration, warm_up
 from stretto.tasks.source import load_prompts
@@ -80,21 +81,23 @@ def test_the_warmed_base_is_made_once_and_never_half(tmp_path):
 
     def assembled():
         async def run():
-            parts = assemble(recipe, plan=make_plan(recipe), root=tmp_path, folder=tmp_path, note=notes.append)
+            policies, made = [], {"plan": make_plan(recipe), "root": tmp_path, "folder": tmp_path}
+            engine = lambda policy: policies.append(policy) or NativeEngine(policy)  # noqa: E731
+            parts = await assemble_crew(recipe, **made, note=notes.append, make_engine=engine)
             await parts.close()
-            return parts
+            return parts.base, *policies
 
         return asyncio.run(run())
 
     (tmp_path / ".base.draft").mkdir()
     (tmp_path / ".base.draft" / "model.safetensors").write_text("torn")
-    first = assembled()
+    base, first = assembled()
     assert len(notes) == 1
-    assert first.base == Path(tmp_path / "base")
-    second = assembled()
+    assert base == Path(tmp_path / "base")
+    _, second = assembled()
     assert len(notes) == 1, "the base was warmed up again"
     assert not (tmp_path / ".base.draft").exists()
     held = tensors(tmp_path / "base")
-    for policy in (first.policy, second.policy):
+    for policy in (first, second):
         state = {name.replace("base_layer.", ""): tensor for name, tensor in policy.network.state_dict().items()}
         assert all(torch.equal(state[name], tensor) for (_, name), tensor in held.items())

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from stretto.bench.cases import SEED, answer_lengths
 from stretto.bench.jobs import Job
-from stretto.bench.ours import RATE, rewards_of
+from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked, model_section
 from stretto.bench.told import Said, ToldWorker
 from stretto.config.describe import roles_of
@@ -47,8 +47,7 @@ from stretto.rollout.base import noise_key
 from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.crewed import CrewParts, assemble_crew, take_step
-from stretto.tasks.source import PromptSource
-from stretto.types import Prompt, Trajectory
+from stretto.types import Trajectory
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
 """Two cells of one thread each."""
@@ -69,7 +68,7 @@ class Shared:
     """A launcher whose workers serve several crews, one after the other."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
+        self.launcher, self.here = launcher, launcher.here
         self.members: dict[str, Member] = {}
         self.opened = False
 
@@ -111,18 +110,6 @@ class _Lent:
 
     async def close(self) -> None:
         """Not now."""
-
-
-class Rounds(PromptSource):
-    """Prompts in the order of a bench."""
-
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        super().__init__(prompts, seed=SEED)
-        self.coming: Sequence[Prompt] = prompts
-
-    def take(self, n: int) -> list[tuple[Prompt, int]]:
-        """The prompts of the step, never visited before."""
-        return [(prompt, 0) for prompt in self.coming[:n]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +162,7 @@ class Crews:
             )
             self.started[name] = time.perf_counter() - begun
             first = next(iter(self.parts.values()), parts)  # one pool judges for all
-            self.parts[name] = replace(parts, prompts=Rounds(parts.heldout), pool=first.pool, rewards=first.rewards)
+            self.parts[name] = replace(parts, prompts=InTurn(parts.heldout), pool=first.pool, rewards=first.rewards)
         self.start = await next(iter(self.parts.values())).crew.state()
 
     async def ready(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
@@ -194,7 +181,7 @@ class Crews:
             for attempt, length in enumerate(row)
         }
         await crew.all(list(crew.members), "tell", lengths, said, shows, seconds=60)
-        assert isinstance(prompts, Rounds)
+        assert isinstance(prompts, InTurn)
         prompts.coming = [each.prompt for each in asked]
         batch = self.recipe.batch.model_copy(update={"prompts": len(asked)})
         self.parts[name] = replace(self.parts[name], recipe=self.recipe.model_copy(update={"batch": batch}))
@@ -204,7 +191,7 @@ class Crews:
         parts = self.parts[name]
         clock = Clock(devices=parts.devices)
         clock.begin()
-        batch, _ = await take_step(parts, clock, step=1)
+        batch = (await take_step(parts, clock, step=1)).batch
         metrics = clock.metrics()
         ends = defaultdict(float, {cell.name: 0.0 for cell in parts.plan.cells if cell.role == "generate"})
         for span in clock.spans:

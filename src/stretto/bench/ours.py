@@ -1,4 +1,4 @@
-"""Our side: the parts that `stretto train` assembles from a recipe, driven through the loop's own verbs.
+"""Our side: what `stretto train` assembles from a recipe, taking the steps that it takes.
 
 Only two things differ from a training: the engine is told how long each answer must be, and nothing is written to a run
 folder. The first repetition starts from the model as it was; its tokens are kept, so that a peer can replay them.
@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from stretto import __version__
-from stretto.algorithms.base import Streams
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, Measured
@@ -28,16 +28,19 @@ from stretto.bench.prepare import Asked, model_section, read_prompts
 from stretto.config.locate import locate
 from stretto.config.schema import AlgorithmSection, Correction, EngineSection, Optimizer, Recipe, RewardPart
 from stretto.config.schema import Batch as BatchSection
+from stretto.execution.assignment import torch_device
+from stretto.execution.member import Launcher, Threads
+from stretto.execution.worker import Worker
 from stretto.rollout.base import Completion, Engine, Request, noise_key
-from stretto.rollout.collect import Launch
 from stretto.rollout.native import NativeEngine
-from stretto.run.learn import credit, learn
-from stretto.run.local import LocalParts, assemble
+from stretto.run.clock import Clock
+from stretto.run.crewed import CrewParts, assemble_crew, run_step
 from stretto.run.parts import make_plan
+from stretto.tasks.source import PromptSource
 from stretto.train.head import Head
 from stretto.train.model import Policy, choose_device, load
 from stretto.train.packing import merge
-from stretto.types import Conversation, Group
+from stretto.types import Conversation, Group, Prompt
 
 RATE = 1e-6
 """Learning rate: small, so that every repetition does the same work."""
@@ -55,8 +58,23 @@ def rewards_of(longest: int) -> tuple[RewardPart, ...]:
 REWARDS = rewards_of(CAP)
 """Of answers as most cases have them."""
 
-MakeStreams = Callable[[LocalParts, Sequence[Asked], Sequence[Group]], Awaitable[Streams]]
-"""Makes what an algorithm needs beside rewards."""
+Prepare = Callable[[CrewParts, Sequence[Asked]], Awaitable[CrewParts]]
+"""Finds out what a step must know of its prompts before it begins."""
+
+MakeWorker = Callable[..., Worker]
+"""Makes a worker of an assignment and of what makes its engine."""
+
+
+class InTurn(PromptSource):
+    """Prompts in the order of a bench, never visited before."""
+
+    def __init__(self, prompts: Sequence[Prompt] = ()) -> None:
+        super().__init__(prompts, seed=SEED)
+        self.coming: Sequence[Prompt] = prompts
+
+    def take(self, n: int) -> list[tuple[Prompt, int]]:
+        """The first of those of the step."""
+        return [(prompt, 0) for prompt in self.coming[:n]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,10 +122,10 @@ class ForcedEngine(NativeEngine):
 class Step:
     """What one step came to."""
 
+    seconds: float
+    """Of all of it."""
     generate: float
-    """Seconds of sampling and judging, and of what else credit needs."""
-    train: float
-    """Seconds of credit, gradient, update and publishing."""
+    """Seconds of sampling, judging beside it, and what must be known of the prompts before."""
     groups: tuple[Group, ...]
     """What was sampled."""
     report: dict[str, float]
@@ -130,35 +148,30 @@ def recipe_of(job: Job) -> Recipe:
 
 def step(job: Job) -> Measured:
     """Whole steps: sample, judge, train, update, publish."""
-    return measured_steps(job, recipe_of(job), streams=no_streams)
+    return measured_steps(job, recipe_of(job))
 
 
-async def no_streams(parts: LocalParts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
-    """What an algorithm gets that needs no other streams."""
-    return {}
+async def as_it_is(parts: CrewParts, asked: Sequence[Asked]) -> CrewParts:
+    """Where nothing must be known of the prompts before a step."""
+    return parts
 
 
-def measured_steps(job: Job, recipe: Recipe, *, streams: MakeStreams) -> Measured:
+def measured_steps(
+    job: Job, recipe: Recipe, *, prepare: Prepare = as_it_is, make_worker: MakeWorker = Worker
+) -> Measured:
     """The steps of a recipe whose answers have the lengths of the case."""
-    folder = Path(job.folder)
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
-    parts = assemble(
-        recipe,
-        plan=make_plan(recipe),
-        root=Path(job.model),
-        folder=None,
-        note=lambda text: None,
-        make_engine=lambda policy: ForcedEngine(policy, rounds=rounds, lengths=lengths),
-    )
-    steps = asyncio.run(_steps(parts, rounds, streams))
-    first, fastest = steps[0], min(steps[1:], key=lambda each: each.generate + each.train)
-    keep_tokens(folder, first.groups)
+    make_engine = partial(ForcedEngine, rounds=rounds, lengths=lengths)
+    launcher = Threads(partial(make_worker, make_engine=make_engine))
+    steps = asyncio.run(_steps(recipe, Path(job.model), rounds, prepare=prepare, launcher=launcher))
+    first, fastest = steps[0], min(steps[1:], key=lambda each: each.seconds)
+    keep_tokens(Path(job.folder), first.groups)
     rewards = [reward.value for group in first.groups for reward in group.rewards]
     talks = [talk for group in first.groups for talk in conversations(group)]
     return Measured(
         name=f"stretto {__version__}",
-        seconds=tuple(each.generate + each.train for each in steps[1:]),
-        stages={"generate": fastest.generate, "train": fastest.train},
+        seconds=tuple(each.seconds for each in steps[1:]),
+        stages={"generate": fastest.generate, "train": fastest.seconds - fastest.generate},
         generated=sum(int(talk.trained.sum()) for group in fastest.groups for talk in conversations(group)),
         trained=int(fastest.report["tokens/trained"]),
         facts={
@@ -168,28 +181,25 @@ def measured_steps(job: Job, recipe: Recipe, *, streams: MakeStreams) -> Measure
     )
 
 
-async def _steps(parts: LocalParts, rounds: Sequence[Sequence[Asked]], streams: MakeStreams) -> list[Step]:
+async def _steps(
+    recipe: Recipe, root: Path, rounds: Sequence[Sequence[Asked]], *, prepare: Prepare, launcher: Launcher
+) -> list[Step]:
     """Strictly on-policy steps, each over prompts of its own."""
-    device = parts.policy.device.type
-    steps = []
+    plan, note = make_plan(recipe), lambda text: None
+    parts = await assemble_crew(recipe, plan=plan, root=root, folder=None, note=note, launcher=launcher)
+    kind, prompts, steps = torch_device(plan.devices[0]).type, InTurn(), list[Step]()
     try:
-        for number, asked in enumerate(rounds):
-            begun = time.perf_counter()
-            launches = [
-                Launch(prompt=each.prompt, visit=0, attempt=attempt)
-                for each in asked
-                for attempt in range(parts.recipe.batch.samples)
-            ]
-            trajectories = await parts.collect(launches, temperature=parts.recipe.engine.temperature)
-            scored = await parts.score(trajectories, min_samples=parts.algorithm.min_samples)
-            needed = await streams(parts, asked, scored.groups)
-            synchronise(device)
-            sampled = time.perf_counter()
-            report = learn(parts, credit(parts.algorithm, scored.groups, needed), step=number + 1)
-            parts.publish(parts.trainer.weights())
-            synchronise(device)
-            ended = time.perf_counter()
-            steps.append(Step(generate=sampled - begun, train=ended - sampled, groups=scored.groups, report=report))
+        for number, asked in enumerate(rounds, start=1):
+            prompts.coming = [each.prompt for each in asked]
+            clock, begun = Clock(devices=parts.devices), time.perf_counter()
+            clock.begin()
+            ready = await prepare(replace(parts, prompts=prompts), asked)
+            prepared = time.perf_counter() - begun
+            taken = await run_step(ready, clock, step=number)
+            synchronise(kind)
+            seconds = time.perf_counter() - begun
+            generate = prepared + clock.metrics()["seconds/generate"]
+            steps.append(Step(seconds=seconds, generate=generate, groups=taken.batch.accepted, report=taken.report))
     finally:
         await parts.close()
     return steps

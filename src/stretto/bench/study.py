@@ -7,12 +7,11 @@ reference, as the study did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
-
-from stretto.algorithms.base import Streams
 from stretto.algorithms.optimal import optimal_value
 from stretto.bench.cases import SEED, answer_lengths
 from stretto.bench.jobs import Job, Measured
@@ -20,10 +19,17 @@ from stretto.bench.ours import RATE, REWARDS, ForcedEngine, measured_steps
 from stretto.bench.prepare import Asked, model_section, read_prompts
 from stretto.config.schema import AlgorithmSection, EngineSection, Optimizer, Recipe, Vstar
 from stretto.config.schema import Batch as BatchSection
-from stretto.rollout.collect import Launch
-from stretto.run.learn import reference_streams
-from stretto.run.local import LocalParts
-from stretto.types import Group, trajectory_key
+from stretto.execution.assignment import Assignment
+from stretto.execution.lane import Lane
+from stretto.execution.worker import EngineFactory, Worker
+from stretto.rollout.base import Completion, Request
+from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.run.crewed import CrewParts
+from stretto.train.model import Policy
+from stretto.types import Trajectory
+
+SamplerFactory = Callable[[Policy], ForcedEngine]
+"""Makes what samples the reference."""
 
 STORED = 0.5
 """V* of a prompt where no answers are sampled for it: a number from a table, whichever it is."""
@@ -45,33 +51,54 @@ def recipe_of(job: Job) -> Recipe:
     )
 
 
+class StudyWorker(Worker):
+    """A worker that can sample the reference, too."""
+
+    def __init__(self, assignment: Assignment, *, sampler: SamplerFactory, make_engine: EngineFactory) -> None:
+        super().__init__(assignment, make_engine)
+        self.sampler = sampler(self.reference or self.policy)
+
+    def estimate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
+        """As `generate`, by the reference."""
+        self.sleepers.enter("reference")
+        self.sampler.submit(new)
+        return self.sampler.abort(unwanted) + self.sampler.step(seconds)
+
+
 class Values:
-    """The streams that A*PO needs: log-probabilities of the reference, and V*."""
+    """V* of a step's prompts: a number from a table, or the estimate from new answers of the reference."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.engine: ForcedEngine | None = None
 
-    async def __call__(self, parts: LocalParts, asked: Sequence[Asked], groups: Sequence[Group]) -> Streams:
-        """Of a step's groups."""
-        values = await self.estimated(parts, asked) if self.job.case.values else {}
-        found = {
-            (*trajectory_key(trajectory), 0): np.array([values.get(trajectory.prompt.id, STORED)])
-            for group in groups
-            for trajectory in group.trajectories
-        }
-        return {**reference_streams(parts, groups), "vstar": found}
+    async def __call__(self, parts: CrewParts, asked: Sequence[Asked]) -> CrewParts:
+        """The parts of a step that know it."""
+        values = {each.prompt.id: STORED for each in asked}
+        return replace(parts, values=values | (await self.estimated(parts, asked) if self.job.case.values else {}))
 
-    async def estimated(self, parts: LocalParts, asked: Sequence[Asked]) -> dict[str, float]:
+    async def estimated(self, parts: CrewParts, asked: Sequence[Asked]) -> dict[str, float]:
         """V* from new answers of the reference."""
-        case, reference = self.job.case, parts.reference or parts.policy
-        if self.engine is None:
-            lengths = answer_lengths(replace(case, samples=case.values))
-            self.engine = ForcedEngine(reference, rounds=read_prompts(self.job), lengths=lengths)
-        launches = [Launch(prompt=each.prompt, visit=0, attempt=n) for each in asked for n in range(case.values)]
-        sampling = replace(parts, engine=self.engine)
-        trajectories = await sampling.collect(launches, temperature=parts.recipe.engine.temperature, seed=SEED + 1)
-        scored = await parts.score(trajectories, min_samples=1)
+        seconds, device = parts.recipe.deadlines.generate, parts.plan.devices[0]
+        lane = Lane(partial(parts.crew.call, device, "estimate", seconds=seconds), together=True)
+        sampling = parts.sampling(temperature=parts.recipe.engine.temperature, seed=SEED + 1)
+
+        async def answer(launch: Launch) -> Trajectory:
+            with lane.trajectory():
+                return await run_trajectory(
+                    launch,
+                    model=lane,
+                    environment=parts.environment,
+                    renderer=parts.renderer,
+                    sampling=sampling,
+                    outside=Outside(parts.recipe.environment.deadline, waiting=lane.waiting),
+                )
+
+        launches = [
+            Launch(prompt=each.prompt, visit=0, attempt=attempt)
+            for each in asked
+            for attempt in range(self.job.case.values)
+        ]
+        scored = await parts.score(await asyncio.gather(*map(answer, launches)), min_samples=1)
         return {
             group.prompt.id: optimal_value([reward.value for reward in group.rewards], SECTION.beta1)
             for group in scored.groups
@@ -80,6 +107,7 @@ class Values:
 
 def step(job: Job) -> Measured:
     """Whole steps."""
-    measured = measured_steps(job, recipe_of(job), streams=Values(job))
-    prompts = [len(each.tokens) for each in read_prompts(job)[0]]
-    return replace(measured, facts={**measured.facts, "prompts": prompts})
+    rounds, lengths = read_prompts(job), answer_lengths(replace(job.case, samples=max(1, job.case.values)))
+    make_worker = partial(StudyWorker, sampler=partial(ForcedEngine, rounds=rounds, lengths=lengths))
+    measured = measured_steps(job, recipe_of(job), prepare=Values(job), make_worker=make_worker)
+    return replace(measured, facts={**measured.facts, "prompts": [len(each.tokens) for each in rounds[0]]})

@@ -18,9 +18,10 @@ from stretto.bench.machine import PeakMemory
 from stretto.bench.ours import endless
 from stretto.execution.assignment import Assignment
 from stretto.execution.worker import Worker
-from stretto.rollout.base import Completion, Engine, Request
+from stretto.rollout.base import Completion, Request
 from stretto.rollout.native import NativeEngine
 from stretto.train.model import Policy
+from stretto.train.trainer import StepReport
 
 Said = tuple[NDArray[np.int64], NDArray[np.float64]]
 """An answer: its tokens, and the engine's log-probability of each."""
@@ -76,11 +77,7 @@ class ToldWorker(Worker):
         self.memory = PeakMemory(assignment.torch_device.type)
         self.shows = False
         self.shown: NDArray[np.float64] = np.zeros(0)
-        super().__init__(assignment)
-
-    def make_engine(self) -> Engine:
-        """What is told, it says."""
-        return ToldEngine(self.policy)
+        super().__init__(assignment, ToldEngine)
 
     def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool) -> None:
         """What holds from now on; `shows` keeps the gradients of updates."""
@@ -88,14 +85,16 @@ class ToldWorker(Worker):
         self.engine.tell(lengths, said)
         self.shows = shows
 
-    def reduce(self, sums: Mapping[str, float]) -> None:
+    def apply(self, last: bool = True) -> StepReport:
         """As always; the mean gradient is kept where it is to be shown."""
-        super().reduce(sums)
         if self.shows:
-            total, counted = self.trainer.total or {}, self.trainer.counted
+            trainer = self.trainer
+            total = trainer.accumulators if trainer.total is None else trainer.total
             self.shown = sum(
-                (_flat(gradients) / counted.denominator(kind) for kind, gradients in total.items()), np.zeros(())
+                (_flat(gradients) / trainer.counted.denominator(kind) for kind, gradients in total.items()),
+                np.zeros(()),
             )
+        return super().apply(last)
 
     def gradient(self) -> NDArray[np.float64]:
         """Of the last update, before clipping; one number after the other."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from stretto.algorithms.base import build
 from stretto.bench.cases import SEED
-from stretto.bench.crews import COEF, Rounds, Shared, key_of
-from stretto.bench.ours import RATE, rewards_of
+from stretto.bench.crews import COEF, Shared, key_of
+from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked
 from stretto.bench.told import ToldWorker
 from stretto.config.schema import (
@@ -131,7 +131,7 @@ class Trials:
             plan=plan,
             crew=crew,
             rewards=Rewards(recipe.rewards, self.parts.pool),
-            prompts=Rounds([each.prompt for each in asked]),
+            prompts=InTurn([each.prompt for each in asked]),
             pace=self.paces.setdefault(plan.strategy, Pace(round_seconds=SLICE)),
             algorithm=build(recipe.algorithm),
             budgets=dict.fromkeys(devices, budget),

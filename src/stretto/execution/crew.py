@@ -105,7 +105,7 @@ class Crew:
         self.members = dict(zip(devices, started, strict=True))
         for cell in self.plan.cells:
             if cell.role == "generate":
-                self.lanes[cell.name] = Lane(self._caller(cell.name))
+                self.lanes[cell.name] = self._lane(cell.name)
         await self.reach(devices)
         for mates in self.training:
             if len(mates) > 1:
@@ -136,6 +136,10 @@ class Crew:
         """A worker for a device, loaded."""
         async with self._deadline("start", device, self._starting):
             return await self.launcher.start(self.assign(device))
+
+    def _lane(self, cell: str) -> Lane:
+        late = partial(self._deadline, "generate", self.device[cell], self.patience.generate)
+        return Lane(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
 
     def _caller(self, cell: str) -> Callable[..., Any]:
         async def call(*arguments: Any) -> Any:
@@ -201,8 +205,9 @@ class Crew:
         same."""
         if self.updated is None:
             trainers, seconds = self.trainers, self.patience.train
-            sums = together(await self.all(trainers, "sums", seconds=seconds))
-            await self.all(trainers, "reduce", sums, seconds=seconds)
+            if len(trainers) > 1:
+                sums = together(await self.all(trainers, "sums", seconds=seconds))
+                await self.all(trainers, "reduce", sums, seconds=seconds)
             self.applying = True
             await self._update(trainers, last)
         if last:
@@ -235,10 +240,13 @@ class Crew:
 
     async def prove(self, holders: Sequence[str], *, whole: bool = False) -> None:
         """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
-        receipts: list[Receipt] = await self.all(holders, "holds", self.trainers, whole, seconds=self.patience.publish)
-        weights = Weights(version=self.version, manifest=receipts[0].manifest, where="group")
+        alone, seconds = len(holders) == 1, self.patience.publish
+        receipts: list[Receipt] = await self.all(holders, "holds", self.trainers, whole, alone, seconds=seconds)
+        where = "shared" if alone else "group"
+        weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
+        source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
-            prove(weights, receipt, engine=self.called(device), source=self.called(holders[0]))
+            prove(weights, receipt, engine=self.called(device), source=source)
 
     def called(self, device: str) -> str:
         """A device with the cells that it serves, for messages."""
@@ -291,11 +299,14 @@ class Crew:
         await self.prove(self.holders)
 
     async def save(self, folder: Path, *, base: Path | None) -> None:
-        """Writes the policy for others. A worker cannot, whose host may not have this folder: it sends the files."""
+        """Writes the policy for others. A worker whose host may not have this folder sends the files."""
         await self._of_a_copy(partial(self._save, folder, base))
 
     async def _save(self, folder: Path, base: Path | None, devices: Sequence[str], seconds: float) -> None:
-        for name in await self.call(devices[0], "save", base, seconds=seconds):
+        if self.launcher.here:
+            await self.call(devices[0], "save", folder, base, seconds=seconds)
+            return
+        for name in await self.call(devices[0], "save_here", base, seconds=seconds):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))

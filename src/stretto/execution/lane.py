@@ -8,23 +8,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 
 from stretto.errors import CellLost
 from stretto.rollout.base import Completion, Request
+from stretto.rollout.collect import Outside
 
 SLICE = 0.25
 """Seconds of decoding before requests that came in meanwhile are let in."""
+
+TURNS = 100
+"""Turns of the event loop in which a trajectory that waits for nothing has asked again, however many coroutines its
+environment goes through."""
 
 
 class Lane:
     """One generate cell's."""
 
-    def __init__(self, generate: Callable[..., Awaitable[list[Completion]]]) -> None:
-        self.generate = generate
+    def __init__(
+        self,
+        generate: Callable[..., Awaitable[list[Completion]]],
+        *,
+        deadline: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        together: bool = False,
+    ) -> None:
+        """An answer must come within `deadline`.
+
+        With `together`, what decodes together follows from counts and never from time: each round begins when every
+        trajectory waits for it. One device is repeatable to the bit by that.
+        """
+        self.generate, self.deadline, self.together = generate, deadline, together
+        # Trajectories that run here, and those of them that wait for an answer.
+        self.running = 0
+        self.waiting: set[Outside] = set()
         self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self.new: dict[int, Request] = {}
         self.unwanted: list[int] = []
@@ -40,7 +60,17 @@ class Lane:
         """The answer to a request, from this cell or from one that it was moved to."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._take(request, future)
-        return await future
+        async with self.deadline():
+            return await future
+
+    @contextmanager
+    def trajectory(self) -> Iterator[None]:
+        """One runs here inside."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
     def give_up(self, keys: Iterable[int]) -> None:
         """Nobody waits for these any more. What has not come yet is where it comes from."""
@@ -95,12 +125,22 @@ class Lane:
         """Rounds, until nobody waits who is not leaving."""
         try:
             while self.asked.keys() - self.leaving.keys() or self.unwanted:
+                if self.together:
+                    await self._everybody()
                 new, self.new = list(self.new.values()), {}
                 unwanted, self.unwanted = self.unwanted, []
                 await self._round(new, unwanted, SLICE)
                 await asyncio.sleep(0)  # who got an answer may ask again before the next round
         finally:
             self.serving = None
+
+    async def _everybody(self) -> None:
+        """Lets every trajectory ask that need not wait for anything else first: a tool, or a game in a process of its
+        own, does not keep the engine from decoding for the others."""
+        for _ in range(TURNS):
+            if len(self.waiting) >= self.running:
+                return
+            await asyncio.sleep(0)
 
     async def _round(self, new: list[Request], unwanted: list[int], seconds: float) -> None:
         """One call of the worker; if it fails, that is everybody's answer.

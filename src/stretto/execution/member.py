@@ -10,7 +10,9 @@ import asyncio
 import importlib.util
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
@@ -18,7 +20,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # 
 from stretto.errors import RecipeError
 from stretto.execution.assignment import Assignment
 from stretto.execution.stacks import Stand
-from stretto.execution.worker import Worker
+from stretto.execution.worker import EngineFactory, Worker
 from stretto.extras import install
 
 
@@ -36,6 +38,9 @@ class Member(Protocol):
 
 class Launcher(Protocol):
     """Starts workers, one for each device."""
+
+    here: bool
+    """True if they live in this process, and so see its files and its tensors."""
 
     async def open(self) -> None:
         """Gets the devices."""
@@ -62,33 +67,71 @@ LOADING = threading.Lock()
 """transformers loads one model at a time: it keeps what it is loading in globals."""
 
 
+CLOSING = 10.0
+"""Seconds that a call which nobody waits for any more may still take when its worker is closed."""
+
+
 class Threaded:
-    """A worker in a thread."""
+    """A worker in a thread of this process.
+
+    The thread is a daemon: a call that never returns must not keep the process from ending.
+    """
 
     def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
         self.device = assignment.device
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=assignment.device)
-        self.made = self.thread.submit(self._make, make, assignment)
+        self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Calls that were given up and may still be under way.
+        self.abandoned = 0
+        threading.Thread(target=self._serve, name=assignment.device, daemon=True).start()
+        self.made = self._submit(lambda: self._make(make, assignment))
 
     def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
         with LOADING:
             return make(assignment)
 
+    def _serve(self) -> None:
+        while (call := self.calls.get()) is not None:
+            call()
+
+    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        future.set_running_or_notify_cancel()  # whoever stops waiting for it does not take it back
+        self.calls.put(call)
+        return future
+
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's own thread."""
-        return await asyncio.wrap_future(self.thread.submit(self._call, what, *arguments))
+        future = self._submit(lambda: getattr(self.made.result(), what)(*arguments))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                self.abandoned += 1
+                future.add_done_callback(self._came_late)
+            raise
 
-    def _call(self, what: str, *arguments: Any) -> Any:
-        return getattr(self.made.result(), what)(*arguments)
+    def _came_late(self, future: Future[Any]) -> None:
+        self.abandoned -= 1
 
     async def close(self) -> None:
-        """Waits for the call under way."""
-        await self.call("close")
-        self.thread.shutdown()
+        """Waits for the call under way; for one that was given up, not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING if self.abandoned else None):
+                await self.call("close")
+        self.calls.put(None)
 
 
 class Threads:
     """Workers in threads of this process."""
+
+    here = True
 
     def __init__(self, make: Callable[[Assignment], Worker] = Worker) -> None:
         self.make, self.meeting = make, HashStore()
@@ -114,10 +157,10 @@ class Threads:
         """Nothing but threads was started, and each ends with its member."""
 
 
-def worker_of(assignment: Assignment) -> Worker:
+def worker_of(assignment: Assignment, make_engine: EngineFactory | None = None) -> Worker:
     """The worker that an assignment asks for."""
     if assignment.mates == 1:
-        return Worker(assignment)
+        return Worker(assignment, make_engine)
     from stretto.execution.sharded import ShardedWorker  # what it needs of torch takes seconds to load
 
     return ShardedWorker(assignment)

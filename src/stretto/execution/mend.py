@@ -54,7 +54,7 @@ class Mend:
         async with self.lock:
             try:  # who else has died is found out before anybody waits for it
                 await self.crew.all(
-                    [d for d in self.crew.members if d not in self.lost], "facts", seconds=self.crew.patience.train
+                    [d for d in self.crew.members if d not in self.lost], "room", seconds=self.crew.patience.train
                 )
                 await self._revive(device)
                 self.lost.discard(device)

@@ -128,6 +128,8 @@ def alive() -> list[dict[str, Any]]:
 class Processes:
     """Starts workers as actors."""
 
+    here = False
+
     def __init__(
         self, devices: Sequence[str], *, seconds: float, make: Make = Worker, kinds: Mapping[str, str] | None = None
     ) -> None:

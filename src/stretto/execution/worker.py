@@ -7,7 +7,7 @@ the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import Algorithm, build
 from stretto.config.locate import locate
@@ -39,11 +40,15 @@ from stretto.weights.carrier import Carrier
 from stretto.weights.publish import prove_equal
 from stretto.weights.tensors import checksums, unlike
 
+EngineFactory = Callable[[Policy], Engine]
+"""Makes what generates with a policy."""
+
 
 class Worker:
     """One process's copy of the policy and what serves it."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, make_engine: EngineFactory | None = None) -> None:
+        """`make_engine` makes what generates with the policy, where it is not the recipe's engine."""
         self.assignment = assignment
         recipe, device = assignment.recipe, assignment.torch_device
         if device.type == "cpu":
@@ -70,7 +75,7 @@ class Worker:
             device=device,
             token_budget=assignment.token_budget,
         )
-        self.engine = self.make_engine()
+        self.engine = make_engine(self.policy) if make_engine else native_engine(self.policy, recipe.engine)
         self.trainer.make_room = partial(spare, self.engine)
         self.sleepers = sleepers_of(
             assignment.sleeps,
@@ -86,10 +91,6 @@ class Worker:
         self.groups: dict[str, Group] = {}
         self.door: Door | None = None
         self.written: TemporaryDirectory[str] | None = None
-
-    def make_engine(self) -> Engine:
-        """What generates with the policy."""
-        return native_engine(self.policy, self.assignment.recipe.engine)
 
     def make_shelf(self) -> Shelf:
         """Where what sleeps is."""
@@ -190,10 +191,11 @@ class Worker:
         self.trainer.version = version
         self.carrier.tell(self.trainer.shared(), self.engine)
 
-    def holds(self, trainers: Sequence[str], whole: bool = False) -> Receipt:
+    def holds(self, trainers: Sequence[str], whole: bool = False, alone: bool = False) -> Receipt:
         """Version and checksums of the tensors that this process's engine reads; with `whole`, of frozen ones too.
 
-        Those of `trainers` come from their own optimizers, and are held against them as well.
+        Those of `trainers` come from their own optimizers, and are held against them as well. Where a process is
+        `alone` with the policy there is nobody to compare checksums with, and none are made.
         """
         self.sleepers.enter(PUBLISH)
         trained, network = self.policy.trained(), self.policy.network
@@ -205,6 +207,8 @@ class Worker:
                 engine=self.assignment.device,
                 source="its optimizer",
             )
+        if alone:
+            return Receipt(version=self.engine.holds().version, manifest={}, shared=True)
         read = [*network.named_parameters(), *network.named_buffers()] if whole else trained.items()
         return Receipt(version=self.engine.holds().version, manifest=checksums(read), shared=False)
 
@@ -220,15 +224,17 @@ class Worker:
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def save(self, base: Path | None) -> list[str]:
-        """Writes the policy for others; returns its files, which `saved` hands out. The run folder may be elsewhere.
-
-        `base` is where the run keeps its copy of the base model.
-        """
+    def save(self, folder: Path, base: Path | None) -> None:
+        """Writes the policy for others into a folder of this host; `base` is the run's copy of the base model."""
         self.sleepers.enter(PUBLISH)
+        self.policy.save(folder, base=base)
+
+    def save_here(self, base: Path | None) -> list[str]:
+        """Writes it where only this process looks, and returns its files, which `saved` hands out: the run folder may
+        be on another host."""
         self.written = TemporaryDirectory(prefix="stretto-")
         folder = Path(self.written.name)
-        self.policy.save(folder, base=base)
+        self.save(folder, base)
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
     def saved(self, name: str) -> bytes:
@@ -242,9 +248,9 @@ class Worker:
             self.written.cleanup()
             self.written = None
 
-    def facts(self) -> tuple[int, frozenset[int]]:
-        """The model's longest context, and the tokens that end an answer."""
-        return self.policy.context, self.policy.stop_tokens
+    def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
+        """The model's tokenizer, its longest context, and the tokens that end an answer."""
+        return self.policy.tokenizer, self.policy.context, self.policy.stop_tokens
 
     def room(self) -> int:
         """Tokens that the cache of its engine holds."""

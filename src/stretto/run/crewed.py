@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,31 +22,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stretto.config.locate import ModelFiles, locate
+from stretto.config.locate import locate
 from stretto.config.schema import Recipe
 from stretto.errors import CellLost, CheckpointError, DeadlineError, StrettoError
-from stretto.execution.assignment import Assignment
+from stretto.execution.assignment import Assignment, torch_device
 from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
-from stretto.execution.member import Launcher, processes, worker_of
+from stretto.execution.member import Launcher, Threads, processes, worker_of
 from stretto.execution.patience import Patience
+from stretto.execution.worker import EngineFactory
 from stretto.placement.choose import OPEN
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.plan import Plan
+from stretto.placement.plan import Cell, Plan
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run.ahead import Waiting
 from stretto.run.base import Note, prepare_base
 from stretto.run.batch import Batch
 from stretto.run.clock import Clock
 from stretto.run.hands import Hands
+from stretto.run.interrupt import unbroken
+from stretto.run.learn import merged
 from stretto.run.parts import Parts, connect, load_task, token_budget
 from stretto.step.drive import Driver, Notes
 from stretto.step.pace import Pace
 from stretto.step.state import Step
 from stretto.step.work import Launch as Asked
 from stretto.step.work import Speeds, Terms
-from stretto.train import gguf_reading
-from stretto.train.model import describe
 from stretto.types import Conversation, Stateful, Trajectory
 
 NAMES = ("trainer", "optimizer", "engine")
@@ -107,14 +109,16 @@ class CrewParts(Parts):
         found: dict[int, Trajectory] = {}
 
         async def run(index: int) -> None:
-            found[index] = await run_trajectory(
-                launches[index],
-                model=prompts[_asked(launches[index])],
-                environment=self.environment,
-                renderer=self.renderer,
-                sampling=sampling,
-                outside=Outside(self.recipe.environment.deadline, waiting=set()),
-            )
+            lane = prompts[_asked(launches[index])]
+            with lane.trajectory():
+                found[index] = await run_trajectory(
+                    launches[index],
+                    model=lane,
+                    environment=self.environment,
+                    renderer=self.renderer,
+                    sampling=sampling,
+                    outside=Outside(self.recipe.environment.deadline, waiting=lane.waiting),
+                )
 
         async def missing() -> None:
             """All that are not there yet; those on other cells go on when one dies."""
@@ -157,6 +161,7 @@ class CrewParts(Parts):
         """Sends what was restored to everybody."""
         if self.held:
             await self.crew.restore(dict(self.held))
+            self.held.clear()  # everybody has it
 
     async def memory(self) -> dict[str, float]:
         """Of each worker; nothing if one has died, because a run that is over does not fail for it."""
@@ -168,8 +173,9 @@ class CrewParts(Parts):
     def write_model(self, folder: Path) -> None:
         """The files that a worker has written."""
         assert self.draft is not None
-        shutil.copytree(self.draft, folder, dirs_exist_ok=True)
-        shutil.rmtree(self.draft)
+        for path in self.draft.iterdir():
+            shutil.move(path, folder / path.name)
+        self.draft.rmdir()
 
     async def close(self) -> None:
         """The workers too."""
@@ -192,19 +198,19 @@ async def assemble_crew(
     note: Note,
     values: Mapping[str, float] | None = None,
     launcher: Launcher | None = None,
+    make_engine: EngineFactory | None = None,
     stacks: Path | None = None,
 ) -> CrewParts:
-    """Starts the workers and connects the parts. `folder` is the run's; without a launcher, workers are processes.
+    """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
+    thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
     """
     begun = time.monotonic()
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
-    cpu = torch.device("cpu")
-    base = prepare_base(recipe, files=files, folder=folder, device=cpu, prompts=task.training, note=note)
-    where = files if base is None else ModelFiles(kind="folder", name=recipe.model.name, folder=base, file=None)
-    _, tokenizer = describe(where)
-    gguf_reading.forget()  # nothing is loaded here
+    lone = len(plan.devices) == 1
+    device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
+    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
     mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
 
@@ -216,18 +222,20 @@ async def assemble_crew(
             device=device,
             roles=frozenset(cell.role for cell in plan.cells if device in cell.devices),
             token_budget=budgets[device],
-            threads=1,
+            threads=None if lone else 1,
             mates=mates.get(device, 1),
             sharers=plan.sharers,
             sleeps=plan.sleeps_on(device),
         )
 
     left = begun + recipe.deadlines.start - time.monotonic()
+    if launcher is None and lone:
+        launcher = Threads(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
     crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
     try:
         await crew.start(by=begun + recipe.deadlines.start)
-        context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
+        tokenizer, context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
         rooms = await crew.all(generating, "room", seconds=recipe.deadlines.start)
     except BaseException:
@@ -274,6 +282,14 @@ def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
     return max(1, int(tokens / (longest + most)))
 
 
+def _slots(parts: CrewParts, cell: Cell, drawn: Sequence[Asked]) -> int:
+    """Trajectories that a cell is given at once. One that is alone gets all, as its engine knows best when to begin
+    which: then that follows from counts."""
+    if sum(each.role == "generate" for each in parts.plan.cells) == 1:
+        return sys.maxsize
+    return slots_of(parts.rooms[cell.devices[0]], drawn, longest=parts.recipe.engine.max_new_tokens)
+
+
 def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
     """What holds for a step that begins with these prompts."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
@@ -284,11 +300,7 @@ def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
         drops=algorithm.drops,
         barrier=algorithm.scope == "batch",
         stages=tuple(stages),
-        slots={
-            cell.name: slots_of(parts.rooms[cell.devices[0]], drawn, longest=recipe.engine.max_new_tokens)
-            for cell in cells
-            if cell.role == "generate"
-        },
+        slots={cell.name: _slots(parts, cell, drawn) for cell in cells if cell.role == "generate"},
         # The devices of a cell share the rows of a piece.
         budgets={
             cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * len(cell.devices)
@@ -301,9 +313,30 @@ def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """A step that was taken."""
+
+    batch: Batch
+    """What it learned from."""
+    updates: Sequence[Mapping[str, float]]
+    """The trainer's numbers of each update; of the last one the weights may have turned out to be no numbers."""
+
+    @property
+    def report(self) -> dict[str, float]:
+        """Those of all updates as one line."""
+        return merged(self.updates)
+
+
+async def run_step(parts: CrewParts, clock: Clock, *, step: int) -> StepResult:
+    """One step under its deadline; Ctrl-C ends it only before its first update."""
+    with clock.watch.stage("step", step, clock.last):
+        return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.crew.applying)
+
+
 async def take_step(
     parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
-) -> tuple[Batch, list[dict[str, float]]]:
+) -> StepResult:
     """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
 
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
@@ -319,7 +352,7 @@ async def take_step(
     hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
     parts.crew.applying = False
-    return hands.learned(made), hands.reports
+    return StepResult(batch=hands.learned(made), updates=hands.reports)
 
 
 async def turn(

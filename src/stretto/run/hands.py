@@ -131,6 +131,7 @@ class Hands:
     def _busy(self, cell: str, more: int) -> None:
         """Notes when a lane opens and closes."""
         self.active[cell] += more
+        self.crew.lanes[cell].running += more
         if more > 0 and self.active[cell] == more:
             self.lanes[cell] = ExitStack()
             piece = self.clock.piece("generate", cell, step=self.step, version=self.crew.version)
@@ -150,7 +151,7 @@ class Hands:
             environment=self.parts.environment,
             renderer=self.parts.renderer,
             sampling=self.parts.sampling(temperature=recipe.engine.temperature),
-            outside=Outside(recipe.environment.deadline, waiting=set()),
+            outside=Outside(recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting),
         )
         self.trajectories[item] = trajectory
         tokens = guards.sampled_tokens(trajectory)

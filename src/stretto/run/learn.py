@@ -1,46 +1,17 @@
-"""The training half of a step: extra streams, credit, and one or several updates."""
+"""What a step is credited with, and how it is divided into updates and they into one line of metrics."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, Streams
-from stretto.run import guards
-from stretto.run.local import LocalParts
 from stretto.run.parts import Parts
 from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
 
 ConversationKey = tuple[str, int, int, int]
-
-
-def reference_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
-    """Reference log-probabilities of every trained token, if the algorithm needs them."""
-    if "reference" not in parts.algorithm.needs:
-        return {}
-    parts.sleepers.enter("reference")
-    asked = partial(parts.trainer.score, reference=parts.reference, without_adapter=parts.reference is None)
-    return {"reference": _said(groups, asked)}
-
-
-def critic_streams(parts: LocalParts, groups: Sequence[Group]) -> Streams:
-    """The critic's values of every trained token."""
-    parts.sleepers.enter("value")
-    return {"values": _said(groups, parts.gauges["value"].score)}
-
-
-def _said(
-    groups: Sequence[Group], asked: Callable[[Sequence[Conversation]], Sequence[NDArray[np.float64]]]
-) -> dict[ConversationKey, NDArray[np.float64]]:
-    """What a model says of every conversation, by key."""
-    keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
-    found = asked([conversation for _, conversation in keyed])
-    return {key: numbers for (key, _), numbers in zip(keyed, found, strict=True)}
 
 
 def keyed_conversations(trajectories: Iterable[Trajectory]) -> list[tuple[ConversationKey, Conversation]]:
@@ -65,22 +36,6 @@ def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> t
     if algorithm.scope == "batch":
         return algorithm.advantage(groups, streams)
     return tuple(sample for group in groups for sample in algorithm.advantage([group], streams))
-
-
-def learn(parts: LocalParts, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
-    """Accumulates and applies: one update, or `updates` of them over parts shuffled by key."""
-    parts.sleepers.enter("train")
-    trainer, updates = parts.trainer, parts.recipe.batch.updates
-    if updates > 1:
-        old = trainer.score([sample.conversation for sample in samples])
-        samples = [replace(sample, old=logprobs) for sample, logprobs in zip(samples, old, strict=True)]
-    reports: list[Mapping[str, float]] = []
-    for part in minibatches(samples, updates, seed=parts.recipe.seed, step=step):
-        trainer.accumulate(part)
-        report = trainer.apply()
-        reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
-        guards.finite(parts.recipe.guards, reports[-1], step=step)
-    return merged(reports)
 
 
 def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int) -> list[list[Sample]]:

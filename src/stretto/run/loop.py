@@ -17,12 +17,11 @@ from stretto.run import guards
 from stretto.run.batch import Batch
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
+from stretto.run.crewed import CrewParts, run_step
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.interrupt import stop_if_interrupted, unbroken
 from stretto.run.journal import Journal
 from stretto.run.metrics import lag, sample_rows, step_metrics
-from stretto.run.parts import Parts
-from stretto.run.take import begin, finish
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
 
@@ -41,7 +40,9 @@ class Desk:
     """What a checkpoint holds."""
 
 
-async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, float]) -> list[tuple[int, Evaluation]]:
+async def train(
+    parts: CrewParts, desk: Desk, *, done: int, metrics: Mapping[str, float]
+) -> list[tuple[int, Evaluation]]:
     """Runs the steps after `done`; returns the evaluations made.
 
     `metrics` are those of the step `done`. If its evaluation is missing, it is made up for: before the first step there
@@ -62,12 +63,12 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
         clock.begin()
         try:
             stop_if_interrupted()
-            begun = await begin(parts, clock, step=step)
+            taken = await run_step(parts, clock, step=step)
         except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
             await save_before(error, parts, desk, clock, step=step - 1, metrics=metrics)
             raise
-        taken = finish(parts, clock, begun, step=step)
+        guards.finite(recipe.guards, taken.updates[-1], step=step)
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(
@@ -111,7 +112,7 @@ def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) ->
 
 
 async def evaluated(
-    parts: Parts,
+    parts: CrewParts,
     desk: Desk,
     clock: Clock,
     *,
@@ -141,7 +142,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 async def save_before(
-    error: BaseException, parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]
+    error: BaseException, parts: CrewParts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]
 ) -> None:
     """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
     try:
@@ -152,7 +153,7 @@ async def save_before(
         desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
-async def save(parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+async def save(parts: CrewParts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
     """A checkpoint of the run as it is after `step`."""
     guards.free_disk(parts.recipe.guards, desk.journal.folder)
     with clock.stage("checkpoint", "train", step=step, version=parts.version):

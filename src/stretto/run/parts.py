@@ -167,13 +167,8 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
 
 
 def sampling_plan(recipe: Recipe) -> Plan:
-    """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step.
-
-    One device has the plan of a step, because its process holds what trains anyway.
-    """
+    """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step."""
     section = recipe.placement
-    if len(devices_of(section)) == 1:
-        return make_plan(recipe)
     everywhere = {"strategy": "flatten", "fractions": None} if section.cells is None else {}
     section = section.model_copy(update={"staleness": 0, **everywhere})
     return make_plan(recipe.model_copy(update={"placement": section})).only({"generate", "reward"})

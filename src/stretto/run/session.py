@@ -19,7 +19,7 @@ from stretto.config.load import load_recipe
 from stretto.config.resolve import dump, resolve
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, Problem, RecipeError, StateLostError, StrettoError
-from stretto.placement.plan import Plan
+from stretto.execution.worker import EngineFactory
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
 from stretto.run.base import Note
@@ -32,9 +32,8 @@ from stretto.run.files import replace
 from stretto.run.guards import free_disk
 from stretto.run.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
-from stretto.run.local import EngineFactory, assemble
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import Parts, devices_of, sampling_plan
+from stretto.run.parts import sampling_plan
 from stretto.run.precision import settled
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
@@ -161,7 +160,7 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     fetch_models(recipe, root, lambda text: None)
     with starting(recipe, stacks):
-        parts = await assembled(
+        parts = await assemble_crew(
             recipe,
             plan=sampling_plan(recipe),
             root=root,
@@ -240,7 +239,7 @@ async def _run(
         ) as journal:
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
-                parts = await assembled(
+                parts = await assemble_crew(
                     recipe,
                     plan=course.plan,
                     root=root,
@@ -272,27 +271,9 @@ async def _run(
                 await parts.close()
 
 
-async def assembled(
-    recipe: Recipe,
-    *,
-    plan: Plan,
-    root: Path,
-    folder: Path | None,
-    note: Note,
-    make_engine: EngineFactory | None = None,
-    values: Mapping[str, float] | None = None,
-    stacks: Path | None = None,
-) -> Parts:
-    """The parts of a run: in this process if there is one device, with a crew of workers if there are several."""
-    if len(devices_of(recipe.placement)) > 1:
-        return await assemble_crew(recipe, plan=plan, root=root, folder=folder, note=note, values=values, stacks=stacks)
-    return assemble(recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, values=values)
-
-
 def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
-    several = len(devices_of(recipe.placement)) > 1
-    return Watch(limits=limits(recipe, several=several), folder=folder).stage("start", 0, "nothing was finished before")
+    return Watch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
 
 
 def _journal(

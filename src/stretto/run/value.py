@@ -19,17 +19,18 @@ from typing import TypeVar
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Recipe, Vstar
 from stretto.errors import CellLost
+from stretto.execution.worker import EngineFactory
 from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
+from stretto.run.crewed import assemble_crew
 from stretto.run.download import fetch_models
 from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
-from stretto.run.local import EngineFactory
 from stretto.run.parts import Parts, sampling_plan
 from stretto.run.precision import settled
-from stretto.run.session import assembled, starting
+from stretto.run.session import starting
 from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt, Trajectory
@@ -115,7 +116,7 @@ async def _make(
             stacks = Path()  # a folder for the moment keeps none
             fetch_models(recipe, root, screen.note)
             with starting(recipe, stacks):
-                parts = await assembled(
+                parts = await assemble_crew(
                     recipe,
                     plan=sampling_plan(recipe),
                     root=root,

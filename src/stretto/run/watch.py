@@ -46,26 +46,17 @@ class Limit:
     """The recipe's key that says so."""
 
 
-def limits(recipe: Recipe, *, several: bool = False) -> dict[str, Limit]:
-    """Stage -> its limit. Collecting and scoring look at the clock themselves; here they are stopped if they cannot.
-
-    On `several` devices every call of a worker has its deadline, at the start what is left of that of all of it; "step"
-    is for the process that calls them.
-    """
+def limits(recipe: Recipe) -> dict[str, Limit]:
+    """Stage -> its limit. Every call of a worker has a deadline of its own, at the start what is left of that of all
+    of it; these are for the process that calls them, which gets a little more, so that who is late is named."""
     given = recipe.deadlines
     rounds = 1 + (recipe.evaluate.pass_k > 1)
     evaluate = rounds * (given.generate + given.reward)
     step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
     return {
         "step": Limit(seconds=step + PATIENCE, key="deadlines.generate"),
-        "start": Limit(seconds=given.start + several * PATIENCE, key="deadlines.start"),
-        "generate": Limit(seconds=given.generate + PATIENCE, key="deadlines.generate"),
+        "start": Limit(seconds=given.start + PATIENCE / 2, key="deadlines.start"),
         "evaluate": Limit(seconds=evaluate + PATIENCE, key="deadlines.generate"),
-        "reward": Limit(seconds=given.reward + PATIENCE, key="deadlines.reward"),
-        "reference": Limit(seconds=given.train, key="deadlines.train"),
-        "value": Limit(seconds=given.train, key="deadlines.train"),
-        "train": Limit(seconds=given.train, key="deadlines.train"),
-        "publish": Limit(seconds=given.publish, key="deadlines.publish"),
     }
 
 

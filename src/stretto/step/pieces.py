@@ -8,8 +8,10 @@ then into no more parts than there are cells for them.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from stretto.step.work import Item
@@ -43,14 +45,19 @@ class Ready(NamedTuple):
 class Queue:
     """What waits for one stage."""
 
+    in_order: bool = False
+    """True if groups wait in launch order, whichever became ready first; nothing then follows from time."""
     groups: deque[Ready] = field(default_factory=deque)
-    """In the order in which they became ready."""
+    """In that order, or in the one in which they became ready."""
     tokens: int = 0
     """Of all of them."""
 
     def put(self, group: Ready, *, first: bool = False) -> None:
         """A group waits; `first` for one that is done again."""
-        (self.groups.appendleft if first else self.groups.append)(group)
+        if self.in_order:
+            insort(self.groups, group, key=attrgetter("number"))
+        else:
+            (self.groups.appendleft if first else self.groups.append)(group)
         self.tokens += group.tokens
 
     def forget(self, index: int) -> None:

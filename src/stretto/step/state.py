@@ -65,7 +65,8 @@ class Step:
         self.lanes = Lanes(terms.slots, speeds=terms.speeds, longest=terms.longest)
         self.forward = [stage for stage in FORWARD if stage in terms.stages]
         self.update = [stage for stage in UPDATE if stage in terms.stages]
-        self.queues = {stage: Queue() for stage in (*self.forward, *self.update)}
+        in_order = plan.flow == "phased"
+        self.queues = {stage: Queue(in_order=in_order) for stage in (*self.forward, *self.update)}
         self.roles = {stage: role_of(stage) for stage in self.queues}
         self.served = {role: [s for s in self.queues if self.roles[s] == role] for role in self.roles.values()}
         self.groups: list[Progress] = []
@@ -307,13 +308,15 @@ class Step:
             return works
         role = self.roles[stage]
         serving, count = self.cells.serving[role], self.cells.count[role]
+        alone = count == 1 and self.plan.flow == "phased"  # nobody to share with, and nothing else to begin sooner
         if self.plan.flow == "phased" or self.ahead or not self.unfinished:
             cells = max(1, serving)
             share = queue.tokens / cells
         else:  # Others get what comes: no group is cut for them.
             cells, share = 1, (queue.tokens + self.coming) / (2 * max(1, count))
         for cell in self.cells.free_for(role, self._has_work):
-            items, tokens = queue.cut(budget=self.terms.budgets[cell], share=share, cells=cells)
+            budget = queue.tokens if alone else self.terms.budgets[cell]
+            items, tokens = queue.cut(budget=budget, share=share, cells=cells)
             self.pieces += 1
             piece = Piece(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
             self.running[piece.number] = piece
@@ -326,7 +329,9 @@ class Step:
     def _tokens(self, stage: str) -> int:
         """Tokens that wait for a stage, if its turn has come: between phases stands a barrier."""
         if stage in FORWARD:
-            opened = self.plan.flow == "streamed" or not self.unfinished
+            # Who is scored must not depend on whose verdict came first, but the reward model's is a verdict itself.
+            decided = stage == "reward" or not (self.terms.drops and self.undecided)
+            opened = self.plan.flow == "streamed" or (decided and not self.unfinished)
         else:
             together = self.plan.flow == "phased" or self.terms.barrier
             opened = not together or self._gathered

@@ -1,8 +1,7 @@
 """How new weights get to what an engine samples from: over the group of those that hold the policy, under a number.
 
-Every publish of a run passes through a `Carrier`, on one device (`LocalParts.carrier`) and in every worker
-(`Worker.carrier`). A test that puts another one there can skip a publish or spoil it on purpose, and see that the
-proof, which is elsewhere (`publish.py`), takes nobody's word for it.
+Every publish of a run passes through the `Carrier` of a worker. A test that puts another one there can skip a publish
+or spoil it on purpose, and see that the proof, which is elsewhere (`publish.py`), takes nobody's word for it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,151 @@
+"""The plain step: sample, judge, score, train, publish, one after the other on one device, nothing at the same time.
+
+What the runtime does on one device and on many is compared with it. It uses a worker's own verbs and the algorithm's
+functions, and none of the scheduler, the lanes and the drivers.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from stretto.config.describe import roles_of
+from stretto.config.locate import locate
+from stretto.execution.assignment import Assignment
+from stretto.execution.worker import Worker
+from stretto.rewards.score import Scored, score
+from stretto.rollout.collect import Launch, Outside, run_trajectory
+from stretto.rollout.model_handle import Sampling
+from stretto.run import guards
+from stretto.run.base import prepare_base
+from stretto.run.batch import Batch
+from stretto.run.learn import credit, keyed_conversations, merged, minibatches, value_streams
+from stretto.run.parts import connect, load_task, make_plan, token_budget
+from stretto.run.rated import rated
+from tiny import CPU
+
+STREAMS = {"reference": "reference", "values": "value"}
+"""What an algorithm needs -> the role that says it."""
+
+
+class Sequential:
+    """A run's models and what is around them."""
+
+    def __init__(self, recipe, folder, *, plan=None, make_worker=Worker):
+        plan = plan or make_plan(recipe)
+        task, files = load_task(recipe, folder, None), locate(recipe.model.name, folder)
+        base = prepare_base(recipe, files=files, folder=folder, device=CPU, prompts=task.training, note=print)
+        (device,) = plan.devices
+        self.recipe, self.plan = recipe, plan
+        self.worker = make_worker(
+            Assignment(
+                recipe=recipe,
+                root=folder,
+                base=base,
+                device=device,
+                roles=frozenset(roles_of(recipe)),
+                token_budget=token_budget(recipe, "cpu"),
+                sleeps=plan.sleeps_on(device),
+            )
+        )
+        policy = self.worker.policy
+        self.__dict__ |= connect(recipe, task, plan, folder, tokenizer=policy.tokenizer, stop=policy.stop_tokens)
+        self.context = policy.context
+
+    async def ask(self, request):
+        """The engine's answer to one request at a time."""
+        done = self.worker.generate([request], (), 60.0)
+        while not done:
+            done = self.worker.generate((), (), 60.0)
+        return done[0]
+
+    def give_up(self, keys):
+        """Nothing waits."""
+
+    async def collect(self, launches):
+        """A trajectory after the other."""
+        sampling = Sampling(
+            seed=self.recipe.seed,
+            temperature=self.recipe.engine.temperature,
+            max_new_tokens=self.recipe.engine.max_new_tokens,
+            context=self.context,
+        )
+        return [
+            await run_trajectory(
+                launch,
+                model=self,
+                environment=self.environment,
+                renderer=self.renderer,
+                sampling=sampling,
+                outside=Outside(self.recipe.environment.deadline, waiting=set()),
+            )
+            for launch in launches
+        ]
+
+    async def score(self, trajectories):
+        """Verdicts, those of a reward model among them."""
+
+        async def measure(conversations):
+            return self.worker.score("reward", conversations)
+
+        return await score(
+            trajectories,
+            self.rewards,
+            min_samples=self.algorithm.min_samples,
+            deadline=self.recipe.deadlines.reward,
+            ask=partial(rated, measure=measure),
+        )
+
+    async def sampled(self):
+        """Rounds of prompts until there are enough groups, and the credit of those that are trained on."""
+        batch, accepted, every = self.recipe.batch, [], Scored(groups=(), failed=())
+        launched = rounds = 0
+        while len(accepted) < batch.prompts and rounds < (batch.max_rounds if self.algorithm.drops else 1):
+            count = math.ceil((batch.prompts - len(accepted)) * batch.oversample)
+            launches = [
+                Launch(prompt=prompt, visit=visit, attempt=attempt)
+                for prompt, visit in self.prompts.take(count)
+                for attempt in range(batch.samples)
+            ]
+            trajectories = await self.collect(launches)
+            for each in trajectories:
+                self.lengths.saw(each.prompt.id, guards.sampled_tokens(each))
+            scored = await self.score(trajectories)
+            accepted += [group for group in scored.groups if not self.algorithm.drop(group)]
+            every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)
+            launched, rounds = launched + count, rounds + 1
+        self.lengths.stepped()
+        accepted = accepted[: batch.prompts]
+        samples = credit(self.algorithm, accepted, {**self.streams(accepted), **value_streams(self, accepted)})
+        return Batch(scored=every, accepted=tuple(accepted), samples=samples, launched=launched, rounds=rounds)
+
+    def streams(self, groups):
+        """What other models say of the conversations of groups."""
+        keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
+        found = {}
+        for name in STREAMS.keys() & self.algorithm.needs:
+            numbers = self.worker.score(STREAMS[name], [conversation for _, conversation in keyed])
+            found[name] = {key: each for (key, _), each in zip(keyed, numbers, strict=True)}
+        return found
+
+    def learn(self, samples, *, step):
+        """One update, or several over parts shuffled by key; a publish after the last."""
+        updates, reports = self.recipe.batch.updates, []
+        if updates > 1:
+            old = self.worker.score("train", [sample.conversation for sample in samples])
+            samples = [replace(sample, old=numbers) for sample, numbers in zip(samples, old, strict=True)]
+        parts = minibatches(samples, updates, seed=self.recipe.seed, step=step)
+        for number, part in enumerate(parts, 1):
+            self.worker.accumulate(part)
+            report = self.worker.apply(number == len(parts))
+            reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+        self.worker.settle()
+        return merged(reports)
+
+    def weights(self):
+        """A copy of what is trained."""
+        return {name: weight.detach().clone() for name, weight in self.worker.policy.trained().items()}
+
+    async def close(self):
+        """Leaves nothing behind."""
+        self.worker.close()
+        await self.pool.close()
