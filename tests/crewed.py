@@ -12,7 +12,8 @@ from stretto.execution.member import Threads
 from stretto.placement.choose import plan_of
 from stretto.run import guards
 from stretto.run.clock import Clock
-from stretto.run.crewed import assemble_crew, run_step
+from stretto.run.crewed import assemble_crew
+from stretto.run.schedule import run_step
 
 STEPS = 3
 """Steps taken."""

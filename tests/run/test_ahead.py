@@ -15,10 +15,11 @@ from stretto.placement.choose import plan_of
 from stretto.run.ahead import Ahead, Waiting
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
-from stretto.run.crewed import assemble_crew, run_step
+from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import evaluate
 from stretto.run.metrics import lag
 from stretto.run.parts import make_plan
+from stretto.run.schedule import run_step
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}

@@ -46,7 +46,8 @@ from stretto.placement.plan import Plan
 from stretto.rollout.base import noise_key
 from stretto.run.batch import Batch
 from stretto.run.clock import Clock
-from stretto.run.crewed import CrewParts, assemble_crew, take_step
+from stretto.run.crewed import CrewParts, assemble_crew
+from stretto.run.schedule import take_step
 from stretto.types import Trajectory
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")

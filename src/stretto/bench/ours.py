@@ -34,8 +34,9 @@ from stretto.execution.worker import Worker
 from stretto.rollout.base import Completion, Engine, Request, noise_key
 from stretto.rollout.native import NativeEngine
 from stretto.run.clock import Clock
-from stretto.run.crewed import CrewParts, assemble_crew, run_step
+from stretto.run.crewed import CrewParts, assemble_crew
 from stretto.run.parts import make_plan
+from stretto.run.schedule import run_step
 from stretto.tasks.source import PromptSource
 from stretto.train.head import Head
 from stretto.train.model import Policy, choose_device, load

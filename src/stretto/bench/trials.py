@@ -40,8 +40,9 @@ from stretto.planner.workload import Workload
 from stretto.rewards.combine import Rewards
 from stretto.rollout.render import Renderer
 from stretto.run.clock import Clock
-from stretto.run.crewed import CrewParts, assemble_crew, patience_of, take_step
+from stretto.run.crewed import CrewParts, assemble_crew, patience_of
 from stretto.run.parts import token_budget
+from stretto.run.schedule import take_step
 from stretto.step.drive import Notes
 from stretto.step.pace import Pace
 from stretto.types import Prompt

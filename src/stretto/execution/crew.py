@@ -182,11 +182,6 @@ class Crew:
             lambda device, share: self.call(device, "score", role, share, seconds=seconds),
         )
 
-    async def score_everywhere(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """The same outside of a step, by every cell of a role together."""
-        cells = [cell for cell, its in self.role.items() if its == role]
-        return await dealt(conversations, cells, self.score)
-
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
         """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
         process that died at it has from the others."""

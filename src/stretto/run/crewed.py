@@ -7,24 +7,19 @@ happens there.
 
 from __future__ import annotations
 
-import asyncio
-import math
 import shutil
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from stretto.config.locate import locate
 from stretto.config.schema import Recipe
-from stretto.errors import CellLost, CheckpointError, DeadlineError, StrettoError
+from stretto.errors import CheckpointError, StrettoError
 from stretto.execution.assignment import Assignment, torch_device
 from stretto.execution.crew import Crew
 from stretto.execution.lane import SLICE
@@ -33,22 +28,11 @@ from stretto.execution.patience import Patience
 from stretto.execution.worker import EngineFactory
 from stretto.placement.choose import OPEN
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.plan import Cell, Plan
-from stretto.rollout.collect import Launch, Outside, run_trajectory
-from stretto.run.ahead import Waiting
+from stretto.placement.plan import Plan
 from stretto.run.base import Note, prepare_base
-from stretto.run.batch import Batch
-from stretto.run.clock import Clock
-from stretto.run.hands import Hands
-from stretto.run.interrupt import unbroken
-from stretto.run.learn import merged
 from stretto.run.parts import Parts, connect, load_task, token_budget
-from stretto.step.drive import Driver, Notes
 from stretto.step.pace import Pace
-from stretto.step.state import Step
-from stretto.step.work import Launch as Asked
-from stretto.step.work import Speeds, Terms
-from stretto.types import Conversation, Stateful, Trajectory
+from stretto.types import Stateful
 
 NAMES = ("trainer", "optimizer", "engine")
 """Parts of a checkpoint that live in the workers."""
@@ -99,51 +83,6 @@ class CrewParts(Parts):
         """Prompts, lengths, and what the workers hold."""
         return (self.prompts, self.lengths, self.ahead, *(Away(name, self.held) for name in NAMES))
 
-    async def collect(
-        self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
-    ) -> list[Trajectory]:
-        """On every generate cell, the attempts at a prompt together."""
-        lanes = list(self.crew.lanes.values())
-        prompts = {key: lanes[index % len(lanes)] for index, key in enumerate(dict.fromkeys(map(_asked, launches)))}
-        sampling, deadline = self.sampling(temperature=temperature, seed=seed), self.recipe.deadlines.generate
-        found: dict[int, Trajectory] = {}
-
-        async def run(index: int) -> None:
-            lane = prompts[_asked(launches[index])]
-            with lane.trajectory():
-                found[index] = await run_trajectory(
-                    launches[index],
-                    model=lane,
-                    environment=self.environment,
-                    renderer=self.renderer,
-                    sampling=sampling,
-                    outside=Outside(self.recipe.environment.deadline, waiting=lane.waiting),
-                )
-
-        async def missing() -> None:
-            """All that are not there yet; those on other cells go on when one dies."""
-            runs = [run(index) for index in range(len(launches)) if index not in found]
-            errors = [error for error in await asyncio.gather(*runs, return_exceptions=True) if error is not None]
-            if errors:
-                raise next((error for error in errors if not isinstance(error, CellLost)), errors[0])
-
-        try:
-            async with asyncio.timeout(deadline) as limit:
-                await self.crew.mend.surviving(missing)
-                return [found[index] for index in range(len(launches))]
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            told = await self.crew.witness("generate")
-            raise DeadlineError(
-                f"generate: {len(launches)} trajectories were not finished within {deadline:g} s\n{told}"
-                "    fix: raise deadlines.generate or lower the batch"
-            ) from error
-
-    async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """On every cell of the role."""
-        return await self.crew.mend.surviving(partial(self.crew.score_everywhere, role, conversations))
-
     async def settle(self) -> None:
         """Every engine."""
         await self.crew.mend.surviving(self.crew.settle)
@@ -183,10 +122,6 @@ class CrewParts(Parts):
             shutil.rmtree(self.draft, ignore_errors=True)
         await self.crew.close()
         await Parts.close(self)
-
-
-def _asked(launch: Launch) -> tuple[str, int]:
-    return launch.prompt.id, launch.visit
 
 
 async def assemble_crew(
@@ -271,110 +206,3 @@ def patience_of(recipe: Recipe) -> Patience:
     """How long calls of workers may take."""
     given = recipe.deadlines
     return Patience(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
-
-
-def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
-    """Trajectories that a cache of so many tokens is sure to hold at once: a group's prompt stands there once.
-
-    What a cell is given beyond that would wait in its engine, where no cell that is done sooner could take it over.
-    """
-    most = max((asked.prompt_tokens / asked.samples for asked in drawn), default=0.0)
-    return max(1, int(tokens / (longest + most)))
-
-
-def _slots(parts: CrewParts, cell: Cell, drawn: Sequence[Asked]) -> int:
-    """Trajectories that a cell is given at once. One that is alone gets all, as its engine knows best when to begin
-    which: then that follows from counts."""
-    if sum(each.role == "generate" for each in parts.plan.cells) == 1:
-        return sys.maxsize
-    return slots_of(parts.rooms[cell.devices[0]], drawn, longest=parts.recipe.engine.max_new_tokens)
-
-
-def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
-    """What holds for a step that begins with these prompts."""
-    recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
-    divides = recipe.batch.updates > 1
-    stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(["old"] if divides else [])
-    return Terms(
-        groups=recipe.batch.prompts,
-        drops=algorithm.drops,
-        barrier=algorithm.scope == "batch",
-        stages=tuple(stages),
-        slots={cell.name: _slots(parts, cell, drawn) for cell in cells if cell.role == "generate"},
-        # The devices of a cell share the rows of a piece.
-        budgets={
-            cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * len(cell.devices)
-            for cell in cells
-            if cell.role != "generate"
-        },
-        longest=recipe.engine.max_new_tokens,
-        divides=divides,
-        speeds=speeds,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """A step that was taken."""
-
-    batch: Batch
-    """What it learned from."""
-    updates: Sequence[Mapping[str, float]]
-    """The trainer's numbers of each update; of the last one the weights may have turned out to be no numbers."""
-
-    @property
-    def report(self) -> dict[str, float]:
-        """Those of all updates as one line."""
-        return merged(self.updates)
-
-
-async def run_step(parts: CrewParts, clock: Clock, *, step: int) -> StepResult:
-    """One step under its deadline; Ctrl-C ends it only before its first update."""
-    with clock.watch.stage("step", step, clock.last):
-        return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.crew.applying)
-
-
-async def take_step(
-    parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
-) -> StepResult:
-    """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
-
-    Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
-    on. The first fills the pipe before, and the last makes nothing.
-    """
-    lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
-    if lags and waiting is None:
-        cursor = parts.prompts.state()
-        _, filled = await turn(parts, clock, step=step)
-        waiting = Waiting(batch=filled, cursor=cursor)
-    cursor = parts.prompts.state()
-    carried = waiting.batch if waiting else None
-    hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
-    parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
-    parts.crew.applying = False
-    return StepResult(batch=hands.learned(made), updates=hands.reports)
-
-
-async def turn(
-    parts: CrewParts,
-    clock: Clock,
-    *,
-    step: int,
-    carried: Batch | None = None,
-    launches: bool = True,
-    noted: Callable[[Notes], object] | None = None,
-) -> tuple[Hands, Batch]:
-    """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
-    batch = parts.recipe.batch
-    hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
-    drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
-    terms = terms_of(parts, parts.pace.speeds(), drawn)
-    state = Step(parts.plan, terms, spread=parts.lengths.spread)
-    await parts.crew.mend.surviving(parts.crew.begin)
-    notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
-    if noted is not None:
-        noted(notes)
-    await parts.settle()
-    parts.lengths.stepped()
-    parts.pace.stepped()
-    return hands, hands.made(state.accepted)

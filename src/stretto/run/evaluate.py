@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from stretto.errors import RewardError
 from stretto.rollout.collect import Launch
-from stretto.run.parts import Parts
+from stretto.run.crewed import CrewParts
+from stretto.run.schedule import sample
 from stretto.types import Group, Prompt, Trajectory
 
 VISIT = -1
@@ -52,7 +53,7 @@ def pass_at_k(right: int, n: int, k: int) -> float:
     return 1.0 if n - right < k else 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
-async def evaluate(parts: Parts, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
+async def evaluate(parts: CrewParts, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
     """Asks every prompt."""
     groups = await _answers(parts, prompts, attempts=1, temperature=0.0)
     right = sum(_right(group) for group in groups)
@@ -74,13 +75,14 @@ async def evaluate(parts: Parts, prompts: Sequence[Prompt], *, pass_k: int) -> E
     )
 
 
-async def _answers(parts: Parts, prompts: Sequence[Prompt], *, attempts: int, temperature: float) -> Sequence[Group]:
+async def _answers(
+    parts: CrewParts, prompts: Sequence[Prompt], *, attempts: int, temperature: float
+) -> Sequence[Group]:
     """Scored attempts at each prompt."""
     launches = [
         Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt in prompts for attempt in range(attempts)
     ]
-    trajectories = await parts.collect(launches, temperature=temperature)
-    scored = await parts.score(trajectories, min_samples=1)
+    scored = await sample(parts, launches, temperature=temperature)
     if scored.failed and not scored.groups:
         raise RewardError(
             f"evaluation: none of {len(launches)} answers has a verdict, so there is no accuracy. The first one "

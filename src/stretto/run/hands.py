@@ -56,6 +56,8 @@ class Hands:
         """`carried` is what the step before has made for this one to train on."""
         self.parts, self.crew, self.lengths, self.pace = parts, crew, lengths, pace
         self.clock, self.step, self.carried = clock, step, carried
+        self.sampling = parts.sampling(temperature=parts.recipe.engine.temperature)
+        self.min_samples = parts.algorithm.min_samples
         self.asked: list[list[Launch]] = []
         self.rounds = 0
         self.asking: dict[Item, _Asking] = {}
@@ -144,14 +146,13 @@ class Hands:
                 self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
 
     async def _generate(self, item: Item, asking: _Asking) -> int:
-        recipe = self.parts.recipe
         trajectory = await run_trajectory(
             self.asked[item[0]][item[1]],
             model=asking,
             environment=self.parts.environment,
             renderer=self.parts.renderer,
-            sampling=self.parts.sampling(temperature=recipe.engine.temperature),
-            outside=Outside(recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting),
+            sampling=self.sampling,
+            outside=Outside(self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting),
         )
         self.trajectories[item] = trajectory
         tokens = guards.sampled_tokens(trajectory)
@@ -174,14 +175,13 @@ class Hands:
 
     async def verdict(self, index: int) -> Sequence[int]:
         """Judges a group; returns the attempts to train on."""
-        algorithm = self.parts.algorithm
         attempts = [self.trajectories[index, attempt] for attempt in range(len(self.asked[index]))]
         with ExitStack() as judged:
             judged.enter_context(self._judging())
             scored = self.scored[index] = await self.parts.score(
-                attempts, min_samples=algorithm.min_samples, ask=partial(self._rated, index, judged)
+                attempts, min_samples=self.min_samples, ask=partial(self._rated, index, judged)
             )
-        if not scored.groups or algorithm.drop(scored.groups[0]):
+        if self.drop(index):
             return ()
         return [trajectory.attempt for trajectory in scored.groups[0].trajectories]
 
@@ -224,8 +224,9 @@ class Hands:
         if piece.stage == "reward":
             scores = await rated(trajectories, measure=partial(self.crew.score, piece.cell))
             for item, trajectory in zip(piece.items, trajectories, strict=True):
-                if not self.rated[item].done():  # the cell may have died between this and the scheduler's hearing of it
-                    self.rated[item].set_result(scores.get(trajectory_key(trajectory)))
+                asked = self.rated[item[0], trajectory.attempt]
+                if not asked.done():  # the cell may have died between this and the scheduler's hearing of it
+                    asked.set_result(scores.get(trajectory_key(trajectory)))
             return
         if piece.stage in STREAMS or piece.stage == "old":
             keyed = keyed_conversations(trajectories)
@@ -244,7 +245,7 @@ class Hands:
         if index not in self.samples:
             everything = range(self.first) if self.carried else sorted(self.scored)
             together = everything if self.parts.algorithm.scope == "batch" else [index]
-            groups = {i: self.scored[i].groups[0] for i in together if self._alive(i)}
+            groups = {i: self.scored[i].groups[0] for i in together if not self.drop(i)}
             streams = {**self.streams, **value_streams(self.parts, list(groups.values()))}
             credited = credit(self.parts.algorithm, list(groups.values()), streams)
             by_prompt: dict[tuple[str, int], list[Sample]] = defaultdict(list)
@@ -254,10 +255,10 @@ class Hands:
                 self.samples[i] = tuple(by_prompt[trajectory_key(group.trajectories[0])[:2]])
         return [sample for sample in self.samples[index] if sample.key[2] == attempt]
 
-    def _alive(self, index: int) -> bool:
-        """True if a group may be trained on."""
+    def drop(self, index: int) -> bool:
+        """True if a judged group is not trained on."""
         groups = self.scored[index].groups
-        return bool(groups) and not self.parts.algorithm.drop(groups[0])
+        return not groups or self.parts.algorithm.drop(groups[0])
 
     async def divide(self, groups: Sequence[int]) -> list[list[Item]]:
         """The trajectories of each update, as on one device; those in which nothing was sampled are trained nowhere."""

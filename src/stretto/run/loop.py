@@ -17,11 +17,12 @@ from stretto.run import guards
 from stretto.run.batch import Batch
 from stretto.run.checkpoint import Checkpoints
 from stretto.run.clock import Clock
-from stretto.run.crewed import CrewParts, run_step
+from stretto.run.crewed import CrewParts
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.interrupt import stop_if_interrupted, unbroken
 from stretto.run.journal import Journal
 from stretto.run.metrics import lag, sample_rows, step_metrics
+from stretto.run.schedule import run_step
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
 

@@ -10,13 +10,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import Algorithm, build
@@ -31,15 +28,13 @@ from stretto.planner.grid import MICRO_BATCHES
 from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
-from stretto.rollout.collect import Launch
 from stretto.rollout.model_handle import Sampling
 from stretto.rollout.render import Renderer
 from stretto.run.ahead import Ahead
-from stretto.run.rated import rated
 from stretto.sandbox.pool import Pool
 from stretto.step.expect import Lengths
 from stretto.tasks.source import PromptSource, load_prompts, split
-from stretto.types import Conversation, Prompt, Stateful, Trajectory
+from stretto.types import Prompt, Stateful, Trajectory
 
 AUTO_BUDGET = {"cpu": MICRO_BATCHES["cpu"], "cuda": MICRO_BATCHES["gpu"]}
 """Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
@@ -97,12 +92,6 @@ class Parts(ABC):
         """What a checkpoint must hold of them."""
 
     @abstractmethod
-    async def collect(
-        self, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
-    ) -> list[Trajectory]:
-        """Runs the environment for every launch. Noise is the recipe's, or that of another `seed`."""
-
-    @abstractmethod
     async def settle(self) -> None:
         """What was sampled so far is final."""
 
@@ -138,12 +127,8 @@ class Parts(ABC):
             self.rewards,
             min_samples=min_samples,
             deadline=self.recipe.deadlines.reward,
-            ask=ask or partial(rated, measure=partial(self.measure, "reward")),
+            ask=ask,
         )
-
-    @abstractmethod
-    async def measure(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """What a frozen model says of conversations."""
 
     async def close(self) -> None:
         """Leaves no process and no cache behind."""

@@ -18,18 +18,19 @@ from typing import TypeVar
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Recipe, Vstar
-from stretto.errors import CellLost
+from stretto.errors import CellLost, StateLostError, StrettoError
 from stretto.execution.worker import EngineFactory
 from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
 from stretto.run import guards
-from stretto.run.crewed import assemble_crew
+from stretto.run.crewed import CrewParts, assemble_crew
 from stretto.run.download import fetch_models
 from stretto.run.guards import sampled_tokens
 from stretto.run.interrupt import interrupt_answered
-from stretto.run.parts import Parts, sampling_plan
+from stretto.run.parts import sampling_plan
 from stretto.run.precision import settled
+from stretto.run.schedule import sample
 from stretto.run.session import starting
 from stretto.run.vstar import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.tasks.source import load_prompts, split
@@ -131,15 +132,15 @@ async def _make(
                 path = table_path(recipe, made_from, root)
                 missing = read_table(path, made_from).missing(training, samples)
                 await _fill(parts, missing, path, made_from, screen)
-            except CellLost as lost:
-                raise CellLost(lost.cell, f"{lost.why}\n    fix: {AGAIN}") from lost
+            except (CellLost, StateLostError) as lost:
+                raise StrettoError(f"{lost}\n    fix: {AGAIN}") from lost
             finally:
                 await parts.close()
     return path, read_table(path, made_from), len(missing)
 
 
 async def _fill(
-    parts: Parts, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
+    parts: CrewParts, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
 ) -> None:
     """Samples and judges what is missing, batch by batch. Noise is the same whatever the recipe's seed."""
     recipe, engines = parts.recipe, sum(cell.role == "generate" for cell in parts.plan.cells)
@@ -149,15 +150,11 @@ async def _fill(
     for number, batch in enumerate(batches, start=1):
         began = time.monotonic()
         launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
-        trajectories = await parts.collect(launches, temperature=recipe.engine.temperature, seed=0)
+        scored = await sample(parts, launches, temperature=recipe.engine.temperature, seed=0)
         await parts.settle()
-        rows: list[Row] = []
-        # User code is as slow beside many devices as beside one, and its deadline is the same.
-        for some in _cut(trajectories, TOGETHER):
-            scored, judged = await _judged(parts, some)
-            add_rows(path, made_from, judged)
-            guards.reward_errors(recipe.guards, scored, launched=len(some))
-            rows += judged
+        rows = _rows(scored)
+        add_rows(path, made_from, rows)
+        guards.reward_errors(recipe.guards, scored, launched=len(launches))
         screen.step(number, _course(rows, time.monotonic() - began))
 
 
@@ -165,15 +162,14 @@ def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-async def _judged(parts: Parts, trajectories: Sequence[Trajectory]) -> tuple[Scored, list[Row]]:
-    """The verdicts, and a row per trajectory."""
-    scored = await parts.score(trajectories, min_samples=1)
+def _rows(scored: Scored) -> list[Row]:
+    """A row per trajectory."""
     judged = [
         _row(trajectory, reward.value)
         for group in scored.groups
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
     ]
-    return scored, [*judged, *(_row(trajectory, None) for trajectory in scored.failed)]
+    return [*judged, *(_row(trajectory, None) for trajectory in scored.failed)]
 
 
 def _row(trajectory: Trajectory, reward: float | None) -> Row:
