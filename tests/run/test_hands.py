@@ -22,7 +22,8 @@ def hands_with(score=None):
         algorithm=SimpleNamespace(min_samples=1),
         score=score,
     )
-    crew = SimpleNamespace(version=0, lanes={})
+    lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
+    crew = SimpleNamespace(version=0, lanes=lanes)
     clock = Clock(devices={"a": "localhost/cpu:0", "b": "localhost/cpu:1"})
     hands = Hands(parts, crew, Lengths(longest=8), pace=Pace(round_seconds=0.1), clock=clock, step=1)
     hands.asked = [[None], [None]]

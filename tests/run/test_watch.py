@@ -137,6 +137,9 @@ def test_a_process_that_cannot_be_interrupted_ends_with_the_same_message_and_3(t
     assert "File" in (tmp_path / "stacks-train-000007.txt").read_text()
 
 
-def test_every_deadline_of_the_recipe_limits_a_stage():
-    keys = {limit.key for limit in limits(Recipe()).values()}
-    assert keys == {f"deadlines.{name}" for name in Deadlines.model_fields} - {"deadlines.environment"}
+def test_the_limits_of_this_process_are_longer_than_the_deadlines_inside_them():
+    given, found = Deadlines(), limits(Recipe())
+    assert found["start"].seconds > given.start
+    assert found["evaluate"].seconds > given.generate + given.reward
+    assert found["step"].seconds > given.generate + given.reward + 2 * given.train + given.publish
+    assert {limit.key for limit in found.values()} <= {f"deadlines.{name}" for name in Deadlines.model_fields}

@@ -69,7 +69,7 @@ MakeWorker = Callable[..., Worker]
 class InTurn(PromptSource):
     """Prompts in the order of a bench, never visited before."""
 
-    def __init__(self, prompts: Sequence[Prompt] = ()) -> None:
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
         super().__init__(prompts, seed=SEED)
         self.coming: Sequence[Prompt] = prompts
 
@@ -188,7 +188,8 @@ async def _steps(
     """Strictly on-policy steps, each over prompts of its own."""
     plan, note = make_plan(recipe), lambda text: None
     parts = await assemble_crew(recipe, plan=plan, root=root, folder=None, note=note, launcher=launcher)
-    kind, prompts, steps = torch_device(plan.devices[0]).type, InTurn(), list[Step]()
+    kind, steps = torch_device(plan.devices[0]).type, list[Step]()
+    prompts = InTurn([each.prompt for each in rounds[0]])
     try:
         for number, asked in enumerate(rounds, start=1):
             prompts.coming = [each.prompt for each in asked]

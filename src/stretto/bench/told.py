@@ -91,7 +91,10 @@ class ToldWorker(Worker):
             trainer = self.trainer
             total = trainer.accumulators if trainer.total is None else trainer.total
             self.shown = sum(
-                (_flat(gradients) / trainer.counted.denominator(kind) for kind, gradients in total.items()),
+                (
+                    _flat(trainer.trained, gradients) / trainer.counted.denominator(kind)
+                    for kind, gradients in total.items()
+                ),
                 np.zeros(()),
             )
         return super().apply(last)
@@ -105,5 +108,7 @@ class ToldWorker(Worker):
         return self.memory.gained()
 
 
-def _flat(gradients: Mapping[str, Tensor]) -> NDArray[np.float64]:
-    return torch.cat([gradient.double().flatten() for gradient in gradients.values()]).cpu().numpy()
+def _flat(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> NDArray[np.float64]:
+    """The gradients of these weights, in their order; 0 of one that has none."""
+    found = (gradients.get(name, torch.zeros_like(weight)) for name, weight in weights.items())
+    return torch.cat([gradient.double().flatten() for gradient in found]).cpu().numpy()

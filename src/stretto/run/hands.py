@@ -156,7 +156,6 @@ class Hands:
         )
         self.trajectories[item] = trajectory
         tokens = guards.sampled_tokens(trajectory)
-        self.lengths.saw(trajectory.prompt.id, tokens)
         given = sum(len(conversation.tokens) for conversation in trajectory.conversations) - tokens
         self.contexts[asking.cell][item[0]] = given  # of siblings once: their prompt is computed once
         counts = self.counts[asking.cell]
@@ -300,6 +299,13 @@ class Hands:
         await self.crew.mend.revive(device)
 
     # What came of it --------------------------------------------------------------------------------------------------
+
+    def expect_lengths(self) -> None:
+        """Lets later steps expect what this one has seen, in launch order: an interrupted step leaves no trace."""
+        for (index, _), trajectory in sorted(self.trajectories.items()):
+            if index >= self.first:
+                self.lengths.saw(trajectory.prompt.id, guards.sampled_tokens(trajectory))
+        self.lengths.stepped()
 
     def made(self, accepted: Sequence[int]) -> Batch:
         """What was launched in this step, with the credit of what it has trained on."""

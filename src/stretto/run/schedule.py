@@ -6,7 +6,6 @@ on one device and on several, judged as soon as a group has ended.
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import time
@@ -146,7 +145,7 @@ async def turn(
     if noted is not None:
         noted(notes)
     await parts.settle()
-    parts.lengths.stepped()
+    hands.expect_lengths()
     parts.pace.stepped()
     return hands, hands.made(state.accepted)
 
@@ -155,8 +154,8 @@ class Asking(Hands):
     """Carries out what is asked outside of a step: answers and verdicts, of which nobody learns anything."""
 
     def __init__(self, parts: CrewParts, groups: Sequence[Sequence[Launch]], sampling: Sampling) -> None:
-        lengths, pace = copy.deepcopy(parts.lengths), Pace(round_seconds=SLICE)
-        super().__init__(parts, parts.crew, lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
+        pace = Pace(round_seconds=SLICE)
+        super().__init__(parts, parts.crew, parts.lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
         self.sampling, self.min_samples = sampling, 1
         self.asked = [list(group) for group in groups]
 
