@@ -12,11 +12,13 @@ import platform
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stretto import __version__
 from stretto.errors import Problem, RecipeError, StrettoError
+from stretto.report.stream import OutputLost
 
 if TYPE_CHECKING:  # loaded where something is shown; a document is printed without
     from rich.console import Console
@@ -125,7 +127,8 @@ class Failures:
 
     def _document(self, problems: Sequence[Problem], text: str) -> None:
         listed = [asdict(problem) for problem in problems]
-        document({"ok": False, "problems": listed, "error": text} | dict.fromkeys(self.keys))
+        with suppress(OutputLost):  # told at the end of the command; this failure's exit code stays
+            document({"ok": False, "problems": listed, "error": text} | dict.fromkeys(self.keys))
 
 
 def _keep(error: Exception) -> str:

@@ -148,22 +148,39 @@ def _take(folder: Path, me: Owner) -> int:
     """The lock's descriptor, with our name in the file."""
     path = folder / NAME
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle, new = _opened(path)
         try:
             locked, owner, silent = _locked(handle), _owner(path), _silence(handle, folder)
             if not _same(handle, path):  # its owner has just gone, and the file with it
                 os.close(handle)
                 continue
-            if lives(owner, me, locked=locked, silent=silent):
+            if (locked or not new) and lives(owner, me, locked=locked, silent=silent):
                 raise _refusal(folder, owner, me, silent)
-            os.ftruncate(handle, 0)
-            write_all(handle, to_json(asdict(me)).encode("ascii"), 0)
-            os.fsync(handle)
+            _sign(handle, path, me)
         except BaseException:
             with suppress(OSError):
                 os.close(handle)
             raise
         return handle
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """A descriptor of the file, and whether it was made for that."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+
+
+def _sign(handle: int, path: Path, me: Owner) -> None:
+    """Writes our name; where the disk is full, no file is left that would name nobody."""
+    try:
+        os.ftruncate(handle, 0)
+        write_all(handle, to_json(asdict(me)).encode("ascii"), 0)
+        os.fsync(handle)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _refusal(folder: Path, owner: Owner | None, me: Owner, silent: float) -> RecipeError:
