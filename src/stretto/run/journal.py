@@ -220,5 +220,5 @@ def _truncate(path: Path, step: int, note: Callable[[str], None]) -> None:
         if rows.damaged:
             kept = unused(path.with_name(f"{path.name}.unreadable"))
             shutil.copy2(path, kept)
-            note(f"{path.name}: {rows.damaged} damaged lines were left out; all of it is in {kept.name}")
+            note(f"{path.name}: damaged lines were left out ({rows.damaged}); all of it is in {kept.name}")
     replace(path, [line + "\n" for at, line in rows.lines if at <= step])
