@@ -123,7 +123,14 @@ class StaleSampleError(StrettoError):
 
 
 class CheckpointError(StrettoError):
-    """A checkpoint is missing, torn, or lacks a part that the run needs."""
+    """A checkpoint is missing, torn, or lacks a part that the run needs.
+
+    `damaged` is False where it may be whole: a newer version wrote it, or it cannot be read at the moment.
+    """
+
+    def __init__(self, text: str, *, damaged: bool = True) -> None:
+        super().__init__(text)
+        self.damaged = damaged
 
 
 class GuardError(StrettoError):

@@ -203,7 +203,7 @@ def conversations(group: Group) -> list[Conversation]:
 def keep_tokens(folder: Path, groups: Sequence[Group]) -> None:
     """Writes the answers by prompt, for a peer to replay."""
     kept = {group.prompt.id: [talk.tokens[talk.trained].tolist() for talk in conversations(group)] for group in groups}
-    (folder / "replay.json").write_text(json.dumps(kept))
+    (folder / "replay.json").write_text(json.dumps(kept), encoding="utf-8")
 
 
 def work(talks: Sequence[NDArray[np.int64]], prompts: Sequence[int]) -> dict[str, list[dict[str, int]]]:

@@ -20,11 +20,12 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
-    from stretto.run.session import evaluate_recipe, evaluate_run, recipe_of
+    from stretto.run.recipe_file import recipe_of
+    from stretto.run.session import evaluate_recipe, evaluate_run
 
     if target.is_dir():
         check_changed(*recipe_of(target, changes or ()))
-        result = evaluate_run(target, changes=changes or ())
+        result = evaluate_run(target, changes=changes or (), note=render.note)
     else:
         opened = open_recipe(target, changes or (), deep=True, training=False)
         result = evaluate_recipe(opened, root=folder_of(target), note=render.note)

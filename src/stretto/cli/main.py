@@ -17,6 +17,7 @@ import typer
 from stretto import __version__
 from stretto.cli import render
 from stretto.errors import RecipeError, StrettoError
+from stretto.report.stream import OutputLost, delivered, standard_streams
 
 COMMANDS = {
     "train": "train.train",
@@ -90,11 +91,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
+    for_output = given[:1] not in (["train"], ["resume"])  # what those make is in a folder
+    with standard_streams(output_matters=for_output):
+        try:
+            code = _done(given, show)
+        except OutputLost:
+            code = 1
+        why = delivered(sys.stdout)
+        if why is not None and for_output:
+            code = max(code, show.lost(why))
+        delivered(sys.stderr)
+    return code
+
+
+def _done(given: Sequence[str], show: render.Failures) -> int:
+    """Runs a command, and says why if it fails; returns its exit code."""
     try:
         if given and given[0] in WAITING:
             there = f"use one of {', '.join(COMMANDS)}"
             raise RecipeError.of(f"stretto {given[0]}", "this command is not available yet", there)
-        app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=given, prog_name="stretto")
+        app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=list(given), prog_name="stretto")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return show.usage() if code == 2 else code
@@ -102,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return show.expected(error)
     except KeyboardInterrupt:
         return 130
+    except OutputLost:
+        raise
+    except OSError as error:
+        return show.disk(error) if error.errno in render.DISK else show.bug(error)
     except Exception as error:
         return show.bug(error)
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -20,6 +19,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from stretto.report.curve import ASCII, BLOCKS, curve
+from stretto.report.stream import tolerant
 
 
 class Progress(Protocol):
@@ -52,8 +52,11 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def console_for(stream: TextIO) -> Progress:
-    """A live display if the stream is a terminal that can draw one, else plain lines."""
+def console_for(stream: TextIO | None) -> Progress:
+    """A live display if the stream is a terminal that can draw one, else plain lines. Where none is open, nothing."""
+    if stream is None:
+        return Unseen()
+    stream = tolerant(stream)
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         return LiveProgress(Console(file=stream))
     return PlainProgress(stream)
@@ -108,7 +111,7 @@ class PlainProgress:
     """One line per step, for files, pipes and terminals that cannot draw."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = tolerant(stream)  # that nobody listens any more is no reason to end a training
         self._course = _Course()
 
     def start(self, steps: int, done: int) -> None:
@@ -142,12 +145,10 @@ class PlainProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+        self._stream.flush()
 
     def _line(self, text: str) -> None:
-        with suppress(OSError):  # nobody listens any more, which is no reason to end a training
-            print(self._encodable(_printable(text)), file=self._stream, flush=True)
+        print(self._encodable(_printable(text)), file=self._stream, flush=True)
 
     def _encodable(self, text: str) -> str:
         """The text with a question mark for every letter that the stream cannot take."""
@@ -186,6 +187,7 @@ class LiveProgress:
     """A bar over the steps with the newest numbers beside it."""
 
     def __init__(self, console: Console) -> None:
+        console.file = tolerant(console.file)  # as above
         self._console = console
         self._course = _Course()
         self._bar = Bar(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import torch
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Recipe, Scratch
+from stretto.run.files import Disk, storing
 from stretto.run.warmup import warm_up
-from stretto.train.model import load
+from stretto.train.model import Policy, load
 from stretto.types import Prompt
 
 Note = Callable[[str], None]
@@ -41,7 +43,19 @@ def prepare_base(
     policy = load(plain, files, seed=recipe.seed, device=device)
     if files.kind == "scratch":
         warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
-    draft = folder / ".base.draft"
-    policy.save(draft)
-    draft.rename(base)
+    _store(policy, folder / ".base.draft", base)
     return base
+
+
+def _store(policy: Policy, draft: Path, base: Path) -> None:
+    """Writes the model under another name first, so that what is called base is whole; a draft never stays."""
+    with storing(base):
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        try:
+            policy.save(draft)
+            for path in (*draft.rglob("*"), draft):
+                Disk().sync(path)
+            draft.rename(base)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)  # a full disk needs the room back
+            raise

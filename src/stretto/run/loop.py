@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from stretto.config.schema import Recipe
@@ -20,6 +21,7 @@ from stretto.run.clock import Clock
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.interrupt import stop_if_interrupted, unbroken
 from stretto.run.journal import Journal
+from stretto.run.lock import still_held
 from stretto.run.metrics import lag, sample_rows, step_metrics
 from stretto.run.parts import Parts
 from stretto.run.take import begin, finish
@@ -53,7 +55,7 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):
         metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
-        desk.journal.metrics(done, metrics)
+        note_step(desk, clock, step=done, metrics=metrics)
         if done:
             await save(parts, desk, clock, step=done, metrics=metrics)
         desk.journal.timeline(clock.events())
@@ -76,7 +78,7 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
         desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
-        desk.journal.metrics(step, metrics)
+        note_step(desk, clock, step=step, metrics=metrics)
         desk.progress.step(step, metrics)
         if len(batch.accepted) < recipe.batch.prompts:
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
@@ -152,10 +154,26 @@ async def save_before(
         desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
+def note_step(desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+    """The step's spans, then its metrics: whoever has these has those."""
+    still_held(desk.journal.folder)
+    desk.journal.timeline(clock.events())
+    desk.journal.metrics(step, metrics)
+
+
 async def save(parts: Parts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
-    """A checkpoint of the run as it is after `step`."""
+    """A checkpoint of the run as it is after `step`. Where it is, the timeline of its step is, a kill or not."""
     guards.free_disk(parts.recipe.guards, desk.journal.folder)
-    with clock.stage("checkpoint", "train", step=step, version=parts.version):
+    still_held(desk.journal.folder)
+    with ExitStack() as stage:
+        stage.enter_context(clock.stage("checkpoint", "train", step=step, version=parts.version))
+
+        def ready() -> None:
+            stage.close()
+            desk.journal.timeline(clock.events())
+
         await unbroken(parts.fetch())
-        path = desk.checkpoints.save(step, parts=desk.stateful, write_model=parts.write_model, metrics=metrics)
+        path = desk.checkpoints.save(
+            step, parts=desk.stateful, write_model=parts.write_model, metrics=metrics, ready=ready
+        )
     desk.journal.event("checkpoint", step=step, path=str(path))

@@ -7,6 +7,7 @@ own content, so that a flipped byte in it is noticed as well.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,6 +20,10 @@ from stretto.run.files import to_json
 
 FORMAT = 1
 """Version of the layout; a checkpoint of another one is refused."""
+
+GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
+"""What the system says where a file is not there as it was written. All else (an I/O error, a network that is away, no
+permission) may pass, so it is no damage."""
 
 STATE = "state"
 """The folder in a checkpoint that holds the state of the parts and the manifest."""
@@ -68,16 +73,20 @@ def read(folder: Path) -> Manifest:
     path = folder / STATE / "manifest.json"
     try:
         body = json.loads(path.read_text(encoding="ascii"))
-        if body["format"] != FORMAT:
-            raise CheckpointError(f"{path}: written in format {body['format']}, this version of stretto reads {FORMAT}")
+        if (layout := body["format"]) != FORMAT:
+            newer = isinstance(layout, int) and layout > FORMAT
+            by = " by a newer version of stretto" if newer else ""
+            raise CheckpointError(
+                f"{path}: written{by} in format {layout}, this version of stretto reads {FORMAT}", damaged=not newer
+            )
         seal = body.pop("seal")
         if seal != _seal(body):
             raise CheckpointError(f"{path}: its content does not match its seal")
         files = {name: Entry(**entry) for name, entry in body["files"].items()}
         return Manifest(step=body["step"], metrics=body["metrics"], parts=tuple(body["parts"]), files=files)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unread(path, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: torn or not a manifest") from error
 
 
@@ -93,8 +102,12 @@ def verify(folder: Path) -> Manifest:
             if entry.sha256 is not None and _hash(path) != entry.sha256:
                 raise CheckpointError(f"{path}: its content changed after it was written")
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+            raise _unread(path, error) from error
     return manifest
+
+
+def _unread(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read ({error.strerror})", damaged=error.errno in GONE)
 
 
 def _hash(path: Path) -> str:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.config.load import load_recipe
-from stretto.config.resolve import dump, resolve
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, Problem, RecipeError, StateLostError, StrettoError
 from stretto.placement.plan import Plan
@@ -33,9 +31,12 @@ from stretto.run.guards import free_disk
 from stretto.run.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.local import EngineFactory, assemble
+from stretto.run.lock import held
 from stretto.run.loop import Desk, lacks_evaluation, train
 from stretto.run.parts import Parts, devices_of, sampling_plan
 from stretto.run.precision import settled
+from stretto.run.recipe_file import recipe_of, recipe_text
+from stretto.run.standing import set_aside, standing
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
@@ -116,7 +117,8 @@ def start(
     free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     try:
-        return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
+        with held(folder):
+            return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
     except StrettoError:
         forget_unbegun(folder)
         raise
@@ -127,22 +129,31 @@ def resume(
     *,
     changes: Sequence[str] = (),
     allow: Sequence[str] = (),
+    restart: bool = False,
     progress: Progress | None = None,
     make_engine: EngineFactory | None = None,
 ) -> Finished:
-    """Goes on where the newest sound checkpoint of a run stands; without one, from the beginning."""
+    """Goes on where the newest sound checkpoint of a run stands; from the beginning if it never wrote one.
+
+    With `restart` from the beginning in any case, and what it has made so far is set aside.
+    """
     before, root = recipe_of(folder)
     recipe, _ = recipe_of(folder, changes)
     RecipeRecord(recipe, allow=allow).restore(before.model_dump(mode="json"))
-    return _whatever_dies(
-        recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
-    )
+    with held(folder):
+        told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
+        return _whatever_dies(
+            recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
+            allow=tuple(allow),
+        )  # fmt: skip
 
 
-def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
-    """How good a run's newest checkpoint is."""
+def evaluate_run(folder: Path, *, changes: Sequence[str] = (), note: Note = lambda text: None) -> Evaluation:
+    """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
     recipe, root = recipe_of(folder, changes)
-    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest()
+    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest(
+        lambda path, why: note(f"skipped {path.name}: {why}")
+    )
     if latest is None:
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
     return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
@@ -182,28 +193,18 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
         await parts.close()
 
 
-def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
-    """A run's recipe, and the folder that its relative paths count from; its first line remembers that."""
-    path = folder / "recipe.yaml"
-    if not path.is_file():
-        raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
-    first = path.read_text().partition("\n")[0]
-    root = Path(first.removeprefix("# root: ")) if first.startswith("# root: ") else Path.cwd()
-    return resolve(load_recipe(path, changes)), root
-
-
-def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, **rest: Any) -> Finished:
+def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
     """The whole of a run, which goes back to its newest checkpoint when nobody is left who holds what training needs.
 
     Once from each checkpoint: what dies again before the next one would die for ever.
     """
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    since, told = -1, ""
+    since = -1
     while True:
         try:
             return asyncio.run(_run(recipe, folder=folder, again=again, told=told, **rest))
         except StateLostError as lost:
-            newest = checkpoints.latest()
+            newest = standing(checkpoints, every=recipe.checkpoint.every).latest
             step = step_of(newest) if newest else 0
             if step <= since:
                 raise
@@ -231,12 +232,13 @@ async def _run(
         screen.note(f"run folder {folder}")
         recipe = settled(recipe, root, screen.note)
         course = planned(recipe, root, screen.note)
-        latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
-        done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
-        pending = lacks_evaluation(recipe, done, metrics)
+        every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
+        stand = standing(checkpoints, every=every, note=screen.note)
+        done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
+        pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(
-            recipe, folder, root=root, plan=course.to_json(), done=done if again else None, pending=pending
+            recipe, folder, root=root, plan=course.to_json(), done=after, pending=pending, note=screen.note
         ) as journal:
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
@@ -252,9 +254,10 @@ async def _run(
             try:
                 record = RecipeRecord(recipe, allow=allow)
                 stateful: tuple[Stateful, ...] = (record, *parts.stateful)
-                if latest:
-                    checkpoints.restore(latest, stateful)
+                if stand.latest:
+                    checkpoints.restore(stand.latest, stateful)
                 await parts.restored()
+                checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
                     write(folder, course, None)
@@ -296,20 +299,22 @@ def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
 
 
 def _journal(
-    recipe: Recipe, folder: Path, *, root: Path, plan: Mapping[str, Any], done: int | None, pending: bool
+    recipe: Recipe,
+    folder: Path,
+    *,
+    root: Path,
+    plan: Mapping[str, Any],
+    done: int | None,
+    pending: bool,
+    note: Note,
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     board = "tensorboard" in recipe.log
     after = None if done is None else done - pending
     sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
     if done is not None:
-        return Journal.reopen(folder, step=done, again=pending, sinks=sinks)
+        return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
     return Journal.create(folder, recipe=recipe_text(recipe, root), plan=plan, sinks=sinks)
-
-
-def recipe_text(recipe: Recipe, root: Path) -> str:
-    """A run's recipe.yaml, which remembers what its relative paths count from."""
-    return f"# root: {root.resolve()}\n{dump(recipe)}"
 
 
 def _last(checkpoints: Checkpoints) -> Path:

@@ -105,7 +105,7 @@ class Watch:
         def look() -> None:
             if left.wait(limit.seconds):
                 return
-            with suppress(OSError), stacks.open("w") as file:
+            with suppress(OSError), stacks.open("w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
             for _ in range(TIMES):
                 with changing:  # a signal that is sent before the stage is left arrives before the next one begins

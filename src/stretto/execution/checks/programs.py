@@ -36,7 +36,12 @@ def sandbox_check(program: str) -> Check:
     fix = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or your container's settings)"
     try:
         done = subprocess.run(
-            [program, *SANDBOX, "true"], capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+            [program, *SANDBOX, "true"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
         )
         why = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1:] or f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
