@@ -126,5 +126,9 @@ class CheckpointError(StrettoError):
     """A checkpoint is missing, torn, or lacks a part that the run needs."""
 
 
+class ChangedInputsError(RecipeError, CheckpointError):
+    """What a run reads is not what its checkpoints were trained with: data, rewards, model files or a table of V*."""
+
+
 class GuardError(StrettoError):
     """A guard of the recipe stopped the run."""

@@ -9,12 +9,18 @@ import torch
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Recipe, Scratch
+from stretto.run.files import share
 from stretto.run.warmup import warm_up
 from stretto.train.model import load
 from stretto.types import Prompt
 
 Note = Callable[[str], None]
 """Tells the user something."""
+
+
+def keeps_base(recipe: Recipe, files: ModelFiles) -> bool:
+    """True where a run reads a copy of its own."""
+    return files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
 
 
 def prepare_base(
@@ -31,8 +37,7 @@ def prepare_base(
     A scratch model needs one because its warm-up is part of it; a GGUF file, because an adapter must name a base that
     transformers can load. Other models are found by name, and there is none.
     """
-    keeps = files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
-    if not keeps or folder is None:
+    if folder is None or not keeps_base(recipe, files):
         return None
     base = folder / "base"
     if base.exists():
@@ -43,5 +48,6 @@ def prepare_base(
         warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
     draft = folder / ".base.draft"
     policy.save(draft)
+    share(draft)
     draft.rename(base)
     return base

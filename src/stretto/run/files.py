@@ -10,8 +10,9 @@ import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ def storing(path: Path, error: type[StrettoError] = StrettoError) -> Iterator[No
             f"{failure.filename or path}: cannot be written ({failure.strerror or failure})\n"
             "    fix: make room or mend the permissions, then `stretto resume` the run"
         ) from failure
+
+
+def share(folder: Path) -> None:
+    """Gives every file below the mode that a new file has there: libraries that write by way of temporary files leave
+    them to their owner alone."""
+    probe = folder / ".mode"
+    handle = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        usual = stat.S_IMODE(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
+        probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with suppress(OSError):  # some file systems have no modes
+                path.chmod(usual)
 
 
 def replace(path: Path, lines: Iterable[str]) -> None:

@@ -37,6 +37,7 @@ BEFORE_THE_FIRST_STEP = frozenset(
         "tensorboard",
         "base",
         ".base.draft",
+        "inputs.json",
         "vstar.jsonl",
     )
 )

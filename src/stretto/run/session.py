@@ -18,7 +18,7 @@ from typing import Any
 from stretto.config.load import load_recipe
 from stretto.config.resolve import dump, resolve
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, Problem, RecipeError, StateLostError, StrettoError
+from stretto.errors import CheckpointError, RecipeError, StateLostError, StrettoError
 from stretto.placement.plan import Plan
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
@@ -30,12 +30,15 @@ from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.expected import compared, planned, write
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
+from stretto.run.inputs import Recording, refuse_changed
 from stretto.run.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.local import EngineFactory, assemble
 from stretto.run.loop import Desk, lacks_evaluation, train
+from stretto.run.moved import point_adapters, root_in, root_lines
 from stretto.run.parts import Parts, devices_of, sampling_plan
 from stretto.run.precision import settled
+from stretto.run.record import EVALUATION_KEYS, Held, RecipeRecord, allowed, refuse_fewer_steps, refuse_unknown
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
@@ -51,56 +54,6 @@ class Finished:
     """The checkpoint of its last step."""
     evaluations: tuple[tuple[int, Evaluation], ...]
     """(step, evaluation), those of this session."""
-
-
-EVALUATION_KEYS = (
-    "evaluate", "engine", "rewards", "environment", "placement", "deadlines", "guards", "log", "run", "checkpoint",
-)  # fmt: skip
-"""What may differ from training when a checkpoint is only asked questions."""
-
-
-class RecipeRecord:
-    """The recipe as a part of a checkpoint, so that a resume knows what it goes on with."""
-
-    name = "recipe"
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        allow: Sequence[str] = (),
-        remedy: str = "put the old value back, or pass --allow {key}",
-    ) -> None:
-        self.values = recipe.model_dump(mode="json")
-        self.allow, self.remedy = tuple(allow), remedy
-
-    def state(self) -> dict[str, Any]:
-        """The resolved recipe."""
-        return self.values
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Refuses a recipe that differs in keys that were not allowed to."""
-        changed = sorted(differences(state, self.values))
-        refused = [key for key in changed if not any(key == a or key.startswith(f"{a}.") for a in self.allow)]
-        if refused:
-            raise RecipeError(
-                *(
-                    Problem(
-                        field=key,
-                        reason="differs from what this run was trained with",
-                        fix=self.remedy.format(key=key),
-                    )
-                    for key in refused
-                )
-            )
-
-
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the keys in which two recipes differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = sorted({*old, *new})
-        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))]
-    return [] if old == new else [prefix]
 
 
 def start(
@@ -133,9 +86,18 @@ def resume(
     """Goes on where the newest sound checkpoint of a run stands; without one, from the beginning."""
     before, root = recipe_of(folder)
     recipe, _ = recipe_of(folder, changes)
-    RecipeRecord(recipe, allow=allow).restore(before.model_dump(mode="json"))
+    refuse_unknown(allow, before, recipe)
+    held = Held(folder=folder, root=root)
+    RecipeRecord(recipe, allow=allow, held=held).restore(before.model_dump(mode="json"))
     return _whatever_dies(
-        recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
+        recipe,
+        folder=folder,
+        root=root,
+        progress=progress,
+        make_engine=make_engine,
+        again=True,
+        allow=tuple(allow),
+        before=before,
     )
 
 
@@ -145,6 +107,10 @@ def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
     latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest()
     if latest is None:
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
+    before, _ = recipe_of(folder)
+    remedy = "put it back as it was; a run is asked with what it was trained with"
+    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
+    point_adapters(folder, before, root)
     return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
 
 
@@ -183,13 +149,11 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
 
 
 def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
-    """A run's recipe, and the folder that its relative paths count from; its first line remembers that."""
+    """A run's recipe, and the folder that its relative paths count from; its first lines remember that."""
     path = folder / "recipe.yaml"
     if not path.is_file():
         raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
-    first = path.read_text().partition("\n")[0]
-    root = Path(first.removeprefix("# root: ")) if first.startswith("# root: ") else Path.cwd()
-    return resolve(load_recipe(path, changes)), root
+    return resolve(load_recipe(path, changes)), root_in(path.read_text(), folder)
 
 
 def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, **rest: Any) -> Finished:
@@ -221,9 +185,10 @@ async def _run(
     make_engine: EngineFactory | None,
     again: bool = False,
     allow: tuple[str, ...] = (),
+    before: Recipe | None = None,
     told: str = "",
 ) -> Finished:
-    """The whole of a run between its folder and its summary; `told` is why it begins once more."""
+    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         if told:
@@ -234,6 +199,8 @@ async def _run(
         latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
         done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
         pending = lacks_evaluation(recipe, done, metrics)
+        if again:
+            _going_on(recipe, before or recipe, folder=folder, root=root, done=done, allow=allow, note=screen.note)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(
             recipe, folder, root=root, plan=course.to_json(), done=done if again else None, pending=pending
@@ -250,17 +217,17 @@ async def _run(
                     values=run_values(recipe, root, folder),
                 )
             try:
-                record = RecipeRecord(recipe, allow=allow)
-                stateful: tuple[Stateful, ...] = (record, *parts.stateful)
+                stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if latest:
                     checkpoints.restore(latest, stateful)
                 await parts.restored()
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
-                    replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
+                    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
-                evaluations = await train(parts, desk, done=done, metrics=metrics)
+                with Recording(folder, recipe, root):
+                    evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
@@ -270,6 +237,21 @@ async def _run(
                 raise
             finally:
                 await parts.close()
+
+
+def _going_on(
+    recipe: Recipe, before: Recipe, *, folder: Path, root: Path, done: int, allow: Sequence[str], note: Note
+) -> None:
+    """Refuses a resume of what is not as it was, while nothing is touched yet; `before` is the recipe as it was."""
+    refuse_fewer_steps(recipe, done)
+    refuse_changed(folder, before, root, allow=allow, note=note)
+    point_adapters(folder, recipe, root)
+
+
+def _stateful(recipe: Recipe, parts: Parts, *, folder: Path, root: Path, allow: Sequence[str]) -> tuple[Stateful, ...]:
+    """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
+    parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)
+    return (RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)), *parts.stateful)
 
 
 async def assembled(
@@ -304,12 +286,12 @@ def _journal(
     sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
     if done is not None:
         return Journal.reopen(folder, step=done, again=pending, sinks=sinks)
-    return Journal.create(folder, recipe=recipe_text(recipe, root), plan=plan, sinks=sinks)
+    return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan, sinks=sinks)
 
 
-def recipe_text(recipe: Recipe, root: Path) -> str:
+def recipe_text(recipe: Recipe, root: Path, folder: Path) -> str:
     """A run's recipe.yaml, which remembers what its relative paths count from."""
-    return f"# root: {root.resolve()}\n{dump(recipe)}"
+    return f"{root_lines(root, folder)}{dump(recipe)}"
 
 
 def _last(checkpoints: Checkpoints) -> Path:
