@@ -27,7 +27,7 @@ from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.crewed import assemble_crew
 from stretto.run.download import fetch_models
 from stretto.run.evaluate import Evaluation, evaluate
-from stretto.run.expected import compared, planned, write
+from stretto.run.expected import Planned, compared, planned, write
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
 from stretto.run.inputs import Recording, refuse_changed
@@ -202,9 +202,7 @@ async def _run(
         if again:
             _going_on(recipe, before or recipe, folder=folder, root=root, done=done, allow=allow, note=screen.note)
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
-        with _journal(
-            recipe, folder, root=root, plan=course.to_json(), done=done if again else None, pending=pending
-        ) as journal:
+        with _journal(recipe, folder, root=root, plan=course, done=done if again else None, pending=pending) as journal:
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
                 parts = await assembled(
@@ -277,16 +275,14 @@ def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     return Watch(limits=limits(recipe, several=several), folder=folder).stage("start", 0, "nothing was finished before")
 
 
-def _journal(
-    recipe: Recipe, folder: Path, *, root: Path, plan: Mapping[str, Any], done: int | None, pending: bool
-) -> Journal:
+def _journal(recipe: Recipe, folder: Path, *, root: Path, plan: Planned, done: int | None, pending: bool) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     board = "tensorboard" in recipe.log
     after = None if done is None else done - pending
     sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
     if done is not None:
         return Journal.reopen(folder, step=done, again=pending, sinks=sinks)
-    return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan, sinks=sinks)
+    return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)
 
 
 def recipe_text(recipe: Recipe, root: Path, folder: Path) -> str:
