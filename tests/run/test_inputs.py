@@ -16,6 +16,7 @@ from stretto.run.digests import CACHE, LARGE, digest, remembered
 from stretto.run.inputs import Recording, read_record, refuse_changed
 from stretto.run.model_files import files_in
 from stretto.run.moved import root_in
+from stretto.run.record import Held, RecipeRecord
 
 LORA = {"kind": "lora", "rank": 2, "alpha": 8.0}
 ROWS = [{"id": str(n), "text": f"{n:b}", "answer": f"{n:b}", "level": 1} for n in range(8)]
@@ -336,6 +337,7 @@ def test_the_parts_that_an_index_names_are_read(tmp_path):
         ("model.scratch.width=32", "model", "base/ in the run's folder"),
         ("model.scratch.warmup_steps=5", "model.scratch", "base/ in the run's folder"),
         ("model.scratch.characters=01=+", "model", "base/ in the run's folder"),
+        ("model.name=package:no/such.gguf", "model", "which is still there"),
         ("model.adapter.rank=3", "model", "adapter of the old rank"),
         ("model.adapter.targets=[q_proj]", "model.adapter", "adapters of the old layers"),
         ("model.adapter=null", "model", "what was trained"),
@@ -353,6 +355,20 @@ def test_a_change_that_would_do_nothing_is_refused_with_the_reason_although_it_i
         resume(run, changes=[change], allow=[allow])
     assert [problem.field for problem in caught.value.problems] == [change.partition("=")[0]]
     assert (run / "recipe.yaml").read_text() == before
+
+
+def test_a_model_that_was_moved_away_may_get_its_new_name(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("{}")
+    (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
+    recipe = recipe_in(tmp_path)
+    old, new = ({"model": {"name": name}} for name in ("old", "new"))
+    record = RecipeRecord(recipe, allow=["model"], held=Held(folder=tmp_path / "run", root=tmp_path))
+    record.values = new
+    with pytest.raises(RecipeError, match="which is still there"):
+        record.restore(old)
+    (tmp_path / "old").rename(tmp_path / "new")
+    record.restore(old)
 
 
 def test_a_recipe_edited_by_hand_is_refused_for_the_same_reasons(project):

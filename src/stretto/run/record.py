@@ -16,7 +16,6 @@ from stretto.config.explain import nearest
 from stretto.config.locate import locate
 from stretto.config.schema import Recipe
 from stretto.errors import Problem, RecipeError
-from stretto.run.base import keeps_base
 
 EVALUATION_KEYS = (
     "evaluate", "engine", "rewards", "environment", "placement", "deadlines", "guards", "log", "run", "checkpoint",
@@ -58,8 +57,8 @@ class Held:
         scratch = key == "seed" and self._has_base and old["model"]["name"] == "scratch"
         if scratch or (allowed(key, ("model.scratch",)) and (self._has_base or self._has_checkpoint)):
             return "base/ in the run's folder is the model that was made with the old value"
-        if key == "model.name" and self._has_base and self._names_no_other(old, new):
-            return "base/ in the run's folder is the model, and the file that it was made from is not read again"
+        if key == "model.name" and (self._has_base or self._has_checkpoint) and self._finds(str(old["model"]["name"])):
+            return "what was trained so far was trained from the old model, which is still there"
         if key == "algorithm.vstar.table" and (self.folder / "vstar.jsonl").exists():
             return "vstar.jsonl in the run's folder is the table that is read; without that file, it is copied again"
         if not self._has_checkpoint:
@@ -68,11 +67,10 @@ class Held:
             return "the checkpoint holds what was trained: an adapter, or all weights"
         return next((reason for name, reason in IN_CHECKPOINT.items() if allowed(key, (name,))), None)
 
-    def _names_no_other(self, old: Mapping[str, Any], new: Recipe) -> bool:
-        """True if both names stand for the base; false if the old one is gone, so that another one has to be given."""
+    def _finds(self, name: str) -> bool:
+        """False for a model that was moved away, so that its new name has to be given."""
         try:
-            locate(str(old["model"]["name"]), self.root)
-            return keeps_base(new, locate(new.model.name, self.root))
+            return bool(locate(name, self.root))
         except RecipeError:
             return False
 
