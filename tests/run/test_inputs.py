@@ -6,6 +6,7 @@ import shutil
 import stat
 
 import pytest
+from yaml import safe_load as load
 
 from running import Quiet, recipe_in, resume, start
 from stretto.config.load import load_recipe
@@ -15,7 +16,7 @@ from stretto.run.checkpoint import Checkpoints
 from stretto.run.digests import CACHE, LARGE, digest, remembered
 from stretto.run.inputs import Recording, read_record, refuse_changed
 from stretto.run.model_files import files_in
-from stretto.run.moved import root_in
+from stretto.run.moved import root_in, root_lines
 from stretto.run.record import Held, RecipeRecord
 
 LORA = {"kind": "lora", "rank": 2, "alpha": 8.0}
@@ -476,6 +477,17 @@ def test_a_project_that_was_moved_as_a_whole_finds_its_data_and_rewards(project,
     assert session.recipe_of(run)[1] == tmp_path / "moved"
     assert refused(run) == {}
     assert session.evaluate_run(run).n == 2
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "line\nbreak", '"quoted"', "\x85", "ünïcode"])
+def test_any_name_of_a_folder_survives_in_the_first_lines(tmp_path, name):
+    root = tmp_path / name
+    (root / "run").mkdir(parents=True)
+    text = root_lines(root, root / "run") + "seed: 5\n"
+    assert root_in(text, root / "run") == root
+    root.rename(tmp_path / "moved")
+    assert root_in(text, tmp_path / "moved" / "run") == tmp_path / "moved"
+    assert load(text) == {"seed": 5}
 
 
 @pytest.mark.parametrize(

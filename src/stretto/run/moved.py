@@ -25,19 +25,32 @@ ROOT, FROM_HERE = "# root: ", "# root from here: "
 def root_lines(root: Path, folder: Path) -> str:
     """The first lines of recipe.yaml."""
     from_here = os.path.relpath(root.resolve(), folder.resolve())
-    return f"{ROOT}{root.resolve()}\n{FROM_HERE}{from_here}\n"
+    return f"{ROOT}{_quoted(str(root.resolve()))}\n{FROM_HERE}{_quoted(from_here)}\n"
 
 
 def root_in(text: str, folder: Path) -> Path:
     """What relative paths of a run's recipe count from: the folder as it was, or where it is from here now."""
     lines = text.split("\n", 2)[:2]
-    said = {start: line.removeprefix(start) for line in lines for start in (ROOT, FROM_HERE) if line.startswith(start)}
+    starts = (ROOT, FROM_HERE)
+    said = {start: _unquoted(line.removeprefix(start)) for line in lines for start in starts if line.startswith(start)}
     if ROOT not in said:
         return Path.cwd()
     from_here = folder.resolve() / said.get(FROM_HERE, ".")
     if not Path(said[ROOT]).is_dir() and FROM_HERE in said and from_here.is_dir():
         return from_here.resolve()
     return Path(said[ROOT])
+
+
+def _quoted(path: str) -> str:
+    """A path as a comment of YAML can hold it."""
+    return path if path.isprintable() and not path.startswith('"') else json.dumps(path)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(text)) if text.startswith('"') else text.rstrip("\r")
+    except ValueError:
+        return text
 
 
 def point_adapters(folder: Path, recipe: Recipe, root: Path) -> None:
