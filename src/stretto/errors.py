@@ -16,6 +16,7 @@
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part
     +-- GuardError                  a guard of the recipe stopped the run
+    ChangedInputsError              both RecipeError and CheckpointError: what a run reads is not what it read before
 
 The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
 """
@@ -131,6 +132,10 @@ class CheckpointError(StrettoError):
     def __init__(self, text: str, *, damaged: bool = True) -> None:
         super().__init__(text)
         self.damaged = damaged
+
+
+class ChangedInputsError(RecipeError, CheckpointError):
+    """What a run reads is not what its checkpoints were trained with: data, rewards, model files or a table of V*."""
 
 
 class GuardError(StrettoError):

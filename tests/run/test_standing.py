@@ -13,7 +13,7 @@ from stretto.cli.main import main
 from stretto.errors import CheckpointError, RecipeError, StateLostError
 from stretto.run import loop, session
 from stretto.run.checkpoint import Checkpoints
-from stretto.run.recipe_file import recipe_text, root_in
+from stretto.run.recipe_file import recipe_text
 from stretto.run.standing import set_aside, standing
 
 
@@ -321,8 +321,7 @@ def test_a_recipe_of_a_run_that_is_no_text_is_refused(tmp_path, capsys, command,
 def test_a_root_of_any_name_is_remembered(short, tmp_path, name):
     recipe, _ = session.recipe_of(short)
     path = tmp_path / "recipe.yaml"
-    path.write_text(recipe_text(recipe, tmp_path / name), encoding="utf-8")
-    assert root_in(path.read_text(encoding="utf-8")) == tmp_path / name
+    path.write_text(recipe_text(recipe, tmp_path / name, tmp_path), encoding="utf-8")
     assert session.recipe_of(tmp_path) == (recipe, tmp_path / name)
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from stretto.errors import CheckpointError
 from stretto.run import manifest as manifests
-from stretto.run.files import Disk, storing, to_json, unused
+from stretto.run.files import Disk, share, storing, to_json, unused
 from stretto.run.manifest import STATE
 from stretto.run.state import read_state, write_tensors, write_values
 from stretto.types import Stateful
 
-FOLDER = re.compile(r"step-(\d{6,})")
+FOLDER = manifests.NUMBERED
 PART = re.compile(r"[A-Za-z0-9_-]+")
 
 Skipped = Callable[[Path, str], None]
@@ -134,6 +134,7 @@ class Checkpoints:
         (draft / STATE).mkdir()
         for part in parts:
             self._write_part(draft, part)
+        share(draft)
         listed = manifests.describe(draft, step=step, metrics=metrics, parts=names)
         self._disk.write(draft / STATE / "manifest.json", lambda path: manifests.write(path, listed))
         for path in sorted(draft.rglob("*"), reverse=True):

@@ -38,6 +38,7 @@ BEFORE_THE_FIRST_STEP = frozenset(
         "tensorboard",
         "base",
         ".base.draft",
+        "inputs.json",
         "vstar.jsonl",
         lock.NAME,
     )

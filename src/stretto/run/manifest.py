@@ -1,8 +1,8 @@
 """What a checkpoint says of itself, and whether that is true.
 
-The manifest is the last file written into a checkpoint. It names every part and file: size and SHA-256 of the state,
-the size alone of the model's files, which are large and only there to be loaded by others. It carries a seal over its
-own content, so that a flipped byte in it is noticed as well.
+The manifest is the last file written into a checkpoint. It names the step, every part, and every file with size and
+SHA-256 (older ones have no SHA-256 of the model's files). It carries a seal over its own content, so that a flipped
+byte in it is noticed as well. Not covered is the path of an adapter's base, which is written anew after a move.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ permission) may pass, so it is no damage."""
 STATE = "state"
 """The folder in a checkpoint that holds the state of the parts and the manifest."""
 
+ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
+"""PEFT's description of an adapter, and the key in it that names the base model."""
+
+NUMBERED = re.compile(r"step-(\d{6,})")
+"""The name of a checkpoint, which says its step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -36,7 +43,7 @@ class Entry:
     size: int
     """Bytes."""
     sha256: str | None
-    """Hash of the content, or none for a file of the model."""
+    """Hash of the content; none for a file of the model in older checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ def describe(folder: Path, *, step: int, metrics: Mapping[str, float], parts: tu
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        files[name] = Entry(size=path.stat().st_size, sha256=_hash(path) if name.startswith(f"{STATE}/") else None)
+        files[name] = Entry(size=path.stat().st_size, sha256=_hash(path))
     return Manifest(step=step, metrics=dict(metrics), parts=parts, files=files)
 
 
@@ -93,11 +100,14 @@ def read(folder: Path) -> Manifest:
 def verify(folder: Path) -> Manifest:
     """The manifest, after every file it lists was found as listed; CheckpointError names the first that was not."""
     manifest = read(folder)
+    named = NUMBERED.fullmatch(folder.name)
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(f"{folder}: is the checkpoint of step {manifest.step} under the name of another step")
     for name, entry in manifest.files.items():
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != entry.size:
+            if size != entry.size and name != ADAPTER:
                 raise CheckpointError(f"{path}: {size} bytes where the manifest says {entry.size}")
             if entry.sha256 is not None and _hash(path) != entry.sha256:
                 raise CheckpointError(f"{path}: its content changed after it was written")
@@ -111,8 +121,22 @@ def _unread(path: Path, error: OSError) -> CheckpointError:
 
 
 def _hash(path: Path) -> str:
+    if path.name == ADAPTER:
+        return _hash_of_adapter(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of_adapter(path: Path) -> str:
+    """Of everything but where its base is; of the bytes, where it is no mapping."""
+    content = path.read_bytes()
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        content = json.dumps({**found, BASE: None}, sort_keys=True).encode("ascii")
+    return hashlib.sha256(content).hexdigest()
 
 
 def _seal(body: Mapping[str, Any]) -> str:

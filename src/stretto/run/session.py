@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, Problem, RecipeError, StateLostError, StrettoError
+from stretto.errors import CheckpointError, RecipeError, StateLostError, StrettoError
 from stretto.placement.plan import Plan
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
@@ -25,17 +25,20 @@ from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.crewed import assemble_crew
 from stretto.run.download import fetch_models
 from stretto.run.evaluate import Evaluation, evaluate
-from stretto.run.expected import compared, planned, write
+from stretto.run.expected import Planned, compared, planned, write
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
+from stretto.run.inputs import Recording, refuse_changed
 from stretto.run.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.run.local import EngineFactory, assemble
 from stretto.run.lock import held
 from stretto.run.loop import Desk, lacks_evaluation, train
+from stretto.run.moved import point_adapters
 from stretto.run.parts import Parts, devices_of, sampling_plan
 from stretto.run.precision import settled
 from stretto.run.recipe_file import recipe_of, recipe_text
+from stretto.run.record import EVALUATION_KEYS, Held, RecipeRecord, allowed, refuse_fewer_steps, refuse_unknown
 from stretto.run.standing import set_aside, standing
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
@@ -52,56 +55,6 @@ class Finished:
     """The checkpoint of its last step."""
     evaluations: tuple[tuple[int, Evaluation], ...]
     """(step, evaluation), those of this session."""
-
-
-EVALUATION_KEYS = (
-    "evaluate", "engine", "rewards", "environment", "placement", "deadlines", "guards", "log", "run", "checkpoint",
-)  # fmt: skip
-"""What may differ from training when a checkpoint is only asked questions."""
-
-
-class RecipeRecord:
-    """The recipe as a part of a checkpoint, so that a resume knows what it goes on with."""
-
-    name = "recipe"
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        allow: Sequence[str] = (),
-        remedy: str = "put the old value back, or pass --allow {key}",
-    ) -> None:
-        self.values = recipe.model_dump(mode="json")
-        self.allow, self.remedy = tuple(allow), remedy
-
-    def state(self) -> dict[str, Any]:
-        """The resolved recipe."""
-        return self.values
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Refuses a recipe that differs in keys that were not allowed to."""
-        changed = sorted(differences(state, self.values))
-        refused = [key for key in changed if not any(key == a or key.startswith(f"{a}.") for a in self.allow)]
-        if refused:
-            raise RecipeError(
-                *(
-                    Problem(
-                        field=key,
-                        reason="differs from what this run was trained with",
-                        fix=self.remedy.format(key=key),
-                    )
-                    for key in refused
-                )
-            )
-
-
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the keys in which two recipes differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = sorted({*old, *new})
-        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))]
-    return [] if old == new else [prefix]
 
 
 def start(
@@ -139,12 +92,13 @@ def resume(
     """
     before, root = recipe_of(folder)
     recipe, _ = recipe_of(folder, changes)
-    RecipeRecord(recipe, allow=allow).restore(before.model_dump(mode="json"))
+    refuse_unknown(allow, before, recipe)
+    RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)).restore(before.model_dump(mode="json"))
     with held(folder):
         told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
         return _whatever_dies(
             recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
-            allow=tuple(allow),
+            allow=tuple(allow), before=before,
         )  # fmt: skip
 
 
@@ -156,6 +110,10 @@ def evaluate_run(folder: Path, *, changes: Sequence[str] = (), note: Note = lamb
     )
     if latest is None:
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
+    before, _ = recipe_of(folder)
+    remedy = "put it back as it was; a run is asked with what it was trained with"
+    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
+    point_adapters(folder, before, root)
     return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
 
 
@@ -222,9 +180,10 @@ async def _run(
     make_engine: EngineFactory | None,
     again: bool = False,
     allow: tuple[str, ...] = (),
+    before: Recipe | None = None,
     told: str = "",
 ) -> Finished:
-    """The whole of a run between its folder and its summary; `told` is why it begins once more."""
+    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         if told:
@@ -235,11 +194,11 @@ async def _run(
         every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
         stand = standing(checkpoints, every=every, note=screen.note)
         done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
+        if again:
+            _going_on(recipe, before or recipe, folder=folder, root=root, done=done, allow=allow, note=screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
-        with _journal(
-            recipe, folder, root=root, plan=course.to_json(), done=after, pending=pending, note=screen.note
-        ) as journal:
+        with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
                 parts = await assembled(
@@ -252,18 +211,18 @@ async def _run(
                     values=run_values(recipe, root, folder),
                 )
             try:
-                record = RecipeRecord(recipe, allow=allow)
-                stateful: tuple[Stateful, ...] = (record, *parts.stateful)
+                stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
                     checkpoints.restore(stand.latest, stateful)
                 await parts.restored()
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
-                    replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
+                    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
-                evaluations = await train(parts, desk, done=done, metrics=metrics)
+                with Recording(folder, recipe, root):
+                    evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
@@ -273,6 +232,21 @@ async def _run(
                 raise
             finally:
                 await parts.close()
+
+
+def _going_on(
+    recipe: Recipe, before: Recipe, *, folder: Path, root: Path, done: int, allow: Sequence[str], note: Note
+) -> None:
+    """Refuses a resume of what is not as it was, while nothing is touched yet; `before` is the recipe as it was."""
+    refuse_fewer_steps(recipe, done)
+    refuse_changed(folder, before, root, allow=allow, note=note)
+    point_adapters(folder, recipe, root)
+
+
+def _stateful(recipe: Recipe, parts: Parts, *, folder: Path, root: Path, allow: Sequence[str]) -> tuple[Stateful, ...]:
+    """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
+    parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)
+    return (RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)), *parts.stateful)
 
 
 async def assembled(
@@ -299,14 +273,7 @@ def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
 
 
 def _journal(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    root: Path,
-    plan: Mapping[str, Any],
-    done: int | None,
-    pending: bool,
-    note: Note,
+    recipe: Recipe, folder: Path, *, root: Path, plan: Planned, done: int | None, pending: bool, note: Note
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     board = "tensorboard" in recipe.log
@@ -314,7 +281,7 @@ def _journal(
     sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
     if done is not None:
         return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
-    return Journal.create(folder, recipe=recipe_text(recipe, root), plan=plan, sinks=sinks)
+    return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)
 
 
 def _last(checkpoints: Checkpoints) -> Path:

@@ -20,7 +20,20 @@ from stretto.run.rows import read_rows, whole
 RESTARTED = "before-restart"
 """Folder in a run's folder that holds what was there before it was begun again."""
 
-MADE = ("checkpoints", "metrics.jsonl", "events.jsonl", "timeline.json", "plan.json", "samples", "tensorboard", "base")
+MADE = (
+    "checkpoints", "metrics.jsonl", "events.jsonl", "timeline.json", "plan.json", "samples", "tensorboard",
+    "inputs.json", "base",
+)  # fmt: skip
+    "checkpoints",
+    "metrics.jsonl",
+    "events.jsonl",
+    "timeline.json",
+    "plan.json",
+    "samples",
+    "tensorboard",
+    "inputs.json",
+    "base",
+)
 """What one course of a run has made, checkpoints first: while they are there, a resume does not begin again."""
 
 
