@@ -51,7 +51,14 @@ def gives(answer, prompt, signals):
 def user(tmp_path: Path) -> str:
     (tmp_path / "user_rewards.py").write_text(USER)
     (tmp_path / "statistics.py").write_text("def mean(answer, prompt, signals): return 1\n")
-    (tmp_path / "imported.py").write_text("from builtins import exec as run\nfrom os import system\nimport yaml\n")
+    (tmp_path / "imported.py").write_text(
+        "from builtins import exec as run\nfrom os import system\nfrom yaml import safe_load\n"
+    )
+    (tmp_path / "compiled.abi3.so").write_bytes(b"")
+    for folder, file in (("package", "inside.py"), ("bare", "module.py")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text("def f(answer, prompt, signals): return 1\n")
+    (tmp_path / "package" / "__init__.py").write_text("")
     return str(tmp_path)
 
 
@@ -239,8 +246,10 @@ def test_a_reward_that_hangs_is_tried_twice_and_then_marked(user: str, tmp_path:
         ({"kind": "math:sqrt"}, "rewards.0.kind", "belongs to Python itself"),
         ({"kind": "_pickle:loads"}, "rewards.0.kind", "belongs to Python itself"),
         ({"kind": "importlib.util:find_spec"}, "rewards.0.kind", "belongs to Python itself"),
-        ({"kind": "numpy.linalg._umath_linalg:det"}, "rewards.0.kind", "not a Python file"),
-        ({"kind": "stretto.sandbox.worker:find"}, "rewards.0.kind", "belongs to stretto"),
+        ({"kind": "numpy.linalg._umath_linalg:det"}, "rewards.0.kind", "belongs to an installed package"),
+        ({"kind": "sympy:sympify"}, "rewards.0.kind", "belongs to an installed package"),
+        ({"kind": "stretto.sandbox.worker:find"}, "rewards.0.kind", "belongs to an installed package"),
+        ({"kind": "compiled:f"}, "rewards.0.kind", "compiled.abi3.so is not a Python file"),
         ({"kind": "statistics:mean"}, "rewards.0.kind", "give the file another name"),
         ({"kind": "imported:run"}, "rewards.0.kind", "only imported from builtins"),
         ({"kind": "imported:system"}, "rewards.0.kind", "only imported from os"),
@@ -270,8 +279,8 @@ def test_a_kind_whose_package_is_missing_says_what_to_install(kind: str, monkeyp
     assert found.fix.startswith("pip install '") and "'math-verify>=" in found.fix
 
 
-@pytest.mark.parametrize("kind", ["user_rewards:truth", "yaml:safe_load", "sympy:simplify"])
-def test_a_function_of_a_python_file_is_a_reward_also_of_an_installed_package(user: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["user_rewards:truth", "imported:safe_load", "package.inside:f", "bare.module:f"])
+def test_a_function_of_a_python_file_of_the_user_s_is_a_reward(user: str, kind: str) -> None:
     assert list(problems([RewardPart(kind=kind)], [user])) == []
 
 

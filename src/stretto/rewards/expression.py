@@ -63,6 +63,8 @@ def _too_large(expression: Any) -> bool:
         of_sympy(expression)
     except TooLargeError:
         return True
+    except Exception:  # what has no size that we know is left to the limits of the process
+        return False
     return False
 
 

@@ -56,6 +56,7 @@ def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Proble
         missing = exists(part.kind, paths) or foreign(part.kind, paths)
         if missing is not None:
             fix = "write the function into a Python file beside the recipe and name it as file:function"
+            fix += "" if exists(part.kind, paths) else "; such a file may import what packages have"
             yield Problem(field=f"{field}.kind", reason=missing, fix=fix)
     elif part.kind in PLANNED:
         fix = f"use one of {', '.join(KINDS)}, or module:name"

@@ -48,20 +48,25 @@ def exists(target: str, paths: Sequence[str] = ()) -> str | None:
 
 
 def foreign(target: str, paths: Sequence[str] = ()) -> str | None:
-    """A sentence on why an existing `target` is no function of a Python file of the user's or of an installed package,
-    or None. What Python brings along is not: `builtins:exec` would run what a model wrote."""
+    """A sentence on why an existing `target` is no function of a Python file below one of the `paths`, or None.
+
+    So a recipe alone runs no code. Libraries have functions that would run what a model wrote: `builtins:exec`,
+    `os:system`, `sympy:sympify`. A file of the user's may import what it likes from packages, and nothing from Python
+    itself that would be the reward as it is.
+    """
     module, _, name = target.partition(":")
     top = module.partition(".")[0]
     spec, _ = _find(module, [os.path.abspath(path) for path in paths])
     origin = spec.origin if spec else None
+    own = origin is not None and _within(origin, paths)
     if top in sys.stdlib_module_names:
-        if origin and spec and _within(origin, paths):
+        if own:
             return f"{origin} has the name of a module of Python's own; give the file another name"
         return f"{target} belongs to Python itself and is no function of yours"
-    if top == __name__.partition(".")[0] and not (origin and _within(origin, paths)):
-        return f"{target} belongs to stretto and is no function of yours"
-    if not origin or not origin.endswith(".py"):
-        return f"{module} is not a Python file, so what it would do with an answer cannot be read"
+    if origin is None or not own:
+        return f"{target} belongs to an installed package and is no function of yours"
+    if not origin.endswith(".py"):
+        return f"{origin} is not a Python file, so what it would do with an answer cannot be read"
     imported = next(_imported(name, origin), None)
     return f"{name} in {origin} is only imported from {imported}, which belongs to Python itself" if imported else None
 
