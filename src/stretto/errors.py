@@ -5,7 +5,9 @@
     +-- DeadlineError               exit code 3: a wait had a deadline, and it passed
     +-- SandboxError                user code in a worker process raised, or its process died
     |   +-- SandboxDeadlineError    ... or did not answer in time, and its process was killed
+    |   |   +-- SandboxStartError   ... or was not imported in time
     |   +-- SandboxDiedError        ... or its process died by itself
+    |       +-- SandboxLimitError   ... or came to the limit of its processor time or memory
     +-- RewardError                 more rewards failed than the recipe allows; carries the first failure
     |   +-- VerdictError            one trajectory could not be judged; it is marked and dropped, never given 0
     +-- EnvironmentFailure          a conversation with the model could not be completed
@@ -76,8 +78,16 @@ class SandboxDeadlineError(SandboxError):
     """User code did not answer within its deadline and its process was killed."""
 
 
+class SandboxStartError(SandboxDeadlineError):
+    """A worker process did not start, or a module was not imported, in the time for starting. No call has run yet."""
+
+
 class SandboxDiedError(SandboxError):
     """The worker process died while user code ran: killed from outside, out of memory, or it left by itself."""
+
+
+class SandboxLimitError(SandboxDiedError):
+    """A call used up the processor time or the memory that it was given; other calls are not to blame."""
 
 
 class RewardError(StrettoError):

@@ -102,6 +102,8 @@ class Reward:
     """Before shaping; what `drop` and accuracy read."""
     parts: Mapping[str, float]
     """Every named part, unweighted."""
+    costly: tuple[str, ...] = ()
+    """The parts whose scorer gave 0 because judging this answer would have cost too much time or memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

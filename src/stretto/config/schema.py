@@ -210,7 +210,7 @@ class RewardPart(Section):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     deadline: Seconds = 5.0
-    """Seconds one verdict may take; default of reasoning_gym: 25, because its first call loads much."""
+    """Seconds one verdict may take, in built-in scorers of processor time; default of reasoning_gym: 25."""
     longest: Count | None = None
     """overlong: answers of this many tokens get -1; default: engine.max_new_tokens."""
     buffer: Count | None = None
@@ -423,13 +423,13 @@ class Deadlines(Section):
     """Seconds each wait may take."""
 
     start: Seconds = 120.0
-    """Loading and starting."""
+    """Loading and starting; also importing the module of a reward."""
     environment: Seconds = 60.0
     """One call of user code in an environment."""
     generate: Seconds = 600.0
     """Generating one step."""
     reward: Seconds = 60.0
-    """Scoring one step's trajectories after the last was generated."""
+    """Waiting for the next verdict while trajectories are scored."""
     train: Seconds = 600.0
     """Training one step."""
     publish: Seconds = 120.0

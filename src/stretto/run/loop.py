@@ -50,7 +50,8 @@ async def train(parts: Parts, desk: Desk, *, done: int, metrics: Mapping[str, fl
     was none yet, and later one may have been interrupted.
     """
     recipe = parts.recipe
-    watch = Watch(limits=limits(recipe), folder=desk.journal.folder, last_words=parts.pool.kill)
+    pool = parts.pool
+    watch = Watch(limits=limits(recipe), folder=desk.journal.folder, moved=lambda: pool.moved, last_words=pool.kill)
     clock = Clock(watch, parts.devices)
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):

@@ -38,6 +38,7 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
         "groups/dead": float(dead),
         "groups/infra": float(batch.launched - len(scored.groups)),
         "trajectories/failed": len(scored.failed),
+        "trajectories/costly": sum(bool(reward.costly) for reward in rewards),
         "trajectories/launched": batch.launched * section.samples,
         "conversations/rewritten": sum(trajectory.rewritten for trajectory in [*trajectories, *scored.failed]),
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
@@ -87,10 +88,16 @@ def row(
         ],
         "answer": trajectory.outcome.answer if trajectory.outcome else None,
         "reference": trajectory.prompt.reference,
-        "reward": {"value": reward.value, "outcome": reward.outcome, "parts": dict(reward.parts)} if reward else None,
+        "reward": reward_row(reward) if reward else None,
         "failure": trajectory.failure,
         "used": all(sample is not None for sample in credited) and bool(credited),
     }
+
+
+def reward_row(reward: Reward) -> dict[str, Any]:
+    """A verdict; which scorers gave up on the answer is said only where one did."""
+    found = {"value": reward.value, "outcome": reward.outcome, "parts": dict(reward.parts)}
+    return {**found, "costly": list(reward.costly)} if reward.costly else found
 
 
 def conversation_row(conversation: Conversation, sample: Sample | None, renderer: Renderer) -> dict[str, Any]:

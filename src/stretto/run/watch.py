@@ -17,6 +17,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -77,6 +78,9 @@ class Watch:
     """Stage -> its limit; others are not watched."""
     folder: Path
     """Where the stacks of a stage that overran go."""
+    moved: Callable[[], float] = lambda: 0.0
+    """When (`time.monotonic`) the processes that judge answers last got on: while they do, no stage is interrupted for
+    their sake, because many answers take long."""
     last_words: Callable[[], None] = lambda: None
     """Called in another thread before the process is ended by force."""
     patience: float = PATIENCE
@@ -103,8 +107,11 @@ class Watch:
                 raise DeadlineError(text)
 
         def look() -> None:
-            if left.wait(limit.seconds):
-                return
+            patience = limit.seconds
+            while patience > 0:
+                if left.wait(patience):
+                    return
+                patience = self.moved() + limit.seconds - time.monotonic()
             with suppress(OSError), stacks.open("w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
             for _ in range(TIMES):
