@@ -6,7 +6,6 @@ conventions differ, TRL is called with ours, and the difference is written besid
 - Dr. GRPO: TRL divides by `max_completion_length`, which is our `algorithm.constant`;
 - GSPO is `loss_type` grpo with the ratio of the sequence, and a KL term, where there is one, is always k3;
 - RLOO: TRL's ratio is that of the whole sequence and ours of each token, so they agree while weights have not moved;
-- the overlong penalty stops at -1 beyond the longest answer, which an answer cannot exceed;
 - single precision: of one factor of the deviation of rewards, and of the share of clipped tokens.
 
 A*PO has no difference to name: V* and the regression are the same in both.
@@ -208,8 +207,8 @@ def test_rloos_loss_while_weights_have_not_moved(seed):
 
 def test_the_penalty_of_long_answers():
     theirs = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
-    ours = [overlong(length, longest=100, buffer=20) for length in range(101)]
-    assert gap(ours, theirs([[0] * length for length in range(101)])) < EXACT
+    ours = [overlong(length, longest=100, buffer=20) for length in range(300)]
+    assert gap(ours, theirs([[0] * length for length in range(300)])) < EXACT
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -212,7 +212,7 @@ class RewardPart(Section):
     deadline: Seconds = 5.0
     """Seconds one verdict may take; default of reasoning_gym: 25, because its first call loads much."""
     longest: Count | None = None
-    """overlong: answers of this many tokens get -1; default: engine.max_new_tokens."""
+    """overlong: answers of this many tokens or more get -1; default: engine.max_new_tokens."""
     buffer: Count | None = None
     """overlong: over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
 
