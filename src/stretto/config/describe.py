@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import CATALOG, estimator_of
 from stretto.config.resolve import resolve
 from stretto.config.rules.base import DEFAULTS, is_default, value_of
 from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, RoleModel, Source, Task, Vstar
@@ -41,7 +41,7 @@ def objective(recipe: Recipe) -> str:
     average = facts.average.format(constant=section.constant)
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
-        lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
+        lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
     lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
@@ -94,7 +94,7 @@ def _named(model: RoleModel | None) -> str:
 def _reward(recipe: Recipe) -> str:
     parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
     kl = recipe.algorithm.kl
-    pull = f" - {kl.coef:g} * sum over tokens of {kl.estimator}" if kl.coef > 0 and kl.where == "reward" else ""
+    pull = f" - {kl.coef:g} * sum over tokens of {_estimator(recipe)}" if kl.coef > 0 and kl.where == "reward" else ""
     return f"R = {parts.replace('+ -', '- ')}{pull}"
 
 
@@ -108,10 +108,15 @@ def _ratio(recipe: Recipe) -> str:
 
 
 def _pull(recipe: Recipe) -> str:
-    kl = recipe.algorithm.kl
-    idle = "; as a loss its expected gradient is 0 on policy" if (kl.estimator, kl.where) == ("k1", "loss") else ""
-    lp = "; lp is the engine's" if kl.where == "reward" else ""
-    return f"{ESTIMATORS[kl.estimator]}, lp_ref {_reference(recipe)}{lp}{idle}"
+    where, name = recipe.algorithm.kl.where, _estimator(recipe)
+    idle = "; as a loss its expected gradient is 0 on policy" if (name, where) == ("k1", "loss") else ""
+    lp = "; lp is the engine's" if where == "reward" else ""
+    return f"{ESTIMATORS[name]}, lp_ref {_reference(recipe)}{lp}{idle}"
+
+
+def _estimator(recipe: Recipe) -> str:
+    """By its name, also where the recipe leaves it open."""
+    return estimator_of(recipe.algorithm.kl.estimator, recipe.algorithm.kl.where)
 
 
 def _reference(recipe: Recipe) -> str:

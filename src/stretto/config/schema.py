@@ -222,8 +222,9 @@ class Kl(Section):
 
     coef: NotNegative = 0.0
     """Weight; 0 switches the reference off."""
-    estimator: Literal["k1", "k2", "k3"] = "k2"
-    """k1 = log-ratio, k2 = its half square, k3 = exp(u) - 1 - u."""
+    estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
+    """k1 = log-ratio, k2 = its half square, k3 = exp(u) - 1 - u; auto: k2 in the loss and k1 in the reward, whose
+    expected gradients pull to the reference."""
     where: Literal["loss", "reward"] = "loss"
     """A term of the loss, or a part of the reward."""
 
