@@ -130,7 +130,10 @@ class Sample:
     advantage: NDArray[np.float64]
     """Credit per trained token."""
     leads: bool
-    """True for the first conversation of its trajectory, so that trajectories can be counted by summing."""
+    """True for the first conversation of its trajectory in which something was sampled, so that trajectories can be
+    counted by summing."""
+    siblings: int = 1
+    """Conversations of its trajectory in which something was sampled, this one included."""
     reference: NDArray[np.float64] | None = None
     """Reference log-probabilities, if the algorithm needs them."""
     old: NDArray[np.float64] | None = None

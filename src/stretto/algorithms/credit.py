@@ -50,15 +50,17 @@ def judged(groups: Sequence[Group]) -> Iterator[tuple[Trajectory, Reward]]:
 def spread(trajectory: Trajectory, advantage: float, streams: Streams) -> list[Sample]:
     """One sample per conversation, every trained token with the trajectory's advantage."""
     samples = []
-    for index, conversation in enumerate(trajectory.conversations):
+    lengths = [int(conversation.trained.sum()) for conversation in trajectory.conversations]
+    spoken = [index for index, length in enumerate(lengths) if length]
+    for index, (conversation, length) in enumerate(zip(trajectory.conversations, lengths, strict=True)):
         key = (*trajectory_key(trajectory), index)
-        length = int(conversation.trained.sum())
         samples.append(
             Sample(
                 key=key,
                 conversation=conversation,
                 advantage=np.full(length, advantage),
-                leads=index == 0,
+                leads=index == (spoken[0] if spoken else 0),
+                siblings=max(1, len(spoken)),
                 reference=streams["reference"][key] if "reference" in streams else None,
                 values=streams["values"][key] if "values" in streams else None,
             )
