@@ -126,9 +126,7 @@ def test_a_trajectory_is_one_equation_in_the_reported_numbers_too(shapes):
         streams = {"reference": {key: np.linspace(-2, -0.5, n) for key, n in zip(keys, lengths, strict=True)}}
         streams["vstar"] = {keys[0]: np.array([vstar])}
         verdict = Reward(value=reward, outcome=reward, parts={})
-        samples += algorithm.advantage(
-            [Group(prompt=PROMPT, trajectories=(trajectory,), rewards=(verdict,))], streams
-        )
+        samples += algorithm.advantage([Group(prompt=PROMPT, trajectories=(trajectory,), rewards=(verdict,))], streams)
         spoken = [talk for talk in trajectory.conversations if talk.trained.any()]
         d = sum(float((t.logprobs[t.trained] - np.linspace(-2, -0.5, int(t.trained.sum()))).sum()) for t in spoken)
         errors.append((beta2 * d - (reward - vstar)) ** 2)

@@ -156,3 +156,5 @@ def test_a_lag_is_told_where_it_counts():
     lagging = recipe(placement={"cluster": "2xcpu", "strategy": "separate", "staleness": 1})
     assert "trained on in the next step (staleness 1)" in plan_sentence(lagging)
     assert "lp_engine is of the weights one version before" in objective(lagging)
+    assert "lp_old of the weights that sampled, one version before: clip 0.2/0.2 acts" in objective(lagging)
+    assert "inactive" not in objective(lagging)

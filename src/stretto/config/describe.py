@@ -45,7 +45,11 @@ def objective(recipe: Recipe) -> str:
     lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
-        older = "; lp_engine is of the weights one version before" if recipe.placement.staleness else ""
+        older = (
+            "; lp_engine is of the weights one version before, and so is lp_trainer"
+            if recipe.placement.staleness
+            else ""
+        )
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient{older}")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))
@@ -100,6 +104,9 @@ def _reward(recipe: Recipe) -> str:
 
 def _ratio(recipe: Recipe) -> str:
     updates, clip = recipe.batch.updates, recipe.algorithm.clip
+    if recipe.placement.staleness:
+        active = f": clip {clip[0]:g}/{clip[1]:g} acts" if clip else ""
+        return f"rho = exp(lp - lp_old), lp_old of the weights that sampled, one version before{active}"
     if updates == 1:
         inactive = f": clip {clip[0]:g}/{clip[1]:g} is inactive on policy" if clip else ""
         return f"rho = exp(lp - lp_old) = 1, because batch.updates is 1{inactive}"

@@ -268,7 +268,8 @@ class AlgorithmSection(Section):
     name: str = "grpo"
     """Name in the catalog."""
     clip: tuple[NotNegative, NotNegative] | None = None
-    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while `batch.updates` is 1."""
+    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while `batch.updates` is 1 and
+    `placement.staleness` 0."""
     constant: Count | None = None
     """dr_grpo: what the sum over an answer's tokens is divided by; default: engine.max_new_tokens."""
     kl: Kl = Kl()

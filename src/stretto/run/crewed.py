@@ -274,11 +274,13 @@ def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
     return max(1, int(tokens / (longest + most)))
 
 
-def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
-    """What holds for a step that begins with these prompts."""
+def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked], *, lags: bool = False) -> Terms:
+    """What holds for a step that begins with these prompts; `lags` if it makes what later weights are trained on."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
     divides = recipe.batch.updates > 1
-    stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(["old"] if divides else [])
+    stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(
+        ["old"] if divides or lags else []
+    )
     return Terms(
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
@@ -335,7 +337,8 @@ async def turn(
     batch = parts.recipe.batch
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
-    terms = terms_of(parts, parts.pace.speeds(), drawn)
+    # What fills the pipe is trained on by the weights that sampled it.
+    terms = terms_of(parts, parts.pace.speeds(), drawn, lags=parts.plan.staleness > 0 and carried is not None)
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
