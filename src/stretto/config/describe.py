@@ -45,11 +45,8 @@ def objective(recipe: Recipe) -> str:
     lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
-        older = (
-            "; lp_engine is of the weights one version before, and so is lp_trainer"
-            if recipe.placement.staleness
-            else ""
-        )
+        lag = "; lp_engine is of the weights one version before, and so is lp_trainer"
+        older = lag if recipe.placement.staleness else ""
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient{older}")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))

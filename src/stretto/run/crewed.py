@@ -278,9 +278,8 @@ def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked], *, lags: 
     """What holds for a step that begins with these prompts; `lags` if it makes what later weights are trained on."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
     divides = recipe.batch.updates > 1
-    stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(
-        ["old"] if divides or lags else []
-    )
+    roles = [cell.role for cell in cells if cell.role != "generate"]
+    stages = dict.fromkeys([*roles, "old"] if divides or lags else roles)
     return Terms(
         groups=recipe.batch.prompts,
         drops=algorithm.drops,

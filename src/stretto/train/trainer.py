@@ -222,10 +222,8 @@ class Trainer:
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Rows in order; a row whose forward does not fit is cut in two."""
-        alike = [
-            [s for s in samples if s.old is None],
-            [s for s in samples if s.old is not None],
-        ]  # a row is of one kind
+        # A row is of one kind.
+        alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
         queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
         while queue:
             piece = queue.popleft()
