@@ -412,7 +412,7 @@ class Guards(Section):
     non_finite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is not finite: stop, or skip the update and count it."""
     reward_error_share: Share = 0.1
-    """Share of a step's trajectories whose reward may fail."""
+    """Share of a step's trajectories, and of an evaluation's answers, whose reward may fail."""
     max_k3: Positive | None = 0.05
     """Largest mean k3 between engine and trainer."""
     min_entropy: NotNegative | None = None
