@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -274,12 +274,12 @@ def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
     return max(1, int(tokens / (longest + most)))
 
 
-def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked], *, lags: bool = False) -> Terms:
-    """What holds for a step that begins with these prompts; `lags` if it makes what later weights are trained on."""
+def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
+    """What holds for a step that begins with these prompts."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
     divides = recipe.batch.updates > 1
     roles = [cell.role for cell in cells if cell.role != "generate"]
-    stages = dict.fromkeys([*roles, "old"] if divides or lags else roles)
+    stages = dict.fromkeys([*roles, "old"] if divides else roles)
     return Terms(
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
@@ -336,8 +336,9 @@ async def turn(
     batch = parts.recipe.batch
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
-    # What fills the pipe is trained on by the weights that sampled it.
-    terms = terms_of(parts, parts.pace.speeds(), drawn, lags=parts.plan.staleness > 0 and carried is not None)
+    terms = terms_of(parts, parts.pace.speeds(), drawn)
+    if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
+        terms = replace(terms, stages=(*terms.stages, "old"))
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
