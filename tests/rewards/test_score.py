@@ -314,10 +314,24 @@ def test_verdicts_that_come_too_late_are_a_deadline_that_counts_them(user: str, 
     assert "raise deadlines.reward" in text
 
 
-@pytest.mark.parametrize(("tokens", "penalty"), [(16384, 0.0), (18432, -0.5), (20480, -1.0), (22000, -1.37109375)])
-def test_the_penalty_for_overlong_answers_by_hand(tokens: int, penalty: float) -> None:
-    assert answer.overlong(tokens, longest=20480, buffer=4096) == pytest.approx(penalty)
-    assert answer.overlong(10, longest=20480, buffer=4096) == 0.0
+@pytest.mark.parametrize(
+    ("tokens", "longest", "buffer", "penalty"),
+    [
+        (10, 20480, 4096, 0.0),
+        (16384, 20480, 4096, 0.0),
+        (16385, 20480, 4096, -1 / 4096),
+        (18432, 20480, 4096, -0.5),
+        (20480, 20480, 4096, -1.0),
+        (22000, 20480, 4096, -1.0),  # -1.371 on the line through the points above, which the paper ends at -1
+        (220, 50, 10, -1.0),  # `longest` below `engine.max_new_tokens`: the line would be at -18
+        (10**9, 1, 1, -1.0),
+        (1, 1, 1, -1.0),
+        (0, 1, 1, 0.0),
+        (3, 4, 4, -0.75),
+    ],
+)
+def test_the_penalty_for_overlong_answers_by_hand(tokens: int, longest: int, buffer: int, penalty: float) -> None:
+    assert answer.overlong(tokens, longest=longest, buffer=buffer) == pytest.approx(penalty, abs=1e-15)
 
 
 def test_shaping_moves_the_value_and_never_the_outcome() -> None:

@@ -238,6 +238,16 @@ def test_the_last_ones_and_the_best_are_kept_even_after_a_resume(tmp_path):
     assert store.best() == store.folder / "step-000002"
 
 
+def test_the_best_is_not_the_one_whose_hard_prompts_have_no_verdict(tmp_path):
+    """0.505 over 91 of 100 prompts has shown 46 right answers, and 0.48 over all of them has shown 48."""
+    store = store_in(tmp_path, keep=1, best="eval/accuracy")
+    for step, (accuracy, n) in enumerate([(0.2, 100), (0.48, 100), (46 / 91, 91), (0.3, 100)], start=1):
+        save(store, step, metrics={"eval/accuracy": accuracy, "eval/n": n, "eval/asked": 100})
+    assert (steps(store), store.best().name) == ([2, 4], "step-000002")
+    save(store, 5, metrics={"eval/accuracy": 50 / 91, "eval/n": 91, "eval/asked": 100})
+    assert store.best().name == "step-000005", "50 right answers of 100 are more, whatever the others are"
+
+
 @pytest.mark.parametrize("metric", ["loss", "kl/reference"])
 def test_of_losses_and_divergences_the_smallest_is_best(tmp_path, metric):
     store = store_in(tmp_path, keep=1, best=metric)

@@ -37,8 +37,8 @@ class Progress(Protocol):
         """A step ended with these metrics, named as in metrics.jsonl."""
         ...
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
-        """The held-out accuracy after a step, with its interval."""
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
+        """The held-out accuracy after a step, with its interval and the prompts that it is over, in words."""
         ...
 
     def finish(self, summary_lines: Sequence[str]) -> None:
@@ -89,10 +89,11 @@ class _Course:
             words.append(f"ETA {self._eta(step)}")
         return "  ".join(words)
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> str:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str) -> str:
         """Notes an evaluation and says it in a few words."""
         self.accuracies[step] = accuracy
-        return f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]"
+        over = f" on {prompts}" if prompts else ""
+        return f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]{over}"
 
     def curves(self, width: int, marks: str) -> str:
         """Both curves, each under its title."""
@@ -128,9 +129,9 @@ class PlainProgress:
         steps = self._course.steps
         self._line(f"step {step:>{len(str(steps))}}/{steps}  {self._course.step(step, metrics)}".rstrip())
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """A line of its own."""
-        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high)}")
+        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high, prompts)}")
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Curves and summary as text, in characters that the stream can encode."""
@@ -168,7 +169,7 @@ class Unseen:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Nothing."""
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """Nothing."""
 
     def finish(self, summary_lines: Sequence[str]) -> None:
@@ -215,9 +216,9 @@ class LiveProgress:
         numbers = self._course.step(step, metrics)
         self._bar.update(self._task, description="training", completed=step, numbers=numbers)
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """Shows the newest accuracy until the next."""
-        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high))
+        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high, prompts))
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Leaves the bar as it is and prints curves and summary below it."""

@@ -20,6 +20,7 @@ from stretto.errors import CheckpointError
 from stretto.run import manifest as manifests
 from stretto.run.files import Disk, share, storing, to_json, unused
 from stretto.run.manifest import STATE
+from stretto.run.shares import shown
 from stretto.run.state import read_state, write_tensors, write_values
 from stretto.types import Stateful
 
@@ -198,11 +199,11 @@ class Checkpoints:
         return max(usable, key=lambda path: usable[path]) if usable else None
 
     def _score(self, path: Path) -> float | None:
-        """The metric, turned so that higher is better; none if there is no number to compare."""
+        """What the metric has shown, turned so that higher is better; none if there is no number to compare."""
         if self._best is None:
             return None
         with suppress(CheckpointError):
-            value = manifests.read(path).metrics.get(self._best)
+            value = shown(metrics_of(path), self._best)
             if value is not None and not math.isnan(value):
                 return -value if self._best.startswith(("loss", "kl")) else value
         return None

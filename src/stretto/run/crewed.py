@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -278,7 +278,8 @@ def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
     """What holds for a step that begins with these prompts."""
     recipe, algorithm, cells = parts.recipe, parts.algorithm, parts.plan.cells
     divides = recipe.batch.updates > 1
-    stages = {cell.role: None for cell in cells if cell.role != "generate"} | dict.fromkeys(["old"] if divides else [])
+    roles = [cell.role for cell in cells if cell.role != "generate"]
+    stages = dict.fromkeys([*roles, "old"] if divides else roles)
     return Terms(
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
@@ -336,6 +337,8 @@ async def turn(
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
+    if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
+        terms = replace(terms, stages=(*terms.stages, "old"))
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())

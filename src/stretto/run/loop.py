@@ -132,15 +132,30 @@ async def evaluated(
         await save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
-    desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval)
+    desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+    if evaluation.failure is not None:
+        desk.progress.note(unjudged(evaluation, step=step))
     return {**metrics, **evaluation_metrics(evaluation)}
+
+
+def unjudged(evaluation: Evaluation, *, step: int) -> str:
+    """What an evaluation with missing verdicts is worth."""
+    told = f"step {step}: some held-out answers have no verdict ({evaluation.failure})"
+    if evaluation.n == evaluation.asked:
+        return f"{told}; accuracy has them all, pass@k does not"
+    return (
+        f"{told}; accuracy is over {evaluation.prompts}, its interval holds whatever the others are, and "
+        "checkpoint.best counts them as not shown to be right"
+    )
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation under the names of metrics.jsonl."""
     low, high = evaluation.interval
     passes = {f"eval/pass_at_{k}": chance for k, chance in evaluation.pass_at_k.items()}
-    return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **passes}
+    passes |= {f"eval/pass_at_{k}_n": n for k, n in evaluation.pass_n.items()}
+    counts = {"eval/n": evaluation.n, "eval/asked": evaluation.asked}
+    return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **counts, **passes}
 
 
 async def save_before(

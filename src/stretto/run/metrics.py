@@ -25,7 +25,7 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
     values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
     lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
     dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
-    truncated = [any(c.stop == "length" for c in trajectory.conversations) for trajectory in trajectories]
+    truncated = [t.full > 0 or any(c.stop == "length" for c in t.conversations) for t in trajectories]
     names = rewards[0].parts if rewards else {}
     return {
         "reward/mean": float(values.mean()),
@@ -41,6 +41,7 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
         "trajectories/costly": sum(bool(reward.costly) for reward in rewards),
         "trajectories/launched": batch.launched * section.samples,
         "conversations/rewritten": sum(trajectory.rewritten for trajectory in [*trajectories, *scored.failed]),
+        "conversations/full": sum(trajectory.full for trajectory in [*trajectories, *scored.failed]),
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
     }

@@ -299,7 +299,7 @@ def summary(finished: Finished) -> list[str]:
         low, high = after.interval
         lines.append(
             f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
-            f"95 % interval {low:.2f} to {high:.2f}, {after.n} prompts"
+            f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
         )
     return [
         *lines,

@@ -21,9 +21,6 @@ RESTARTED = "before-restart"
 """Folder in a run's folder that holds what was there before it was begun again."""
 
 MADE = (
-    "checkpoints", "metrics.jsonl", "events.jsonl", "timeline.json", "plan.json", "samples", "tensorboard",
-    "inputs.json", "base",
-)  # fmt: skip
     "checkpoints",
     "metrics.jsonl",
     "events.jsonl",
