@@ -8,10 +8,11 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
 BASE = {"types", "errors", "extras", "config.schema", "algorithms.catalog"}
 """Everyone may import these."""
-EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli"}
+EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli", "__main__"}
 
 ARROWS = {
     "__init__": {"types", "errors"},
+    "__main__": {"cli.main"},
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
@@ -26,8 +27,8 @@ ARROWS = {
     "tasks": BASE | {"sandbox"},
     "environments": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
-    "rollout": BASE | {"environments.base"},
-    "train": BASE | {"algorithms", "weights", "config.locate"},
+    "rollout": BASE | {"environments.base", "sandbox.pool"},
+    "train": BASE | {"algorithms", "weights", "config.locate", "config.plausible"},
     "execution": BASE
     | {
         "algorithms.base",
@@ -85,7 +86,7 @@ TORCH_FREE_FILES = (
     "execution.checks",
     "execution.doctor",
     "execution.launcher",
-    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted")),
+    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted", "templates")),
 )
 LONG = {"config.schema"}
 """Files that are lists of facts rather than code."""

@@ -37,7 +37,7 @@ def warmed(recipe, root):
 def test_a_demonstration_trains_the_answer_and_the_end_of_the_turn():
     renderer = Renderer(character_tokenizer("01="), stop=frozenset({END}))
     prompt = Prompt(id="p", messages=({"role": "user", "content": "11="},), reference="11")
-    sample = demonstration(prompt, 3, renderer)
+    sample = demonstration(prompt, 3, renderer, longest=32)
     tokens = sample.conversation.tokens
     assert tokens[sample.conversation.trained].tolist() == [ONE, ONE, END]
     assert tokens[~sample.conversation.trained].tolist() == renderer.open(prompt.messages).tolist()
