@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -150,7 +151,7 @@ class Renderer:
             try:
                 template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map
             except ValueError as error:  # several templates, and none of them the default
-                raise EnvironmentFailure(str(error).partition("\n")[0]) from error
+                return repeat(EnvironmentFailure(str(error).partition("\n")[0]), len(chats))
             sent = [chat_of(messages, ask=ask) for messages, ask in chats]
             return self.templates.texts(template, variables, sent)
         return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)

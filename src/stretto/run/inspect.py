@@ -55,7 +55,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     problems += [
         *comparisons(recipe, prompts, answer.numbers),
-        *prompt_problems(recipe, prompts, context, tokenizer),
+        *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *others,
     ]
     if recipe.model.adapter is not None:
@@ -128,15 +128,18 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
     return problems, min(contexts)
 
 
-def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any) -> list[Problem]:
-    """Prompts that leave no room for an answer, and those that a scratch model cannot spell, answer or imitate."""
+def prompt_problems(
+    recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
+) -> list[Problem]:
+    """Prompts that leave no room for an answer, or have tokens that the model lacks, and those that a scratch model
+    cannot spell, answer or imitate."""
     renderer = Renderer(tokenizer, stop=frozenset())
     room = context - recipe.engine.max_new_tokens
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
     # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
     most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
-    too_long, misspelt, endless = list[str](), list[str](), list[str]()
+    too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
     asked = prompts[:MOST_PROMPTS]
     for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
         if isinstance(text, EnvironmentFailure):
@@ -147,6 +150,8 @@ def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tok
         tokens = renderer.encode_opening(text)
         if len(tokens) > room:
             too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
+        if tokens.max(initial=0) >= vocabulary:
+            unknown_ids.append(prompt.id)
         if scratch is None:
             continue
         reference = prompt.reference or ""
@@ -162,6 +167,12 @@ def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tok
             too_long,
             f"prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a context of {context}",
             "shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
+        ),
+        (
+            "model.name",
+            unknown_ids,
+            f"prompts have tokens of its tokenizer that it has no embedding for (it has {vocabulary})",
+            "use a model with the tokenizer that belongs to it",
         ),
         (
             "model.scratch.characters",
