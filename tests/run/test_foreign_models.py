@@ -147,7 +147,7 @@ def test_kernels_of_a_repository_are_not_fetched(folder):
     assert "stretto runs no code of models" in refused(folder)
 
 
-LOADERS = ("from_pretrained", "from_config", "load_dataset_builder", "load_dataset")
+LOADERS = ("from_pretrained", "from_config", "load_dataset")
 
 
 @pytest.mark.parametrize(

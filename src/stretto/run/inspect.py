@@ -161,7 +161,7 @@ def prompt_problems(
         fits = words is not None and len(tokens) + len(words) < scratch.context
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
-    told = (
+    return _listed(
         (
             "task",
             too_long,
@@ -187,6 +187,10 @@ def prompt_problems(
             "shorten or drop them, raise model.scratch.context, or set warmup_steps: 0",
         ),
     )
+
+
+def _listed(*told: tuple[str, list[str], str, str]) -> list[Problem]:
+    """A problem for each (field, offending prompts, reason, fix) that has any."""
     return [
         Problem(field=field, reason=f"{len(names)} {reason}: {', '.join(names[:SHOWN])}", fix=fix)
         for field, names, reason, fix in told
