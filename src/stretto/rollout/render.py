@@ -57,6 +57,8 @@ class Renderer:
         self.stop = stop
         self.templates = templates or shared()
         self._opened: OrderedDict[tuple[str, str], Tokens | EnvironmentFailure] = OrderedDict()
+        if self._is_foreign:
+            self.templates.begin()  # it is ready when the first chat comes
 
     def open(self, messages: Sequence[Message]) -> Tokens:
         """The tokens that start a conversation, up to where the model speaks."""
