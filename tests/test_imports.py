@@ -8,10 +8,11 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
 BASE = {"types", "errors", "extras", "config.schema", "algorithms.catalog"}
 """Everyone may import these."""
-EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli"}
+EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli", "__main__"}
 
 ARROWS = {
     "__init__": {"types", "errors"},
+    "__main__": {"cli.main"},
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
@@ -20,14 +21,14 @@ ARROWS = {
     "sandbox": BASE,
     "weights": BASE,
     "report": BASE,
-    "placement": BASE | {"config.document"},
+    "placement": BASE | {"config.document", "config.plausible"},
     "step": {"types", "errors", "placement"},
-    "planner": BASE | {"config.gguf", "config.locate", "placement", "step"},
+    "planner": BASE | {"config.gguf", "config.locate", "config.plausible", "placement", "step"},
     "tasks": BASE | {"sandbox"},
     "environments": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
-    "rollout": BASE | {"environments.base"},
-    "train": BASE | {"algorithms", "weights", "config.locate"},
+    "rollout": BASE | {"environments.base", "sandbox.pool"},
+    "train": BASE | {"algorithms", "weights", "config.locate", "config.plausible"},
     "execution": BASE
     | {
         "algorithms.base",
@@ -85,7 +86,7 @@ TORCH_FREE_FILES = (
     "execution.checks",
     "execution.doctor",
     "execution.launcher",
-    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted")),
+    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted", "templates")),
 )
 LONG = {"config.schema"}
 """Files that are lists of facts rather than code."""

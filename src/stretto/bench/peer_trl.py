@@ -160,7 +160,7 @@ def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Map
         said = [next(turns[each.prompt.id]) for each in found]
         return {"prompt_ids": [each.tokens.tolist() for each in found], "completion_ids": said, "logprobs": None}
 
-    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left", trust_remote_code=False)
     trainer = GRPOTrainer(
         model=network,
         reward_funcs=judge,

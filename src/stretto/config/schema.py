@@ -25,6 +25,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+SCRATCH_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's."""
+
+
 class Scratch(Section):
     """A tiny decoder made on the spot, with a character tokenizer and a short supervised warm-up."""
 

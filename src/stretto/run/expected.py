@@ -19,6 +19,7 @@ from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Plan
 from stretto.planner import foresee
+from stretto.planner.explain import money
 from stretto.planner.setting import Setting
 from stretto.run.base import Note
 from stretto.run.files import replace as replace_file
@@ -163,7 +164,8 @@ def table(expected: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[s
     for device, peak in took["memory_gb"].items():
         rows.append((f"GB {device}", _number(said["memory_gb"].get(device)), _number(peak)))
     if (cost := took["cost_per_step"]) is not None:
-        rows.append(("cost of a step", _number(said.get("cost_per_step")), _number(cost)))
+        told = said.get("cost_per_step")
+        rows.append(("cost of a step", "-" if told is None else money(told), money(cost)))
     rows.append(("tokens an answer", _number(said.get("answer_tokens")), _number(took["answer_tokens"])))
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
     steps = f"median of {took['steps']} steps" if took["steps"] > 1 else "one step"
