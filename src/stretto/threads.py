@@ -111,7 +111,7 @@ class Daemons(ThreadPoolExecutor):
 
 
 def begun(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-    """A call in a thread of its own, which ends with it."""
+    """A call in a thread of its own, which ends with it, as do processes that it starts to die with their parent."""
     pool = Daemons(1, getattr(function, "__name__", "beside"))
     future = pool.submit(function, *arguments, **named)
     pool.shutdown()

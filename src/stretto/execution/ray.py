@@ -38,7 +38,7 @@ from stretto.execution.patience import CLOSING, at_most
 from stretto.execution.reaper import Reaper
 from stretto.execution.stacks import Stand, asked, outside, own
 from stretto.execution.worker import Worker
-from stretto.threads import begun, beside
+from stretto.threads import Daemons, beside
 
 Make = Callable[[Assignment], Worker]
 
@@ -195,7 +195,8 @@ class Processes:
         # True for a Ray of this run alone, which leaves the choice of GPUs to the plan.
         self.own = True
         self.reaper, self.closed = Reaper(), Closed()
-        self.joining: Future[list[dict[str, float]]] | None = None
+        # Ray cannot be interrupted. Its thread stays, as the kernel ends Ray's processes with whoever started them.
+        self.thread, self.joining = Daemons(1, "ray"), Future[list[dict[str, float]]]()
         self.devices = list(devices)
         self.group: PlacementGroup | None = None
         self.master: TCPStore | None = None
@@ -217,8 +218,7 @@ class Processes:
             raise DeadlineError(
                 f"start: the Ray cluster at RAY_ADDRESS={given} cannot be reached: {why}\n    fix: {JOIN}"
             )
-        # A thread of its own, because nothing of Ray can be interrupted.
-        self.joining = begun(self._join, given)
+        self.joining = self.thread.submit(self._join, given)
         try:
             async with asyncio.timeout(max(1.0, end - time.monotonic())):
                 bundles = await asyncio.wrap_future(self.joining)
@@ -311,9 +311,10 @@ class Processes:
     async def close(self) -> None:
         """Leaves no process behind, Ray's own included; where Ray still blocks, it is left to the watcher."""
         try:
-            if self.joining is None or self.joining.done():
+            if self.joining.done():
                 await at_most(CLOSING, beside(self._leave))
         finally:
+            self.thread.shutdown()
             self.reaper.close()
             self.closed.leave()
 
