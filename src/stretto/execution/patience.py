@@ -15,6 +15,9 @@ from stretto.errors import DeadlineError
 CLOSING, CLOSING_LATE = 60.0, 3.0
 """Seconds for workers to end, and then for their launcher: usually, and where a deadline has passed already."""
 
+SAYS_SO = 1.0
+"""Seconds for a launcher to say itself why it does not get its devices, which it knows best."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -74,13 +77,13 @@ class Deadline:
 
 
 async def opened(opening: Awaitable[None], seconds: float, crew: Called) -> None:
-    """Waits until a launcher has its devices. It knows best why it does not get them, so it has a second to say so."""
-    since, begun, limit = datetime.now(), time.monotonic(), asyncio.timeout(seconds + 1.0)
+    """Waits until a launcher has its devices."""
+    since, begun, limit = datetime.now(), time.monotonic(), asyncio.timeout(seconds + SAYS_SO)
     try:
         async with limit:
             await opening
     except DeadlineError as late:
-        if time.monotonic() - begun < seconds - 1.0:
+        if time.monotonic() - begun < seconds - SAYS_SO:
             raise  # it was clear at once that nobody would come, and nothing hangs
         raise DeadlineError(f"{late}\n{await crew.witness('start')}".rstrip()) from late
     except TimeoutError as late:

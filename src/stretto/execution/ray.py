@@ -45,6 +45,9 @@ Make = Callable[[Assignment], Worker]
 BESIDE = {"beside": 1}
 """Threads of a worker's process in which it answers while a call is under way."""
 
+STARTS = 60.0
+"""Seconds that a Ray of the run's own gets at least, however little is left; whoever waits for it may have less."""
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 ONLY_HERE = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
@@ -220,7 +223,7 @@ class Processes:
             )
         self.joining = self.thread.submit(self._join, given)
         try:
-            async with asyncio.timeout(max(1.0, end - time.monotonic())):
+            async with asyncio.timeout(max(1.0 if given else STARTS, end - time.monotonic())):
                 bundles = await asyncio.wrap_future(self.joining)
         except TimeoutError as error:
             who = f"what listens at RAY_ADDRESS={given} has" if given else "Ray, which this run starts, has"
