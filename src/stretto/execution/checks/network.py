@@ -41,9 +41,7 @@ def loopback_is_reached(setting: Setting) -> Check:
 def own_address_is_reached(setting: Setting) -> Check:
     """A process can reach this host by the address that other hosts know. A run of one host stays on loopback."""
     if setting.recipe is not None and setting.hosts == 1 and not cluster_named(setting.machine.environment):
-        return Check(
-            name="address", ok=True, text="no other address of this host is used, as the run does not leave it"
-        )
+        return Check(name="address", ok=True, text="no other address of this host is used, as the run stays on it")
     address = setting.machine.address
     if address is None:
         return Check(
