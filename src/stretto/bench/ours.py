@@ -6,7 +6,6 @@ folder. The first repetition starts from the model as it was; its tokens are kep
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import defaultdict
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stretto import __version__
+from stretto import __version__, threads
 from stretto.algorithms.base import Streams
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
@@ -150,7 +149,7 @@ def measured_steps(job: Job, recipe: Recipe, *, streams: MakeStreams) -> Measure
         note=lambda text: None,
         make_engine=lambda policy: ForcedEngine(policy, rounds=rounds, lengths=lengths),
     )
-    steps = asyncio.run(_steps(parts, rounds, streams))
+    steps = threads.run(_steps(parts, rounds, streams))
     first, fastest = steps[0], min(steps[1:], key=lambda each: each.generate + each.train)
     keep_tokens(folder, first.groups)
     rewards = [reward.value for group in first.groups for reward in group.rewards]

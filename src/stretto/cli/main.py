@@ -18,6 +18,7 @@ from stretto import __version__
 from stretto.cli import render
 from stretto.errors import RecipeError, StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
+from stretto.threads import leave
 
 COMMANDS = {
     "train": "train.train",
@@ -87,8 +88,18 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted.
+
+    Without `arguments` it is the program, which then ends, whatever still blocks in some thread.
+    """
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None:
+        leave(code)
+    return code
+
+
+def _run(given: Sequence[str]) -> int:
+    """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
     for_output = given[:1] not in (["train"], ["resume"])  # what those make is in a folder

@@ -10,16 +10,19 @@ import asyncio
 import importlib.util
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
 
 from stretto.errors import RecipeError
 from stretto.execution.assignment import Assignment
+from stretto.execution.checks.programs import RAY, TOO_OLD, too_old
 from stretto.execution.stacks import Stand
 from stretto.execution.worker import Worker
 from stretto.extras import install
+from stretto.threads import Daemons
 
 
 class Member(Protocol):
@@ -67,7 +70,7 @@ class Threaded:
 
     def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
         self.device = assignment.device
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=assignment.device)
+        self.thread = Daemons(1, assignment.device)
         self.made = self.thread.submit(self._make, make, assignment)
 
     def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
@@ -82,9 +85,11 @@ class Threaded:
         return getattr(self.made.result(), what)(*arguments)
 
     async def close(self) -> None:
-        """Waits for the call under way."""
-        await self.call("close")
-        self.thread.shutdown()
+        """Waits for the call under way; who stops waiting leaves it behind."""
+        try:
+            await self.call("close")
+        finally:
+            self.thread.shutdown()
 
 
 class Threads:
@@ -135,6 +140,9 @@ def processes(
         raise RecipeError.of(
             "placement", f"a plan of {len(devices)} devices needs Ray", f"{install('ray')}, or use one device"
         )
+    with suppress(PackageNotFoundError):  # built from source, perhaps
+        if too_old(there := version("ray")):
+            raise RecipeError.of("placement", TOO_OLD.format(there), f"pip install 'ray>={RAY}'")
     from stretto.execution.ray import Processes
 
     return Processes(devices, seconds=seconds, make=make, kinds=kinds)

@@ -6,7 +6,6 @@ another recipe than the one the checkpoint was trained with, unless told which k
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto import threads
 from stretto.config.schema import Recipe
 from stretto.errors import CheckpointError, RecipeError, StateLostError, StrettoError
 from stretto.placement.plan import Plan
@@ -114,14 +114,14 @@ def evaluate_run(folder: Path, *, changes: Sequence[str] = (), note: Note = lamb
     remedy = "put it back as it was; a run is asked with what it was trained with"
     refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
     point_adapters(folder, before, root)
-    return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
+    return threads.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
 
 
 def evaluate_recipe(recipe: Recipe, *, root: Path, note: Note = lambda text: None) -> Evaluation:
     """How good the model of a recipe is before training; a scratch model is warmed up for it."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = settled(recipe, root, note)
-        return asyncio.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
+        return threads.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
 
 
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
@@ -160,7 +160,7 @@ def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, told: s
     since = -1
     while True:
         try:
-            return asyncio.run(_run(recipe, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, folder=folder, again=again, told=told, **rest))
         except StateLostError as lost:
             newest = standing(checkpoints, every=recipe.checkpoint.every).latest
             step = step_of(newest) if newest else 0

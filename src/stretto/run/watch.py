@@ -26,9 +26,13 @@ from pathlib import Path
 
 from stretto.config.schema import Recipe
 from stretto.errors import DeadlineError
+from stretto.threads import end
 
 PATIENCE = 10.0
-"""Seconds in which an interrupted stage may end by itself; also what stages with a deadline of their own get on top."""
+"""Seconds after its deadline in which a stage has ended, by itself or by force."""
+
+SPARE = 5.0
+"""How many of them a stage gets before it is interrupted that looks at its deadline itself."""
 
 TIMES = 10
 """How often a stage is interrupted in that time; where Python discards exceptions (`__del__`, hooks), once is lost."""
@@ -45,6 +49,8 @@ class Limit:
     """Until it is interrupted."""
     key: str
     """The recipe's key that says so."""
+    spare: float = 0.0
+    """Seconds of that which are not the deadline's: it looks at that itself, and is only stopped if it cannot."""
 
 
 def limits(recipe: Recipe, *, several: bool = False) -> dict[str, Limit]:
@@ -57,12 +63,16 @@ def limits(recipe: Recipe, *, several: bool = False) -> dict[str, Limit]:
     rounds = 1 + (recipe.evaluate.pass_k > 1)
     evaluate = rounds * (given.generate + given.reward)
     step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
+
+    def spared(seconds: float, key: str, spare: float = SPARE) -> Limit:
+        return Limit(seconds=seconds + spare, key=key, spare=spare)
+
     return {
-        "step": Limit(seconds=step + PATIENCE, key="deadlines.generate"),
-        "start": Limit(seconds=given.start + several * PATIENCE, key="deadlines.start"),
-        "generate": Limit(seconds=given.generate + PATIENCE, key="deadlines.generate"),
-        "evaluate": Limit(seconds=evaluate + PATIENCE, key="deadlines.generate"),
-        "reward": Limit(seconds=given.reward + PATIENCE, key="deadlines.reward"),
+        "step": spared(step, "deadlines.generate"),
+        "start": spared(given.start, "deadlines.start", SPARE * several),
+        "generate": spared(given.generate, "deadlines.generate"),
+        "evaluate": spared(evaluate, "deadlines.generate"),
+        "reward": spared(given.reward, "deadlines.reward"),
         "reference": Limit(seconds=given.train, key="deadlines.train"),
         "value": Limit(seconds=given.train, key="deadlines.train"),
         "train": Limit(seconds=given.train, key="deadlines.train"),
@@ -84,7 +94,7 @@ class Watch:
     last_words: Callable[[], None] = lambda: None
     """Called in another thread before the process is ended by force."""
     patience: float = PATIENCE
-    """Seconds between the interruption and that."""
+    """Seconds between the deadline and that."""
 
     @contextmanager
     def stage(self, stage: str, step: int, last: str) -> Iterator[None]:
@@ -119,7 +129,7 @@ class Watch:
                     if left.is_set():
                         return
                     signal.pthread_kill(main, SIGNAL)
-                if left.wait(self.patience / TIMES):
+                if left.wait((self.patience - limit.spare) / TIMES):
                     return
             self._end(text)
 
@@ -143,4 +153,4 @@ class Watch:
         shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a live display hides the cursor
         with suppress(OSError):
             os.write(2, f"{shown}{text}\n".encode())
-        os._exit(DeadlineError.exit_code)
+        end(DeadlineError.exit_code)
