@@ -71,7 +71,7 @@ for parameter_name, parameter in ADAPTED.trained().items():
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed):
     algorithm, samples = prepared(POLICY, name, choice, seed=seed)
@@ -83,7 +83,7 @@ def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed)
 
 
 @pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_nothing_but_rounding_in_single_precision(name, layout, seed):
     algorithm, samples = prepared(SINGLE, name, "second update", seed=seed)

@@ -46,7 +46,7 @@ def samples_of(seed):
     return credited(RLOO, random_groups(seed))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_tree_is_the_padded_batch(family, mode, seed):
