@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from alone import ROUNDING
 from stretto.environments import single_turn
 from stretto.errors import DeadlineError, EngineError, EnvironmentFailure
 from stretto.rollout.collect import Collector, Launch
@@ -304,7 +305,7 @@ def test_many_turns_on_the_native_engine_give_what_one_trajectory_alone_gives(co
         assert len(trajectory.conversations) == len(alone.conversations)
         for one, other in zip(trajectory.conversations, alone.conversations, strict=True):
             assert one.tokens.tolist() == other.tokens.tolist()
-            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=ROUNDING)
 
 
 def test_a_conversation_that_fills_the_context_is_judged_as_it_is(collect):
