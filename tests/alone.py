@@ -4,12 +4,16 @@ import copy
 
 import numpy as np
 import torch
+from transformers import LlamaConfig
 
+from rounding import forward_sums, rounding
 from stretto.rollout.sampling import draw, signed
 
 PATIENCE = 60.0
-ROUNDING = 1e-3
-"""Between two ways to compute a log-probability in fp32: these weights are large, and both are 1.4e-3 off fp64."""
+DECODER = LlamaConfig(hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+"""As large as the policies that are asked, or larger."""
+ROUNDING = 20 * rounding(torch.float32, *forward_sums(DECODER, 150))
+"""Between two ways to compute a log-probability in fp32: logits lie within 20 of one another; about 1e-3."""
 
 
 def peer_of(policy):

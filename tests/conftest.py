@@ -1,6 +1,9 @@
-"""What every test relies on: no network, one thread, the source tree in every process, the same examples everywhere."""
+"""What every test relies on: no network, one thread, the source tree in every process, the same examples everywhere,
+and signals that do what they do in a terminal.
+"""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,29 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
 
 settings.register_profile("stretto", derandomize=True, deadline=None, database=None)
 settings.load_profile("stretto")
+
+
+KEYS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+"""What a process that was started in the foreground does with the signals of a terminal and of those who end it."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_as_in_a_terminal():
+    """`nohup`, `setsid ... &` and CI runners start processes that ignore some signals or hold them back.
+
+    Their children inherit that, so without this a test that presses Ctrl-C would find it ignored, as it should be.
+    """
+    before = {number: signal.signal(number, meaning) for number, meaning in KEYS.items()}
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, KEYS)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    for number, meaning in before.items():
+        signal.signal(number, signal.SIG_DFL if meaning is None else meaning)
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ class InDouble(TorchFunctionMode):
     """What a module would turn into fp32 becomes fp64."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        func = torch.Tensor.double if func is torch.Tensor.float else func
         args = [torch.float64 if each is torch.float32 else each for each in args]
         kwargs = {name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()}
         return func(*args, **kwargs)

@@ -8,26 +8,28 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
 BASE = {"types", "errors", "extras", "config.schema", "algorithms.catalog"}
 """Everyone may import these."""
-EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli"}
+EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"cli", "__main__"}
 
 ARROWS = {
     "__init__": {"types", "errors"},
+    "__main__": {"cli.main"},
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
+    "threads": set(),
     "config": BASE,
     "algorithms": BASE,
     "sandbox": BASE,
     "weights": BASE,
     "report": BASE,
-    "placement": BASE | {"config.document"},
+    "placement": BASE | {"config.document", "config.plausible"},
     "step": {"types", "errors", "placement"},
-    "planner": BASE | {"config.gguf", "config.locate", "placement", "step"},
+    "planner": BASE | {"config.gguf", "config.locate", "config.plausible", "placement", "step"},
     "tasks": BASE | {"sandbox"},
     "environments": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
-    "rollout": BASE | {"environments.base"},
-    "train": BASE | {"algorithms", "weights", "config.locate"},
+    "rollout": BASE | {"environments.base", "sandbox.pool"},
+    "train": BASE | {"algorithms", "weights", "config.locate", "config.plausible"},
     "execution": BASE
     | {
         "algorithms.base",
@@ -39,6 +41,7 @@ ARROWS = {
         "rollout",
         "sandbox",
         "step",
+        "threads",
         "train",
         "weights",
     },
@@ -69,6 +72,7 @@ TORCH_FREE = (
     "types",
     "errors",
     "extras",
+    "threads",
     "config",
     "tasks",
     "environments",
@@ -85,7 +89,7 @@ TORCH_FREE_FILES = (
     "execution.checks",
     "execution.doctor",
     "execution.launcher",
-    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted")),
+    *(f"rollout.{name}" for name in ("base", "collect", "model_handle", "render", "scripted", "templates")),
 )
 LONG = {"config.schema"}
 """Files that are lists of facts rather than code."""
@@ -152,3 +156,25 @@ def test_files_and_functions_stay_short(module):
 
 def test_every_room_has_its_arrows():
     assert {module.partition(".")[0] for module in MODULES} == set(ARROWS)
+
+
+def test_text_is_read_and_written_in_an_encoding_of_ours_and_not_of_the_locale():
+    calls = [(name, node) for name in MODULES for node in ast.walk(parse(name)) if isinstance(node, ast.Call)]
+    assert [f"{module}, line {call.lineno}" for module, call in calls if _leaves_encoding_open(call)] == []
+
+
+def _leaves_encoding_open(call):
+    """True for calls that read or write text without saying how it is encoded."""
+    method = isinstance(call.func, ast.Attribute)
+    name = call.func.attr if method else getattr(call.func, "id", "")
+    owner = getattr(call.func.value, "id", "") if method else ""
+    words = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    named = {keyword.arg for keyword in call.keywords}
+    if "encoding" in named or {"utf-8", "ascii"} & set(words):
+        return False
+    if name in ("run", "Popen", "check_output") and "text" in named:
+        return True
+    if name in ("open", "fdopen"):
+        a_file = name == "fdopen" or not method or (owner != "os" and (words or "mode" in named or "errors" in named))
+        return bool(a_file) and not any("b" in word and len(word) <= 3 for word in words)
+    return method and name in ("read_text", "write_text")

@@ -225,6 +225,7 @@ def naive_rows(samples, dtype):
         reference=stream("reference"),
         values=stream("values"),
         returns=stream("returns"),
+        siblings=torch.tensor([s.siblings for s in samples]),
     )
 
 

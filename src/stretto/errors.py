@@ -5,7 +5,9 @@
     +-- DeadlineError               exit code 3: a wait had a deadline, and it passed
     +-- SandboxError                user code in a worker process raised, or its process died
     |   +-- SandboxDeadlineError    ... or did not answer in time, and its process was killed
+    |   |   +-- SandboxStartError   ... or was not imported in time
     |   +-- SandboxDiedError        ... or its process died by itself
+    |       +-- SandboxLimitError   ... or came to the limit of its processor time or memory
     +-- RewardError                 more rewards failed than the recipe allows; carries the first failure
     |   +-- VerdictError            one trajectory could not be judged; it is marked and dropped, never given 0
     +-- EnvironmentFailure          a conversation with the model could not be completed
@@ -16,6 +18,7 @@
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part
     +-- GuardError                  a guard of the recipe stopped the run
+    ChangedInputsError              both RecipeError and CheckpointError: what a run reads is not what it read before
 
 The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
 """
@@ -75,8 +78,16 @@ class SandboxDeadlineError(SandboxError):
     """User code did not answer within its deadline and its process was killed."""
 
 
+class SandboxStartError(SandboxDeadlineError):
+    """A worker process did not start, or a module was not imported, in the time for starting. No call has run yet."""
+
+
 class SandboxDiedError(SandboxError):
     """The worker process died while user code ran: killed from outside, out of memory, or it left by itself."""
+
+
+class SandboxLimitError(SandboxDiedError):
+    """A call used up the processor time or the memory that it was given; other calls are not to blame."""
 
 
 class RewardError(StrettoError):
@@ -123,7 +134,18 @@ class StaleSampleError(StrettoError):
 
 
 class CheckpointError(StrettoError):
-    """A checkpoint is missing, torn, or lacks a part that the run needs."""
+    """A checkpoint is missing, torn, or lacks a part that the run needs.
+
+    `damaged` is False where it may be whole: a newer version wrote it, or it cannot be read at the moment.
+    """
+
+    def __init__(self, text: str, *, damaged: bool = True) -> None:
+        super().__init__(text)
+        self.damaged = damaged
+
+
+class ChangedInputsError(RecipeError, CheckpointError):
+    """What a run reads is not what its checkpoints were trained with: data, rewards, model files or a table of V*."""
 
 
 class GuardError(StrettoError):

@@ -21,7 +21,7 @@ Message = Mapping[str, Any]
 """A chat message: at least `role` and `content`, as every chat template expects."""
 
 StopReason = Literal["stop", "length", "abort"]
-"""Why a conversation's last call ended: an end-of-turn token, the token limit, or an abort."""
+"""Why a conversation's last call ended: an end-of-turn token, the token limit or the end of the context, an abort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,8 @@ class Trajectory:
     """Why there is no verdict (ours or the environment's fault, never the model's), or none."""
     rewritten: int = 0
     """How often a call opened a new conversation because the chat template would have rewritten earlier turns."""
+    full: int = 0
+    """How often a call that continued a conversation found no room left in the context, and so nothing was sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,8 @@ class Reward:
     """Before shaping; what `drop` and accuracy read."""
     parts: Mapping[str, float]
     """Every named part, unweighted."""
+    costly: tuple[str, ...] = ()
+    """The parts whose scorer gave 0 because judging this answer would have cost too much time or memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,10 @@ class Sample:
     advantage: NDArray[np.float64]
     """Credit per trained token."""
     leads: bool
-    """True for the first conversation of its trajectory, so that trajectories can be counted by summing."""
+    """True for the first conversation of its trajectory in which something was sampled, so that trajectories can be
+    counted by summing."""
+    siblings: int = 1
+    """Conversations of its trajectory in which something was sampled, this one included."""
     reference: NDArray[np.float64] | None = None
     """Reference log-probabilities, if the algorithm needs them."""
     old: NDArray[np.float64] | None = None

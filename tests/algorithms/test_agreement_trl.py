@@ -6,7 +6,6 @@ conventions differ, TRL is called with ours, and the difference is written besid
 - Dr. GRPO: TRL divides by `max_completion_length`, which is our `algorithm.constant`;
 - GSPO is `loss_type` grpo with the ratio of the sequence, and a KL term, where there is one, is always k3;
 - RLOO: TRL's ratio is that of the whole sequence and ours of each token, so they agree while weights have not moved;
-- the overlong penalty stops at -1 beyond the longest answer, which an answer cannot exceed;
 - single precision: of one factor of the deviation of rewards, and of the share of clipped tokens.
 
 A*PO has no difference to name: V* and the regression are the same in both.
@@ -14,6 +13,7 @@ A*PO has no difference to name: V* and the regression are the same in both.
 
 import math
 from collections import defaultdict
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +27,7 @@ from stretto.config.schema import AlgorithmSection, Correction, Kl, Vstar
 from stretto.rewards.answer import overlong
 from stretto.train.head import Head, logprobs_of
 
-pytest.importorskip("trl", reason="TRL is not installed; scripts/evidence/agreement installs it")
+trl = pytest.importorskip("trl", reason="TRL is not installed; scripts/evidence/agreement installs it")
 grpo = pytest.importorskip("trl.trainer.grpo_trainer")
 rloo = pytest.importorskip("trl.trainer.rloo_trainer")
 utils = pytest.importorskip("trl.trainer.utils")
@@ -208,8 +208,8 @@ def test_rloos_loss_while_weights_have_not_moved(seed):
 
 def test_the_penalty_of_long_answers():
     theirs = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
-    ours = [overlong(length, longest=100, buffer=20) for length in range(101)]
-    assert gap(ours, theirs([[0] * length for length in range(101)])) < EXACT
+    ours = [overlong(length, longest=100, buffer=20) for length in range(300)]
+    assert gap(ours, theirs([[0] * length for length in range(300)])) < EXACT
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -320,3 +320,39 @@ def test_the_regression_of_astar_po_and_its_gradient(seed, holes):
     ours, gradient = loss_and_gradient(answers, name="astar_po", vstar=Vstar(beta2=0.05), changes={"advantage": gaps})
     assert gap(ours, loss.item()) < EXACT
     assert gap(gradient, torch.autograd.grad(loss, new)[0]) < EXACT
+
+
+def test_the_defaults_that_the_page_of_differences_names():
+    """docs/reference/differences.md says them of TRL; where a later TRL has others, the page is to be mended."""
+    theirs = {field.name: field.default for field in fields(trl.GRPOConfig)}
+    named = {
+        "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": None, "scale_rewards": "group", "beta": 0.0,
+        "use_bias_correction_kl": True, "mask_truncated_completions": False, "adam_beta1": 0.9, "adam_beta2": 0.999,
+        "vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0,
+        "lr_scheduler_type": "linear", "entropy_coef": 0.0,
+    }  # fmt: skip
+    assert {name: theirs[name] for name in named} == named
+    assert {field.name: field.default for field in fields(trl.RLOOConfig)}["beta"] == 0.05
+    ours = AlgorithmSection()
+    assert (ours.name, ours.kl.coef, ours.correction) == ("grpo", 0.0, Correction(kind="token", cap=2.0))
+
+
+@SEEDS
+def test_of_clipped_answers_trls_rloo_clips_the_product_and_we_each_token(seed):
+    """The row of the page: where no token has left the range but the answer has, they differ."""
+    answers = random_answers(seed)
+    old = answers.new - 0.15  # every token has become likelier by a factor of 1.16, within 1.2
+    ones = answers.advantage * 0 + 1
+    rows = {"old": (old * 1.0)[answers.mask.bool()], "advantage": ones[answers.mask.bool()]}
+    _, ours = loss_and_gradient(answers, name="rloo", correction=UNCORRECTED, changes=rows)
+    assert (ours[answers.mask.bool()] != 0).all()
+    new = answers.new.clone().requires_grad_()
+    batch = inputs(answers) | {
+        "advantages": ones[:, 0],
+        "completion_mask": answers.mask,
+        "old_logps": (old * answers.mask).sum(1),
+    }
+    loss = rloo.RLOOTrainer._compute_loss(stand_in(new), None, batch)
+    (theirs,) = torch.autograd.grad(loss, new)
+    long = answers.mask.sum(1) >= 2  # 1.16 squared is above 1.2
+    assert (theirs[long] == 0).all()

@@ -1,6 +1,7 @@
 """A*PO by hand: V*, the regression's loss, its goals over several conversations, and the course's variant."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from stretto.algorithms.base import build
 from stretto.algorithms.optimal import optimal_value
 from stretto.config.schema import AlgorithmSection, Kl, Vstar
 from stretto.train.meter import Meter
+from stretto.train.packing import pack
 from stretto.types import Group, Prompt, Reward, Trajectory
 from tiny import conversation
 
@@ -106,6 +108,40 @@ def test_conversations_of_one_trajectory_share_one_equation():
     ((beta2 * (whole - reference).sum() + vstar - reward) ** 2).backward()
     assert torch.allclose(parts.grad, whole.grad, atol=1e-12)
     assert whole.grad.abs().min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(3,)], [(3, 2, 4)], [(3,), (2, 4)], [(1, 1, 1, 1), (5,), (2, 2)], [(2, 0, 3)]],
+    ids=["one", "three of one", "one and two", "four, one and two", "one in which nothing was said"],
+)
+def test_a_trajectory_is_one_equation_in_the_reported_numbers_too(shapes):
+    """Loss, residual and gap by hand, on policy; D of a trajectory is that of all of its conversations."""
+    beta2, vstar = 0.05, 0.4
+    algorithm = build(AlgorithmSection(name="astar_po", vstar=Vstar(beta2=beta2)))
+    samples, errors, residuals, gaps = [], [], [], []
+    for attempt, lengths in enumerate(shapes):
+        trajectory, reward = replace(talks(*lengths), attempt=attempt), 1.0 - 0.3 * attempt
+        keys = [("p", 0, attempt, index) for index in range(len(lengths))]
+        streams = {"reference": {key: np.linspace(-2, -0.5, n) for key, n in zip(keys, lengths, strict=True)}}
+        streams["vstar"] = {keys[0]: np.array([vstar])}
+        verdict = Reward(value=reward, outcome=reward, parts={})
+        samples += algorithm.advantage([Group(prompt=PROMPT, trajectories=(trajectory,), rewards=(verdict,))], streams)
+        spoken = [talk for talk in trajectory.conversations if talk.trained.any()]
+        d = sum(float((t.logprobs[t.trained] - np.linspace(-2, -0.5, int(t.trained.sum()))).sum()) for t in spoken)
+        errors.append((beta2 * d - (reward - vstar)) ** 2)
+        residuals += [beta2 * d] * len(spoken)
+        gaps += [reward - vstar] * len(spoken)
+    useful = [sample for sample in samples if sample.conversation.trained.any()]
+    batch = pack(useful, device=torch.device("cpu"), dtype=torch.float64)
+    logprobs = numbers(np.concatenate([s.conversation.logprobs[s.conversation.trained] for s in useful]))
+    (term,) = algorithm.terms
+    meter = Meter(algorithm.terms)
+    meter.count(batch, logprobs, torch.zeros(1), {"trajectories": term.loss(logprobs, batch.rows).sum()})
+    found = meter.metrics()
+    assert found["loss"] == pytest.approx(sum(errors) / len(shapes), rel=1e-12)
+    assert found["astar/residual"] == pytest.approx(np.mean(residuals), rel=1e-12)
+    assert found["astar/gap"] == pytest.approx(np.mean(gaps), rel=1e-12)
 
 
 def test_residual_and_gap_are_means_over_conversations():

@@ -219,3 +219,19 @@ def test_a_warning_is_a_line_without_the_place_in_our_source(recipe, capsys, mon
         warnings.simplefilter("default")
         assert main(["check", recipe]) == 1
     assert capsys.readouterr().err.startswith("note: decode steps are slow\n")
+
+
+def test_the_package_runs_as_a_module(recipe):
+    command = [sys.executable, "-m", "stretto"]
+    for arguments, code in ((["--version"], 0), (["check", str(recipe)], 0), (["check", "nowhere.yaml"], 2)):
+        by_module = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        assert by_module.returncode == code
+    assert "nowhere.yaml: there is no such file" in by_module.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "train", "doctor", "value", "eval"])
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", "seed: 1  # café".encode("latin-1"), b"\0" * 9, b"GGUF\x03\0\0\0"])
+def test_a_recipe_that_is_no_text_is_told(tmp_path, capsys, command, content):
+    (tmp_path / "r.yaml").write_bytes(content)
+    assert main([command, str(tmp_path / "r.yaml")]) == 2
+    assert "give a recipe, written as YAML" in capsys.readouterr().err

@@ -149,6 +149,8 @@ def test_resume_of_a_finished_run_has_nothing_to_do(command, finished):
         (["engine.top_p=0.5", "--allow", "engine"], "engine.top_p", "nucleus sampling"),
         (["run.stepz=3", "--allow", "run"], "run.stepz", "did you mean"),
         (["batch.samples=1", "--allow", "batch,engine"], "batch.samples", "too few"),
+        (["model.scratch.width=32", "--allow", "model"], "model.scratch.width", "a resume cannot change it"),
+        (["--allow", "modle"], "--allow", "did you mean model"),
     ],
 )
 def test_resume_refuses_what_it_may_not_or_cannot_change(command, finished, arguments, field, text):
@@ -158,6 +160,19 @@ def test_resume_refuses_what_it_may_not_or_cannot_change(command, finished, argu
     assert field in error
     assert text in error
     assert (finished / "events.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("name", "fix"), [("resume", "pass --allow model.name"), ("eval", "put it back")])
+def test_a_run_whose_base_was_changed_is_refused_by_the_name_of_the_file(command, finished, name, fix):
+    base = finished / "base" / "model.safetensors"
+    content = base.read_bytes()
+    base.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    try:
+        code, _, error = command(name, finished)
+    finally:
+        base.write_bytes(content)
+    assert code == 2
+    assert "model.name" in error and "base/model.safetensors differs" in error and fix in error
 
 
 def test_resume_may_change_what_it_was_allowed_to(command):

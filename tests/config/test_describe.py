@@ -57,6 +57,13 @@ def test_kl_is_in_the_loss_or_in_the_reward(estimator, formula):
     assert reward[-1].startswith(formula)
 
 
+@pytest.mark.parametrize(("where", "name"), [("loss", "k2"), ("reward", "k1")])
+def test_an_estimator_that_is_left_open_is_said_by_its_name(where, name):
+    lines = objective(recipe(algorithm={"kl": {"coef": 0.05, "where": where}})).splitlines()
+    assert f" {name}" in lines[0 if where == "loss" else 2]
+    assert lines[-1].startswith(f"{name} = ")
+
+
 def test_the_reference_is_said():
     kl = {"kl": {"coef": 1.0}}
     assert "lp_ref with the adapter off" in objective(recipe(algorithm=kl))
@@ -149,3 +156,5 @@ def test_a_lag_is_told_where_it_counts():
     lagging = recipe(placement={"cluster": "2xcpu", "strategy": "separate", "staleness": 1})
     assert "trained on in the next step (staleness 1)" in plan_sentence(lagging)
     assert "lp_engine is of the weights one version before" in objective(lagging)
+    assert "lp_old of the weights that sampled, one version before: clip 0.2/0.2 acts" in objective(lagging)
+    assert "inactive" not in objective(lagging)

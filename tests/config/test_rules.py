@@ -122,6 +122,16 @@ WRONG = [
     (["log=[wandb]"], "log", "wandb is not available yet"),
     (["algorithm.kl.estimator=k1"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
     (["algorithm.kl.where=reward"], "algorithm.kl.where", "no effect"),
+    (["algorithm.kl.estimator=k3"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
+    *(
+        (
+            [f"algorithm={{name: {name}, kl: {{coef: 0.1, estimator: {estimator}, where: reward}}}}"],
+            "algorithm.kl.estimator",
+            f"{estimator} in the reward does not pull towards the reference",
+        )
+        for name in ("grpo", "reinforce_pp")
+        for estimator in ("k2", "k3")
+    ),
     (["roles.reference=null"], "roles.reference", "no effect"),
     (["algorithm.correction={kind: none, cap: 3}"], "algorithm.correction.cap", "no effect"),
     (["batch.max_rounds=3"], "batch.max_rounds", "no effect"),
@@ -238,7 +248,12 @@ RIGHT = [
     [MODEL, "roles.reward_model.name=one"],
     ["algorithm.name=reinforce", "batch.samples=1"],
     ["algorithm.name=grpo", "algorithm.clip=[0.1, 0.3]", "batch.updates=4"],
-    ["algorithm.kl={coef: 0.1, estimator: k3, where: reward}"],
+    ["algorithm.kl={coef: 0.1, estimator: k3}"],
+    ["algorithm.kl={coef: 0.1, where: reward}"],
+    ["algorithm.kl={coef: 0.1, estimator: k1, where: reward}"],
+    ["algorithm.kl={coef: 0.1, estimator: auto, where: reward}"],
+    ["algorithm.kl.estimator=auto"],
+    ["algorithm.kl.estimator=k2"],  # what auto is: recipes that were written down name it
     ["algorithm.correction.kind=none"],
     ["algorithm.correction.cap=5"],
     ["model.adapter={rank: 4, alpha: 8}"],

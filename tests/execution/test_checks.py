@@ -2,11 +2,15 @@
 
 import os
 import socket
+import threading
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stretto.config.load import parse_recipe
+from stretto.errors import RecipeError
 from stretto.execution.checks import devices, network, packages, programs, resources
 from stretto.execution.checks.base import GB, Gpu, Machine, Setting
 from stretto.execution.checks.machine import cores_of_group, gpus_of, look, memory_of_group, visible
@@ -207,6 +211,86 @@ def test_several_hosts_need_a_cluster_that_answers():
     assert network.cluster_is_reached(setting(recipe=several, environment={"RAY_ADDRESS": "auto"})).ok
 
 
+def test_a_cluster_that_one_host_joins_must_answer_too():
+    with socket.create_server((network.LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    two, there = on("2xcpu"), {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    assert network.cluster_is_reached(setting(recipe=two)) is None, "it starts a Ray of its own"
+    assert network.cluster_is_reached(setting(recipe=two, environment={"RAY_ADDRESS": "local"})) is None
+    assert network.cluster_is_reached(setting(recipe=on("1xcpu"), environment=there)) is None, "it uses no Ray"
+    found = network.cluster_is_reached(setting(recipe=two, environment=there))
+    assert f"nobody answers at 127.0.0.1:{port}" in failed(found)
+    assert found.silent
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("auto", None),
+        ("10.0.0.1:6379", ("10.0.0.1", 6379)),
+        ("ray://head:10001", ("head", 10001)),
+        ("[fd00::1]:6379", ("fd00::1", 6379)),
+        ("localhost:65535", ("localhost", 65535)),
+    ],
+)
+def test_an_address_of_a_cluster_is_a_host_and_a_port(address, place):
+    assert network.place_of(address) == place
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("garbage", "host", "host:", ":6379", "host:0", "host:65536", "host:99999999999", "host:-1", "host:6379x"),
+        *("host:٣", "http://host:80", "anyscale://cluster", "fd00::1:6379", "a b:6379", "user@host:1", "ray://"),
+        *("127.0.0.1:6379/", "10.0.0.1:6379,10.0.0.2:6379"),
+    ],
+)
+def test_what_is_no_address_of_a_cluster_is_refused_before_anybody_connects(address):
+    with pytest.raises(RecipeError, match="is no HOST:PORT of a Ray cluster\n    fix: run `ray start --head`"):
+        network.place_of(address)
+    found = network.cluster_is_reached(setting(recipe=on("2xcpu"), environment={"RAY_ADDRESS": address}))
+    assert "is no HOST:PORT" in failed(found)
+    assert not found.silent, "it is the address that is wrong"
+
+
+def test_a_name_that_takes_its_time_is_not_waited_for(monkeypatch):
+    stuck = threading.Event()
+    monkeypatch.setattr(socket, "create_connection", lambda *place, **told: stuck.wait(60))
+    assert network.silence(("head", 1), seconds=0.01) == "nobody answers at head:1 within 0.01 s"
+    stuck.set()
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "no.such.host.invalid", "::1"])
+def test_a_name_that_is_nobodys_is_told(host):
+    assert "nobody answers at " in network.silence((host, 9))
+
+
+def test_a_run_of_one_host_asks_nothing_of_its_other_addresses():
+    far = {"address": "203.0.113.9"}
+    assert "the run stays on it" in passed(network.own_address_is_reached(setting(recipe=on("2xcpu"), **far)))
+    joins = {"RAY_ADDRESS": "10.0.0.1:6379"}
+    assert "cannot be reached" in failed(
+        network.own_address_is_reached(setting(recipe=on("2xcpu"), environment=joins, **far))
+    )
+    assert "cannot be reached" in failed(network.own_address_is_reached(setting(recipe=on("2x8xH100"), **far)))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, None),
+        ({"RAY_ADDRESS": "local"}, None),
+        ({"RAY_ADDRESS": "auto"}, None),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False),
+        ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "disabled"}, False),
+        ({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "Token"}, True),
+    ],
+)
+def test_a_cluster_without_a_token_is_told(told, said):
+    found = network.cluster_has_a_token(setting(recipe=on("2xcpu"), environment=told))
+    assert (found and found.ok) is said
+
+
 def test_a_port_is_never_a_fixed_one(monkeypatch):
     asked = []
     create = socket.create_server
@@ -224,8 +308,25 @@ def test_ray_is_needed_by_several_devices_only():
     assert programs.ray_is_installed(setting()) is None
     assert programs.ray_is_installed(setting(recipe={})) is None
     assert "uses 2 devices, and ray" in failed(programs.ray_is_installed(setting(recipe=on("2xcpu"))))
-    there = setting(recipe=on("2xcpu"), versions=VERSIONS | {"ray": "2.50.0"})
-    assert passed(programs.ray_is_installed(there)) == "ray 2.50.0 is installed"
+    there = setting(recipe=on("2xcpu"), versions=VERSIONS | {"ray": "2.52.0"})
+    assert passed(programs.ray_is_installed(there)) == "ray 2.52.0 is installed"
+
+
+@pytest.mark.parametrize("version", ["2.51.2", "2.50.0", "2.52.0rc1", "1.13"])
+def test_a_ray_that_lets_in_anybody_is_too_old(version):
+    old = programs.ray_is_installed(setting(recipe=on("2xcpu"), versions=VERSIONS | {"ray": version}))
+    assert f"ray {version} is installed, and only 2.52 and later refuse" in failed(old)
+    assert old.fix == "pip install 'ray>=2.52'"
+
+
+@pytest.mark.parametrize("version", ["2.52.0", "2.60.0", "3.0.0.dev0", "3", "a build of mine"])
+def test_a_ray_that_asks_for_a_token_is_new_enough(version):
+    assert passed(programs.ray_is_installed(setting(recipe=on("2xcpu"), versions=VERSIONS | {"ray": version})))
+
+
+def test_the_oldest_ray_is_the_one_that_is_asked_for():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["ray"] == [f"ray>={programs.RAY}"]
 
 
 @pytest.mark.parametrize(

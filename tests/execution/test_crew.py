@@ -1,8 +1,9 @@
 """A crew whose workers only say what they were asked: deadlines, and who is asked after one has fallen silent."""
 
 import asyncio
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from torch.distributed import HashStore
@@ -10,11 +11,14 @@ from torch.distributed import HashStore
 from stretto.config.schema import Placement
 from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
 from stretto.execution import crew as crews
+from stretto.execution import patience
 from stretto.execution.crew import Crew
 from stretto.execution.group import Group
-from stretto.execution.patience import Patience
+from stretto.execution.member import Threaded
+from stretto.execution.patience import Patience, opened
 from stretto.execution.stacks import Stand
 from stretto.placement.choose import plan_of
+from stretto.threads import beside, left_behind, run
 from stretto.types import Receipt
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
@@ -56,11 +60,15 @@ class Sayings:
         """Nothing is left."""
 
 
-async def started(**changes):
+def crew_of(launcher, *, folder=None, **changes):
     plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=DEVICES)
     plan = replace(plan, **changes)
     patience = Patience(start=1, generate=0.05, train=0.05, publish=0.05)
-    crew = Crew(plan, Sayings(), lambda device: device, patience=patience)
+    return Crew(plan, launcher, lambda device: device, patience=patience, folder=folder)
+
+
+async def started(**changes):
+    crew = crew_of(Sayings(), **changes)
     await crew.start()
     return crew
 
@@ -235,3 +243,102 @@ def test_who_waits_for_one_that_died_is_called_off(dead):
     begun = time.monotonic()
     assert asyncio.run(scenario()) == set()
     assert time.monotonic() - begun < 10
+
+
+class Stuck(Sayings):
+    """A launcher that blocks in a thread when it is opened, or when it is closed."""
+
+    def __init__(self, at, how):
+        self.at, self.how, self.over, self.closed = at, how, threading.Event(), False
+
+    async def _block(self, at):
+        if at == self.at:
+            await self.how(self.over.wait)
+
+    async def open(self):
+        await self._block("open")
+
+    async def close(self):
+        self.closed = True
+        await self._block("close")
+
+
+@pytest.mark.parametrize("how", [beside, asyncio.to_thread])
+@pytest.mark.parametrize("at", ["open", "close"])
+def test_a_launcher_that_blocks_in_a_thread_is_left_behind(at, how, monkeypatch, tmp_path):
+    monkeypatch.setattr(patience, "SAYS_SO", 0.01)
+    monkeypatch.setattr(crews, "CLOSING", 0.01)
+    launcher = Stuck(at, how)
+
+    async def scenario():
+        crew = crew_of(launcher, folder=tmp_path)
+        try:
+            await opened(launcher.open(), 0.01, crew)
+        finally:
+            await crew.close()
+
+    if at == "open":
+        with pytest.raises(
+            DeadlineError, match=r"start: the devices were not there after 0 s, since (.|\n)*stacks-start"
+        ):
+            run(scenario())
+        assert "threads.py" in (tmp_path / "stacks-start-000001.txt").read_text()
+    else:
+        run(scenario())
+    assert launcher.closed
+    launcher.over.set()
+
+
+class Deaf(Sayings):
+    """A launcher that knows itself why nobody comes, at once or when time is up."""
+
+    def __init__(self, after):
+        self.after = after
+
+    async def open(self):
+        await asyncio.sleep(self.after)
+        raise DeadlineError("start: nobody answers")
+
+
+@pytest.mark.parametrize(("by", "hangs"), [(60.0, False), (0.0, True)])
+def test_stacks_are_only_kept_of_what_hangs(by, hangs, tmp_path):
+    async def scenario():
+        await crew_of(Deaf(0.02), folder=tmp_path).start(by=time.monotonic() + by)
+
+    with pytest.raises(DeadlineError, match=r"^start: nobody answers") as caught:
+        run(scenario())
+    assert ("where every process stands" in str(caught.value)) is hangs
+    assert len(list(tmp_path.iterdir())) == hangs
+
+
+def test_a_worker_that_blocks_in_its_thread_is_left_behind_when_its_crew_is_closed(monkeypatch):
+    monkeypatch.setattr(crews, "CLOSING_LATE", 0.01)
+    over = threading.Event()
+
+    class Blocks:
+        def __init__(self, device):
+            self.device = device
+
+        def begin(self):
+            over.wait()
+
+        def close(self):
+            """Never reached."""
+
+    async def scenario():
+        crew = await started()
+        crew.members = {device: Threaded(Assigned(device), Blocks) for device in DEVICES}
+        with pytest.raises(DeadlineError, match=r"begin has not answered for 0\.05 s"):
+            await crew.begin()
+        await crew.close()
+
+    run(scenario())
+    assert [name for name in left_behind() if name.startswith("localhost/")] != []
+    over.set()
+
+
+@dataclass
+class Assigned:
+    """As much of an assignment as a thread needs."""
+
+    device: str

@@ -201,3 +201,21 @@ def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
     assert best.choice.source("generate", work) == "gather"
     twice = 2 * 1.03 * work.shapes["train"].routed_params / best.choice.lane.ep
     assert best.held(best.room.sides[0])[1].weights < twice
+
+
+@pytest.mark.parametrize(
+    ("amount", "told"),
+    [
+        (0.0, "0.00"),
+        (1e-9, "<0.000001"),
+        (0.00001234, "0.000012"),
+        (0.0001, "0.00010"),
+        (0.0099, "0.0099"),
+        (0.05, "0.050"),
+        (0.5, "0.50"),
+        (3.456, "3.46"),
+        (1234.5, "1234.50"),
+    ],
+)
+def test_an_amount_below_a_cent_is_not_nothing(amount, told):
+    assert explain.money(amount) == told

@@ -50,6 +50,15 @@ def gives(answer, prompt, signals):
 @pytest.fixture
 def user(tmp_path: Path) -> str:
     (tmp_path / "user_rewards.py").write_text(USER)
+    (tmp_path / "statistics.py").write_text("def mean(answer, prompt, signals): return 1\n")
+    (tmp_path / "imported.py").write_text(
+        "from builtins import exec as run\nfrom os import system\nfrom yaml import safe_load\n"
+    )
+    (tmp_path / "compiled.abi3.so").write_bytes(b"")
+    for folder, file in (("package", "inside.py"), ("bare", "module.py")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text("def f(answer, prompt, signals): return 1\n")
+    (tmp_path / "package" / "__init__.py").write_text("")
     return str(tmp_path)
 
 
@@ -224,12 +233,6 @@ def test_a_reward_that_hangs_is_tried_twice_and_then_marked(user: str, tmp_path:
     assert log.read_text() == "xx"
 
 
-def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
-    result = scored([trajectory("a" * 100 + "!")], RewardPart(kind="regex", pattern=r"^(a|aa)+$", deadline=0.5))
-    assert result.groups == ()
-    assert "did not answer within 0.5 s" in (result.failed[0].failure or "")
-
-
 @pytest.mark.parametrize(
     ("part", "field", "says"),
     [
@@ -237,6 +240,19 @@ def test_a_pattern_that_backtracks_for_ever_is_a_failure_not_a_zero() -> None:
         ({"kind": "magic"}, "rewards.0.kind", "numeric, regex, reasoning_gym, model, overlong, or module:name"),
         ({"kind": "user_rewards:trutth"}, "rewards.0.kind", "did you mean 'truth'?"),
         ({"kind": "no_file:f"}, "rewards.0.kind", "there is no module 'no_file'"),
+        ({"kind": "builtins:exec"}, "rewards.0.kind", "belongs to Python itself"),
+        ({"kind": "os:system"}, "rewards.0.kind", "belongs to Python itself"),
+        ({"kind": "subprocess:getoutput"}, "rewards.0.kind", "belongs to Python itself"),
+        ({"kind": "math:sqrt"}, "rewards.0.kind", "belongs to Python itself"),
+        ({"kind": "_pickle:loads"}, "rewards.0.kind", "belongs to Python itself"),
+        ({"kind": "importlib.util:find_spec"}, "rewards.0.kind", "belongs to Python itself"),
+        ({"kind": "numpy.linalg._umath_linalg:det"}, "rewards.0.kind", "belongs to an installed package"),
+        ({"kind": "sympy:sympify"}, "rewards.0.kind", "belongs to an installed package"),
+        ({"kind": "stretto.sandbox.worker:find"}, "rewards.0.kind", "belongs to an installed package"),
+        ({"kind": "compiled:f"}, "rewards.0.kind", "compiled.abi3.so is not a Python file"),
+        ({"kind": "statistics:mean"}, "rewards.0.kind", "give the file another name"),
+        ({"kind": "imported:run"}, "rewards.0.kind", "only imported from builtins"),
+        ({"kind": "imported:system"}, "rewards.0.kind", "only imported from os"),
         ({"kind": "regex"}, "rewards.0.pattern", "needs a pattern"),
         ({"kind": "regex", "pattern": "("}, "rewards.0.pattern", "no regular expression"),
         ({"kind": "numeric", "pattern": "a"}, "rewards.0.pattern", "has no effect"),
@@ -261,6 +277,11 @@ def test_a_kind_whose_package_is_missing_says_what_to_install(kind: str, monkeyp
     (found,) = problems([RewardPart(kind=kind)])
     assert found.field == "rewards.0.kind"
     assert found.fix.startswith("pip install '") and "'math-verify>=" in found.fix
+
+
+@pytest.mark.parametrize("kind", ["user_rewards:truth", "imported:safe_load", "package.inside:f", "bare.module:f"])
+def test_a_function_of_a_python_file_of_the_user_s_is_a_reward(user: str, kind: str) -> None:
+    assert list(problems([RewardPart(kind=kind)], [user])) == []
 
 
 def test_two_parts_need_two_names() -> None:
@@ -293,10 +314,24 @@ def test_verdicts_that_come_too_late_are_a_deadline_that_counts_them(user: str, 
     assert "raise deadlines.reward" in text
 
 
-@pytest.mark.parametrize(("tokens", "penalty"), [(16384, 0.0), (18432, -0.5), (20480, -1.0), (22000, -1.37109375)])
-def test_the_penalty_for_overlong_answers_by_hand(tokens: int, penalty: float) -> None:
-    assert answer.overlong(tokens, longest=20480, buffer=4096) == pytest.approx(penalty)
-    assert answer.overlong(10, longest=20480, buffer=4096) == 0.0
+@pytest.mark.parametrize(
+    ("tokens", "longest", "buffer", "penalty"),
+    [
+        (10, 20480, 4096, 0.0),
+        (16384, 20480, 4096, 0.0),
+        (16385, 20480, 4096, -1 / 4096),
+        (18432, 20480, 4096, -0.5),
+        (20480, 20480, 4096, -1.0),
+        (22000, 20480, 4096, -1.0),  # -1.371 on the line through the points above, which the paper ends at -1
+        (220, 50, 10, -1.0),  # `longest` below `engine.max_new_tokens`: the line would be at -18
+        (10**9, 1, 1, -1.0),
+        (1, 1, 1, -1.0),
+        (0, 1, 1, 0.0),
+        (3, 4, 4, -0.75),
+    ],
+)
+def test_the_penalty_for_overlong_answers_by_hand(tokens: int, longest: int, buffer: int, penalty: float) -> None:
+    assert answer.overlong(tokens, longest=longest, buffer=buffer) == pytest.approx(penalty, abs=1e-15)
 
 
 def test_shaping_moves_the_value_and_never_the_outcome() -> None:

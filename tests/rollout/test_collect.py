@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from alone import ROUNDING
 from stretto.environments import single_turn
 from stretto.errors import EngineError, EnvironmentFailure
 from stretto.execution.lane import Lane
@@ -317,7 +318,46 @@ def test_many_turns_on_the_native_engine_give_what_one_trajectory_alone_gives(co
         assert len(trajectory.conversations) == len(alone.conversations)
         for one, other in zip(trajectory.conversations, alone.conversations, strict=True):
             assert one.tokens.tolist() == other.tokens.tolist()
-            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=ROUNDING)
+
+
+def test_a_conversation_that_fills_the_context_is_judged_as_it_is(collect):
+    """36 trajectories of three turns: the environment ends each of them, with what the model has said."""
+
+    async def three(prompt, model):
+        messages, turns = list(prompt.messages), 0
+        for _ in range(3):
+            reply = await model.chat(messages)
+            turns += bool(reply.tokens)
+            messages += [reply, user("again")]
+        return Outcome(answer=messages[-2]["content"], signals={"turns": float(turns)})
+
+    wordy = ScriptedEngine(lambda request: [ZERO] * 8)
+    trajectories = collect(launches(12, attempts=3), three, engine=wordy, context=20)
+    assert [t.failure for t in trajectories] == [None] * 36
+    assert {t.outcome.signals["turns"] for t in trajectories} == {1.0, 2.0}, "the second is cut off, or has no room"
+    assert all(t.conversations[-1].stop == "length" and t.full for t in trajectories)
+    assert max(len(c.tokens) for t in trajectories for c in t.conversations) <= 20
+
+
+def test_what_fills_the_context_costs_no_other_trajectory_its_room(collect):
+    async def once_or_thrice(prompt, model):
+        messages = list(prompt.messages)
+        for _ in range(3 if prompt.id == "p0" else 1):
+            reply = await model.chat(messages)
+            messages += [reply, user("again")]
+        return Outcome(answer=reply.text)
+
+    trajectories = collect(launches(3), once_or_thrice, engine=ScriptedEngine(lambda r: [ZERO] * 5), context=14)
+    assert answered(trajectories) == ["", "00000", "00000"]
+    assert [t.full for t in trajectories] == [2, 0, 0]
+
+
+def test_a_prompt_that_does_not_fit_costs_its_own_trajectory(collect):
+    asked = [Launch(prompt=Prompt(id=f"p{n}", messages=(user("1" * n),)), visit=0, attempt=0) for n in (3, 30)]
+    trajectories = collect(asked, context=14)
+    assert trajectories[0].failure is None
+    assert "a conversation of 32 tokens leaves no room in a context of 14" in trajectories[1].failure
 
 
 @pytest.mark.parametrize(("again", "rewritten"), [(False, 0), (True, 1)])

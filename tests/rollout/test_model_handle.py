@@ -263,16 +263,79 @@ def test_a_call_for_no_tokens_is_refused(asked):
     assert talk.conversations == ()
 
 
-def test_an_answer_is_cut_where_the_context_ends_and_a_full_one_is_a_failure():
+def test_an_answer_is_cut_where_the_context_ends_and_what_would_follow_is_cut_before_its_first_token():
     talk = Talk(say=lambda request: ids("1234567890"), context=10)
     reply = talk.chat([user("11")])
     assert (reply.stop, len(reply.tokens)) == ("length", 6)
-    with pytest.raises(EnvironmentFailure, match="leaves no room in a context of 10"):
-        talk.chat([user("11"), reply, user("2")])
-    with pytest.raises(EnvironmentFailure, match="leaves no room"):
-        talk.chat([user("1234567890")])
-    assert len(talk.conversations) == 1
+    nothing = talk.chat([user("11"), reply, user("2")])
+    assert (nothing.text, nothing.tokens, nothing.stop, dict(nothing)["content"]) == ("", (), "length", "")
+    again = talk.chat([user("11"), reply, user("2"), nothing, user("3")])
+    assert (again.stop, talk.handle.full, len(talk.asked)) == ("length", 2, 1)
+    (conversation,) = talk.conversations
+    assert (len(conversation.tokens), conversation.stop) == (10, "length"), "no token of what did not fit"
     assert len(assert_trained_once(talk)) == 6
+
+
+@pytest.mark.parametrize("spoken", [False, True])
+def test_a_prompt_that_does_not_fit_by_itself_is_a_failure_whatever_was_said_elsewhere(spoken):
+    talk = Talk(context=10)
+    if spoken:
+        talk.chat([user("11")])
+    with pytest.raises(EnvironmentFailure, match="leaves no room in a context of 10"):
+        talk.chat([user("1234567890")])
+    assert (len(talk.conversations), talk.handle.full) == (spoken, 0)
+
+
+def test_a_conversation_that_ended_its_turn_and_has_no_room_for_another_is_truncated():
+    talk = Talk(context=12)
+    reply = talk.chat([user("1")])
+    assert reply.stop == "stop"
+    assert talk.conversations[0].stop == "stop"
+    assert talk.chat([user("1"), reply, user("12345678")]).stop == "length"
+    assert talk.conversations[0].stop == "length"
+    short = talk.chat([user("1"), reply, user("2")])
+    assert (short.stop, talk.conversations[0].stop) == ("stop", "stop"), "another question had room"
+    assert talk.handle.full == 1
+    assert_trained_once(talk)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_the_last_turn_gets_the_room_that_is_left_to_the_last_token(room):
+    talk = Talk(say=lambda request: [*ids("1"), END], context=5 + 3 + room)
+    reply = talk.chat([user("1")])
+    assert len(talk.conversations[0].tokens) == 5
+    last = talk.chat([user("1"), reply, user("2")])
+    assert (len(last.tokens), last.stop) == (room, "stop" if room == 2 else "length")
+    assert len(talk.conversations[0].tokens) <= 5 + 3 + room
+
+
+def test_a_branch_without_room_leaves_the_conversation_as_it_is_and_is_counted():
+    talk = Talk(context=20)
+    first = talk.chat([user("1")])
+    second = talk.chat([user("1"), first, user("2")])
+    assert second.stop == "stop"
+    branch = talk.chat([user("1"), first, user("123456789012345")])
+    assert (branch.stop, branch.tokens, talk.handle.full) == ("length", (), 1)
+    (conversation,) = talk.conversations
+    assert conversation.stop == "stop"
+
+
+def test_a_rewritten_conversation_without_room_is_truncated_and_not_counted_as_rewritten():
+    talk = Talk(say=lambda request: [*ids("<think>b</think>4"), END], template=STRIPS, limit=30, context=23)
+    reply = talk.chat([user("1")])
+    assert reply.stop == "stop"
+    assert talk.chat([user("1"), reply, user("123456789012345678")]).stop == "length"
+    assert (talk.handle.rewritten, talk.handle.full, len(talk.conversations)) == (0, 1, 1)
+    assert talk.conversations[0].stop == "length"
+
+
+def test_an_environment_that_asks_for_ever_where_there_is_no_room_is_told_to_end():
+    talk = Talk(say=lambda request: ids("1234567890"), context=10)
+    messages = [user("11")]
+    with pytest.raises(EnvironmentFailure, match=r"no room .* end the episode where reply.stop is 'length'"):
+        while True:
+            messages += [talk.chat(messages), user("2")]
+    assert talk.handle.full == 100
 
 
 def test_conversations_that_came_to_nothing_leave_no_gap():

@@ -7,6 +7,7 @@ from peft.tuners.lora import Linear as Adapted
 from transformers import Qwen2Config
 
 from asked import requests, sampled
+from rounding import forward_sums, rounding
 from stretto.config.schema import Adapter
 from stretto.rollout.native import NativeEngine
 from stretto.rollout.packed import PackedSteps, packs
@@ -28,6 +29,13 @@ def with_adapter(dtype):
     return stir(scratch_policy(dtype=dtype, width=32, adapter=Adapter(rank=4, alpha=8)))
 
 
+def close(policy):
+    """The rounding of log-probabilities, which are about -1. Products of short numbers add in fp32 and round once."""
+    sums = forward_sums(policy.network.config, tokens=20)
+    narrow = policy.dtype == torch.bfloat16
+    return rounding(policy.dtype, *([1 for _ in sums] if narrow else sums))
+
+
 def stir(policy):
     """Gives the second halves of its adapters something to say."""
     with torch.no_grad():
@@ -43,7 +51,7 @@ def test_the_same_tokens_and_log_probabilities_come_out(make):
     plain, packed = sampled(policy, Steps(policy)), sampled(policy, PackedSteps(policy))
     for key, answer in plain.items():
         assert packed[key].tokens.tolist() == answer.tokens.tolist()
-        assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=1e-5)
+        assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=close(policy))
 
 
 @pytest.mark.parametrize("dtype", [name for name in ("bfloat16", "float32") if packs(whole(name))])
@@ -56,9 +64,9 @@ def test_in_short_numbers_they_differ_by_rounding(make, dtype):
     for key, answer in plain.items():
         different = np.flatnonzero(packed[key].tokens != answer.tokens)
         alike = int(different[0]) if len(different) else len(answer.tokens)
-        assert packed[key].logprobs[:alike] == pytest.approx(answer.logprobs[:alike], abs=0.08)
+        assert packed[key].logprobs[:alike] == pytest.approx(answer.logprobs[:alike], abs=close(policy))
         compared += alike
-    assert compared > sum(len(answer.tokens) for answer in plain.values()) // 2
+    assert compared > sum(len(answer.tokens) for answer in plain.values()) // 4
 
 
 def test_an_update_is_seen_whoever_makes_it():
@@ -164,4 +172,4 @@ def test_adapters_of_some_layers_with_biases_reach_those_layers_only():
     plain, packed = sampled(policy, Steps(policy)), sampled(policy, PackedSteps(policy))
     for key, answer in plain.items():
         assert packed[key].tokens.tolist() == answer.tokens.tolist()
-        assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=1e-5)
+        assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=close(policy))

@@ -15,6 +15,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from alone import ROUNDING
 from asked import sampled
 from stretto.rollout import written
 from stretto.rollout.packed import PackedSteps
@@ -61,7 +62,7 @@ def test_families_of_the_common_kind_are_written_out_and_say_the_same(family):
     assert steps.written is not None
     for key, answer in plain.items():
         assert found[key].tokens.tolist() == answer.tokens.tolist()
-        assert found[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+        assert found[key].logprobs == pytest.approx(answer.logprobs, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("family", OTHERS)

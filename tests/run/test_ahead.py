@@ -1,6 +1,8 @@
 """One step of lag: crews in threads against a plain sequence of generating, then training on what was made before."""
 
 import asyncio
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from stretto.run.evaluate import evaluate
 from stretto.run.metrics import lag
 from stretto.run.parts import make_plan
 from stretto.run.schedule import run_step
+from stretto.types import trajectory_key
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
@@ -33,11 +36,13 @@ async def one_after_the_other(recipe, folder):
     """Weights and reports where batch n + 1 is generated with the weights that batch n is trained on."""
     plain, reports = plain_of(recipe, folder), []
     try:
-        batch = await plain.sampled()
+        samples = (await plain.sampled()).samples
         for step in range(1, STEPS + 1):
-            following = await plain.sampled() if step < STEPS else None
-            reports.append(plain.learn(batch.samples, step=step))
-            batch = following
+            following = (await plain.sampled()).samples if step < STEPS else ()
+            # What the weights that sampled it say of a batch, which is trained on once they have moved.
+            old = plain.worker.score("train", [sample.conversation for sample in following])
+            reports.append(plain.learn(samples, step=step))
+            samples = [replace(sample, old=its) for sample, its in zip(following, old, strict=True)]
         return plain.weights(), reports
     finally:
         await plain.close()
@@ -70,13 +75,15 @@ async def some(parts, steps):
     [
         (2, {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}),
         (3, {"algorithm": {"name": "dapo"}}),
-        (4, {"algorithm": {"name": "reinforce_pp"}}),
-        (2, {"model__adapter": LORA, "algorithm__kl": {"coef": 0.1, "where": "reward"}}),
+        (4, {"algorithm": {"name": "reinforce_pp", "clip": (0.01, 0.01)}}),
+        (2, {"model__adapter": LORA, "algorithm": {"clip": (0.01, 0.01), "kl": {"coef": 0.1, "where": "reward"}}}),
+        (2, {"algorithm": {"name": "gspo"}}),
     ],
-    ids=["grpo", "dapo", "reinforce_pp", "lora"],
+    ids=["grpo", "dapo", "reinforce_pp", "lora", "gspo"],
 )
 def test_a_lagging_crew_ends_with_the_weights_of_the_plain_sequence(devices, changes, tmp_path):
-    recipe = recipe_with(tmp_path, **changes)
+    """The learning rate is so high that the ratio to the weights that sampled leaves the clip range."""
+    recipe = recipe_with(tmp_path, optimizer__lr=0.02, **changes)
     weights, reports = asyncio.run(one_after_the_other(recipe, tmp_path))
 
     async def crewed():
@@ -89,9 +96,12 @@ def test_a_lagging_crew_ends_with_the_weights_of_the_plain_sequence(devices, cha
 
     taken, masters = asyncio.run(crewed())
     assert distance(weights, masters) < 1e-10
-    for name in ("loss", "grad_norm", "ess", "tokens/trained"):
-        assert [each.report[name] for each in taken] == pytest.approx([report[name] for report in reports], rel=1e-9)
-    assert max(report["kl/engine_trainer"] for report in reports) > 1e-6  # answers of older weights
+    for name in ("loss", "grad_norm", "ess", "tokens/trained", "clip/share"):
+        found, plain = [each.report[name] for each in taken], [report[name] for report in reports]
+        assert found == pytest.approx(plain, rel=1e-8, abs=1e-12)
+    clipped = [each.report["clip/share"] for each in taken]
+    assert clipped[0] == 0 < max(clipped[1:]), "the first batch is trained on by the weights that sampled it"
+    assert max(each.report["kl/engine_trainer"] for each in taken) < 1e-15, "the lag is in the ratio alone"
 
 
 def test_every_sample_says_which_weights_made_it_and_an_evaluation_asks_the_newest(tmp_path):
@@ -161,6 +171,8 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
         for mine, theirs in zip(one.batch.samples, other.batch.samples, strict=True):
             assert np.array_equal(mine.conversation.tokens, theirs.conversation.tokens)
             assert np.allclose(mine.conversation.logprobs, theirs.conversation.logprobs, rtol=0, atol=1e-10)
+    first = checkpoints.latest() / "state" / "ahead.json"
+    assert json.loads(first.read_text())["batch"]["old"], "what the weights that sampled it said of the batch is kept"
 
 
 def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
@@ -175,6 +187,8 @@ def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
     parts, cursor, waiting = asyncio.run(sampled())
     before = Ahead(parts.prompts, keeps=True)
     before.waiting = waiting
+    key = (*trajectory_key(waiting.batch.accepted[0].trajectories[0]), 0)
+    before.waiting = replace(waiting, batch=replace(waiting.batch, old={key: np.array([-0.5, -0.25])}))
     state, drawn = before.state(), parts.prompts.state()
     parts.ahead.restore(state)
     assert parts.ahead.waiting is None
@@ -185,6 +199,10 @@ def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
     assert (found.launched, found.rounds, found.samples) == (waiting.batch.launched, waiting.batch.rounds, ())
     assert [group.rewards for group in found.accepted] == [group.rewards for group in waiting.batch.accepted]
     assert [group.prompt for group in found.accepted] == [group.prompt for group in waiting.batch.accepted]
+    assert {key: numbers.tolist() for key, numbers in found.old.items()} == {key: [-0.5, -0.25]}
+    del state["batch"]["old"]  # as checkpoints were before
+    lagging.restore(state)
+    assert lagging.waiting.batch.old == {}
 
 
 def test_a_trainer_that_may_lag_one_version_refuses_two(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from stretto.errors import CheckpointError
 from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.files import Disk
-from stretto.run.manifest import verify
+from stretto.run.manifest import describe, verify, write
 
 
 class Killed(BaseException):
@@ -237,6 +238,16 @@ def test_the_last_ones_and_the_best_are_kept_even_after_a_resume(tmp_path):
     assert store.best() == store.folder / "step-000002"
 
 
+def test_the_best_is_not_the_one_whose_hard_prompts_have_no_verdict(tmp_path):
+    """0.505 over 91 of 100 prompts has shown 46 right answers, and 0.48 over all of them has shown 48."""
+    store = store_in(tmp_path, keep=1, best="eval/accuracy")
+    for step, (accuracy, n) in enumerate([(0.2, 100), (0.48, 100), (46 / 91, 91), (0.3, 100)], start=1):
+        save(store, step, metrics={"eval/accuracy": accuracy, "eval/n": n, "eval/asked": 100})
+    assert (steps(store), store.best().name) == ([2, 4], "step-000002")
+    save(store, 5, metrics={"eval/accuracy": 50 / 91, "eval/n": 91, "eval/asked": 100})
+    assert store.best().name == "step-000005", "50 right answers of 100 are more, whatever the others are"
+
+
 @pytest.mark.parametrize("metric", ["loss", "kl/reference"])
 def test_of_losses_and_divergences_the_smallest_is_best(tmp_path, metric):
     store = store_in(tmp_path, keep=1, best=metric)
@@ -295,3 +306,46 @@ def test_a_step_that_was_evaluated_later_is_written_again_with_its_metrics(tmp_p
     assert metrics_of(path)["eval/accuracy"] == 0.5
     save(again, 20, metrics={"eval/accuracy": 0.4})
     assert steps(again) == [10, 20]
+
+
+def test_a_checkpoint_of_an_older_version_is_checked_as_far_as_it_says(tmp_path):
+    store = store_in(tmp_path)
+    path = save(store, 1)
+    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "/old/base", "r": 2}')
+    listed = describe(path, step=1, metrics={}, parts=("trainer", "cursor"))
+    old = {name: replace(entry, sha256=None) for name, entry in listed.files.items() if not name.startswith("state/")}
+    held = {name: entry for name, entry in listed.files.items() if name.startswith("state/") and "manifest" not in name}
+    write(path / "state" / "manifest.json", replace(listed, files=old | held))
+    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "/a/new/base", "r": 2}')
+    assert store.latest() == path
+    (path / "model.safetensors").write_bytes(b"weights")
+    assert store.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sound"),
+    [
+        ('{"r": 2, "base_model_name_or_path": "/somewhere/else"}', True),
+        ('{"r": 3, "base_model_name_or_path": "/old/base"}', False),
+        ('{"r": 2, "base_model_name_or_path": "/old/base", "more": 1}', False),
+        ("[]", False),
+        ("{", False),
+        ("", False),
+    ],
+)
+def test_of_an_adapter_only_the_path_of_its_base_may_change(tmp_path, text, sound):
+    def adapter(folder):
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/old/base", "r": 2}')
+
+    store = store_in(tmp_path)
+    path = store.save(1, parts=[Part("trainer")], write_model=adapter, metrics={})
+    (path / "adapter_config.json").write_text(text)
+    assert (store.latest() == path) == sound
+
+
+def test_a_byte_of_a_model_file_that_changed_is_noticed(tmp_path):
+    store = store_in(tmp_path)
+    path = save(store, 1)
+    (path / "model.safetensors").write_bytes(b"weightz" * 10)
+    with pytest.raises(CheckpointError, match="content changed"):
+        restored(store, path)

@@ -2,17 +2,22 @@
 
 import asyncio
 import itertools
+from contextlib import nullcontext
 
 import pytest
 
 from running import END, ONE, ZERO, metrics, recipe_in, scripted, start
-from stretto.config.schema import Holdout
+from stretto.config.schema import Guards, Holdout
 from stretto.errors import CheckpointError, RecipeError, RewardError
-from stretto.run import session
+from stretto.rewards.score import Scored
+from stretto.run import guards, session
 from stretto.run.crewed import assemble_crew
 from stretto.run.evaluate import evaluate, pass_at_k, wilson
+from stretto.run.loop import unjudged
 from stretto.run.parts import make_plan
+from stretto.run.shares import interval, shown
 from stretto.tasks.source import load_prompts, split
+from stretto.types import Group, Prompt, Reward, Trajectory
 
 
 @pytest.mark.parametrize(
@@ -36,6 +41,76 @@ def test_pass_at_k_is_the_share_of_choices_that_hold_a_right_answer(right, n):
         choices = list(itertools.combinations(range(n), k))
         holding = sum(any(sample < right for sample in choice) for choice in choices)
         assert pass_at_k(right, n, k) == pytest.approx(holding / len(choices))
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "asked"), [(46, 100, 100), (46, 91, 100), (0, 9, 10), (9, 9, 10), (0, 0, 5), (0, 0, 0), (1, 1, 100)]
+)
+def test_an_interval_holds_every_verdict_that_is_missing(right, n, asked):
+    low, high = interval(right, n, asked)
+    for more in range(asked - n + 1):  # so many of the others are right
+        least, most = wilson(right + more, asked)
+        assert low <= least <= most <= high
+    assert (low, high) == (wilson(right, asked)[0], wilson(right + asked - n, asked)[1])
+
+
+MISSING = {"eval/accuracy": 46 / 91, "eval/n": 91, "eval/asked": 100, "eval/low": 0.3, "eval/high": 0.7}
+"""Nine verdicts of a hundred are missing."""
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name", "value"),
+    [
+        ({"eval/accuracy": 46 / 91, "eval/n": 91, "eval/asked": 100}, "eval/accuracy", 0.46),
+        ({"eval/accuracy": 46 / 91, "eval/n": 91, "eval/asked": 100, "eval/low": 0.3}, "eval/low", wilson(46, 100)[0]),
+        (
+            {"eval/accuracy": 46 / 91, "eval/n": 91, "eval/asked": 100, "eval/high": 0.7},
+            "eval/high",
+            wilson(46, 100)[1],
+        ),
+        ({"eval/accuracy": 0.5, "eval/n": 100, "eval/asked": 100}, "eval/accuracy", 0.5),
+        ({"eval/accuracy": 0.5}, "eval/accuracy", 0.5),  # checkpoints of before
+        ({"eval/accuracy": 0.5, "eval/n": 9, "eval/asked": 10, "reward/mean": 0.7}, "reward/mean", 0.7),
+        ({"eval/n": 9, "eval/asked": 10}, "eval/accuracy", None),
+        ({}, "eval/accuracy", None),
+        ({"eval/accuracy": 0.0, "eval/n": 0, "eval/asked": 10}, "eval/accuracy", 0.0),
+    ],
+)
+def test_what_an_evaluation_has_shown_at_least(metrics, name, value):
+    assert shown(metrics, name) == (value if value is None else pytest.approx(value, rel=1e-12))
+
+
+@pytest.mark.parametrize(
+    ("failed", "launched", "share", "stops"),
+    [(0, 10, 0.0, False), (1, 10, 0.0, True), (1, 10, 0.1, False), (2, 10, 0.1, True), (9, 10, 1.0, False)],
+)
+def test_an_evaluation_ends_where_more_verdicts_are_missing_than_the_guard_allows(failed, launched, share, stops):
+    prompt = Prompt(id="p", messages=())
+    lost = Trajectory(prompt=prompt, visit=-1, attempt=0, conversations=(), outcome=None, failure="it broke")
+    verdict = Reward(value=1.0, outcome=1.0, parts={})
+    group = Group(prompt=prompt, trajectories=(lost,), rewards=(verdict,))
+    scored = Scored(groups=(group,) * (launched - failed), failed=(lost,) * failed)
+    with pytest.raises(RewardError, match="it broke") if stops else nullcontext():
+        guards.evaluation_errors(Guards(reward_error_share=share), scored, launched=launched)
+
+
+def test_a_run_says_over_how_many_prompts_its_accuracy_is(tmp_path, capsys):
+    (tmp_path / "picky.py").write_text(
+        "def first(answer, prompt, signals):\n    assert prompt['reference'] != '010'\n    return 1.0\n"
+    )
+    source = {"kind": "synthetic", "name": "copy", "length": [3, 3], "alphabet": "01", "count": 8}
+    task = {"source": source, "prompt": "{text}=", "holdout": {"prompts": 7}}
+    recipe = {"rewards": [{"name": "a", "kind": "picky:first"}], "task": task, "evaluate__prompts": 7}
+    lenient = {"guards__reward_error_share": 0.9, "run__steps": 1, "batch": {"prompts": 1, "samples": 2}}
+    run = start(tmp_path, **recipe, **lenient)
+    last = metrics(run.folder)[-1]
+    assert (last["eval/accuracy"], last["eval/n"], last["eval/asked"]) == (1.0, 6, 7)
+    (_, evaluation), *_ = run.evaluations
+    assert evaluation.prompts == "6 of 7 prompts" in "\n".join(session.summary(run))
+    assert "accuracy is over 6 of 7 prompts" in unjudged(evaluation, step=1)
+    assert session.evaluate_run(run.folder).document().items() >= {"n": 6, "asked": 7}.items()
+    with pytest.raises(RewardError, match="evaluation: 1 of 7 answers have no verdict"):
+        start(tmp_path, **recipe, **(lenient | {"guards__reward_error_share": 0.1}))
 
 
 def evaluated(folder, script, *, pass_k=1, **changes):
@@ -93,16 +168,22 @@ def test_penalties_do_not_turn_a_right_answer_into_a_wrong_one(tmp_path):
     assert evaluated(tmp_path, copied, rewards=rewards)[0].accuracy == 1.0
 
 
-def test_what_could_not_be_judged_is_left_out_and_never_wrong(tmp_path):
+def test_what_could_not_be_judged_is_left_out_and_never_wrong_but_it_is_said_and_too_much_of_it_ends_it(tmp_path):
     code = "def first(answer, prompt, signals):\n    assert len(prompt['reference']) > 1\n    return 1.0\n"
     (tmp_path / "picky.py").write_text(code)
     rewards = [{"name": "a", "kind": "picky:first"}]
     source = {"kind": "synthetic", "name": "copy", "length": [1, 2], "alphabet": "01", "count": 6}
     task = {"source": source, "prompt": "{text}=", "holdout": {"prompts": 5}}
-    result, prompts = evaluated(tmp_path, copied, rewards=rewards, task=task, evaluate__prompts=5)
+    asked = {"rewards": rewards, "task": task, "evaluate__prompts": 5}
+    result, prompts = evaluated(tmp_path, copied, **asked, guards__reward_error_share=0.9, pass_k=2)
     judged = sum(len(prompt.reference) > 1 for prompt in prompts)
     assert 0 < judged < 5
-    assert (result.accuracy, result.n) == (1.0, judged)
+    assert (result.accuracy, result.n, result.asked, result.prompts) == (1.0, judged, 5, f"{judged} of 5 prompts")
+    assert (result.pass_at_k, result.pass_n) == ({1: 1.0, 2: 1.0}, {1: judged, 2: judged})
+    assert result.interval == (pytest.approx(wilson(judged, 5)[0]), 1.0), "the others may be wrong, or right"
+    assert "AssertionError" in result.failure
+    with pytest.raises(RewardError, match=rf"{5 - judged} of 5 answers have no verdict, more than guards.reward_err"):
+        evaluated(tmp_path, copied, **asked)
     nothing = "def first(answer, prompt, signals):\n    raise RuntimeError\n"
     (tmp_path / "never.py").write_text(nothing)
     with pytest.raises(RewardError, match=r"none of 4 answers has a verdict(.|\n)*RuntimeError"):

@@ -63,7 +63,7 @@ class Command:
 
     def __init__(self, folder, program, command="train", **changes):
         self.folder, self.mark = folder, uuid.uuid4().hex
-        recipe = written(folder, run__folder=str(folder / "run"), **TINY, **changes)
+        recipe = written(folder, run__folder=str(folder / "run"), **TINY | changes)
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, command, str(recipe)],
             cwd=folder,
@@ -192,3 +192,103 @@ def test_a_table_of_values_survives_whatever_ends_its_making(number, tmp_path):
         assert code == 1 and "its process has died fix: run the same command again" in told, said
     else:
         assert code == 130 and not stacks, said
+
+
+SILENT = """
+import os, socket, sys, threading
+from stretto.cli.main import main
+
+server, callers = socket.create_server(("127.0.0.1", 0)), []
+threading.Thread(target=lambda: [callers.append(server.accept()) for _ in range(10**6)], daemon=True).start()
+os.environ["RAY_ADDRESS"] = "127.0.0.1:%d" % server.getsockname()[1]
+sys.exit(main())
+"""
+"""A `stretto` that is sent to a Ray cluster which takes every call and never answers."""
+
+NOBODY = """
+import os, socket, sys
+from stretto.cli.main import main
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    os.environ["RAY_ADDRESS"] = "127.0.0.1:%d" % server.getsockname()[1]
+sys.exit(main())
+"""
+"""One that is sent to a port at which nobody listens."""
+
+BLOCKING = """
+import asyncio, sys, time
+from stretto import environments
+from stretto.cli.main import main
+from stretto.environments import single_turn
+
+async def run(prompt, model):
+    outcome = await single_turn.run(prompt, model)
+    if prompt.reference.startswith("0"):
+        await asyncio.to_thread(time.sleep, 3600)
+    return outcome
+
+environments.BUILT["single_turn"] = run
+sys.exit(main())
+"""
+"""One whose environment blocks in a thread at some prompts."""
+
+LATE = """
+import sys, time
+from stretto.cli.main import main
+from stretto.execution import ray
+
+class Stuck(ray.Processes):
+    def {what}(self, *given):
+        time.sleep(3600)
+
+ray.Processes = Stuck
+sys.exit(main())
+"""
+"""One in which a call of Ray blocks in a thread."""
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "says"),
+    [
+        ("train", NOBODY, "nobody answers at 127.0.0.1:"),
+        ("eval", NOBODY, "nobody answers at 127.0.0.1:"),
+        ("train", SILENT, "what listens at RAY_ADDRESS=127.0.0.1:"),
+        ("eval", SILENT, "what listens at RAY_ADDRESS=127.0.0.1:"),
+        ("train", LATE.format(what="_join"), "where every process stands is in"),
+        ("train", LATE.format(what="_actor"), "where every process stands is in"),
+    ],
+)
+def test_a_ray_that_never_answers_ends_the_command_with_3(command, program, says, tmp_path):
+    deadlines = {**TINY["deadlines"], "start": 12}
+    begun = time.monotonic()
+    run = Command(tmp_path, program, command, placement={"cluster": "2xcpu"}, deadlines=deadlines)
+    if program != NOBODY and command == "train":
+        run.until(lambda: (tmp_path / "run").exists())
+        begun = time.monotonic()
+    code, said, left = run.ended()
+    took = time.monotonic() - begun
+    assert code == 3, said
+    assert says in " ".join(said.split())
+    assert left == {}
+    assert command == "eval" or took < deadlines["start"] + in_time()
+
+
+@pytest.mark.parametrize("cluster", ["1xcpu", "2xcpu"])
+def test_an_environment_that_blocks_in_a_thread_keeps_no_run_from_its_end(cluster, tmp_path):
+    environment = {"deadline": 1}
+    guards = {"min_disk_gb": 0, "reward_error_share": 1.0}
+    run = Command(
+        tmp_path, BLOCKING, placement={"cluster": cluster}, environment=environment, guards=guards, run__steps=1
+    )
+    code, said, left = run.ended()
+    assert code == 0, said
+    assert left == {}
+    assert "samples  " in said, "all that was said"
+
+
+def test_ray_that_cannot_be_shut_down_keeps_no_run_from_its_end(tmp_path):
+    program = LATE.format(what="_leave").replace("import ray\n", "import crew, ray\n\ncrew.CLOSING = 2\n")
+    run = Command(tmp_path, program, placement={"cluster": "2xcpu"}, run__steps=1)
+    code, said, left = run.ended()
+    assert code == 0, said
+    assert left == {}

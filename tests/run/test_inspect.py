@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from running import RECIPE, data_with, recipe_in, start
 from stretto.run.inspect import deep_problems
@@ -93,11 +94,10 @@ def test_a_model_in_a_folder_is_described_without_its_weights(folder_model, tmp_
     assert problems_of(tmp_path, model=model, task=long).keys() == {"task"}
 
 
-@pytest.mark.parametrize("broken", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_folder_whose_tokenizer_cannot_be_read_is_a_problem_of_the_model(folder_model, tmp_path, broken):
+def test_a_folder_whose_tokenizer_cannot_be_read_is_a_problem_of_the_model(folder_model, tmp_path):
     for file in folder_model.iterdir():
         if file.suffix == ".json":
-            (tmp_path / file.name).write_text("{" if file.name == broken else file.read_text())
+            (tmp_path / file.name).write_text("{" if file.name == "tokenizer.json" else file.read_text())
     found = problems_of(tmp_path, model={"name": str(tmp_path), "dtype": "float32", "adapter": None})
     assert found.keys() == {"model.name"}
 
@@ -113,3 +113,34 @@ def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_
     found = problems_of(tmp_path, model=model, task={**RECIPE["task"], "system": "be brief"})
     assert found.keys() == {"task"}
     assert "no system messages" in found["task"].reason
+
+
+@pytest.mark.parametrize("length", [31, 100_000])
+def test_a_reference_answer_that_does_not_fit_is_not_imitated(tmp_path, length):
+    rows = [row(f"{number:b}=") for number in range(30)] + [row("1=", "1" * length)]
+    task = asking(tmp_path, rows, prompt="{prompt}")
+    scratch = RECIPE["model"]["scratch"]
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"model.scratch.warmup_steps"}
+    assert (
+        "1 prompts leave no room in a context of 32 for the reference answers"
+        in found["model.scratch.warmup_steps"].reason
+    )
+    unwarmed = {**RECIPE["model"], "scratch": {**scratch, "warmup_steps": 0}}
+    assert problems_of(tmp_path, task=task, evaluate__prompts=1, model=unwarmed) == {}
+
+
+def test_a_text_that_is_surely_too_long_is_not_tokenised(tmp_path, monkeypatch):
+    long = "1" * 1_900_000
+    task = asking(tmp_path, [row("0"), row(long), row("1", long)])
+    encoded = []
+    encode = PreTrainedTokenizerFast.encode
+    monkeypatch.setattr(
+        PreTrainedTokenizerFast,
+        "encode",
+        lambda self, text, **more: encoded.append(len(text)) or encode(self, text, **more),
+    )
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"task", "model.scratch.warmup_steps"}
+    assert "(1900021 characters)" in found["task"].reason
+    assert max(encoded) < 100

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -61,6 +63,45 @@ def test_a_thread_that_gets_no_signals_is_left_alone():
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+@pytest.fixture
+def ignored():
+    """A process that was told not to listen to Ctrl-C, as `nohup COMMAND &` and background jobs of scripts are."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_what_was_told_to_ignore_the_key_ignores_it(ignored, capfd):
+    reached = []
+
+    async def busy():
+        with interrupt_answered():
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+            stop_if_interrupted()
+            reached.append("the end")
+
+    asyncio.run(busy())
+    assert reached == ["the end"]
+    assert capfd.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_program_that_is_started_with_the_key_ignored_goes_on_ignoring_it(ignored):
+    program = (
+        "import asyncio, signal\n"
+        "from stretto.run.interrupt import interrupt_answered\n"
+        "async def busy():\n"
+        "    with interrupt_answered():\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "        await asyncio.sleep(0)\n"
+        "    print(signal.getsignal(signal.SIGINT).name)\n"
+        "asyncio.run(busy())\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (told.stdout, told.stderr) == ("SIG_IGN\n", "")
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -1,5 +1,7 @@
 """What metrics.jsonl counts over all trajectories of a step, the failed ones included."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from stretto.algorithms.base import build
@@ -41,3 +43,11 @@ def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories(
     assert metrics["conversations/rewritten"] == 5
     assert metrics["tokens/generated"] == 2 * (1 + 3 + 4)
     assert (metrics["groups/infra"], metrics["trajectories/failed"], metrics["reward/mean"]) == (1, 1, 0.5)
+
+
+def test_a_trajectory_that_found_no_room_counts_as_truncated():
+    rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
+    group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), replace(trajectory(1, 0), full=3)), rewards=rewards)
+    batch = Batch(scored=Scored(groups=(group,), failed=()), accepted=(group,), samples=(), launched=1, rounds=1)
+    metrics = step_metrics(batch, BatchSection(prompts=1, samples=2), build(AlgorithmSection()))
+    assert (metrics["length/truncated"], metrics["conversations/full"], metrics["trajectories/failed"]) == (0.5, 3, 0)

@@ -51,11 +51,18 @@ def short(tmp_path_factory):
 
 
 def stopped(whole, folder, *, after):
-    """A copy of a run as a kill leaves it: everything is there but the checkpoints after a step."""
+    """A copy of a run as a kill leaves it: everything is there but the checkpoints after a step.
+
+    Before its first checkpoint it was killed in its first step, or its metrics would tell of more.
+    """
     shutil.copytree(whole, folder)
     for path in (folder / "checkpoints").iterdir():
         if int(path.name[5:]) > after:
             shutil.rmtree(path)
+    if after < 1:
+        for name in ("metrics.jsonl", "events.jsonl"):
+            begun = [line for line in (folder / name).read_text().splitlines(keepends=True) if '"step": 0' in line]
+            (folder / name).write_text("".join(begun))
     return folder
 
 

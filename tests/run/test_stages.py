@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
+from rounding import rounding
 from running import END, lines, recipe_in, start, tensors
 from stretto.run.inspect import deep_problems
 
@@ -79,7 +80,8 @@ def test_the_critic_is_the_baseline_of_each_token(made, finished):
             told.append(later)
         expected += reversed(told)
         found += np.array(talk["advantages"])[sampled].tolist()
-    np.testing.assert_allclose(found, (expected - np.mean(expected)) / np.std(expected, ddof=1), atol=2e-6)
+    close = rounding(torch.float32, *[1, 1, 1] * 5)  # of norms, which compute in fp32
+    np.testing.assert_allclose(found, (expected - np.mean(expected)) / np.std(expected, ddof=1), rtol=close, atol=close)
 
 
 def test_a_checkpoint_holds_nothing_of_frozen_models(finished, tmp_path):

@@ -9,11 +9,12 @@ import pytest
 
 from running import END, EQUALS, ONE, ZERO, Quiet, assert_same_run, lines, recipe_in, resume, scripted, start, written
 from stretto.cli.main import main
+from stretto.config.locate import ModelFiles
 from stretto.errors import RecipeError, RewardError
 from stretto.run import session
 from stretto.run import value as making
 from stretto.run.value import value
-from stretto.run.vstar import ingredients, read_table, table_path, value_problems
+from stretto.run.vstar import ingredients, read_table, table_path, value_problems, weights_digest
 from stretto.tasks.source import load_prompts, split
 from tables import ASTAR, made
 
@@ -204,3 +205,50 @@ def test_the_command_prints_one_document(tmp_path, capsys):
     assert "0 answers are new" in capsys.readouterr().out
     assert main(["value", str(written(tmp_path))]) == 2
     assert "reads no table" in capsys.readouterr().err
+
+
+def test_what_a_reward_imports_is_in_the_name_of_the_table(tmp_path):
+    def name(limit):
+        (tmp_path / "judge.py").write_text(
+            "import limits\ndef good(answer, prompt, signals):\n    return limits.LIMIT\n"
+        )
+        (tmp_path / "limits.py").write_text(f"LIMIT = {limit}\n")
+        recipe = recipe_in(tmp_path, **ASTAR, rewards=[{"name": "mine", "kind": "judge:good"}])
+        return table_path(recipe, ingredients(recipe, [], tmp_path), tmp_path)
+
+    assert name(1) == name(1)
+    assert name(1) != name(2)
+
+
+@pytest.mark.parametrize("place", [0, 70_000, 1_234_567, -1])
+def test_every_byte_of_the_weights_is_in_the_name_of_the_table(tmp_path, place):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    weights, content = tmp_path / "model.safetensors", bytearray(3 * 2**20)
+    files = ModelFiles(kind="folder", name="model", folder=tmp_path, file=None)
+    weights.write_bytes(content)
+    before = weights_digest(files)
+    content[place] ^= 1
+    weights.write_bytes(content)
+    assert weights_digest(files) != before
+    (tmp_path / "trainer_state.json").write_text("{}")
+    content[place] ^= 1
+    weights.write_bytes(content)
+    assert weights_digest(files) == before
+
+
+def test_a_run_goes_on_with_its_own_copy_as_it_was_and_no_other(tmp_path):
+    made(tmp_path)
+    run = start(tmp_path, **ASTAR, run__steps=1).folder
+    longer = {"changes": ["run.steps=2"], "allow": ["run.steps"]}
+    with pytest.raises(RecipeError, match=r"a resume cannot change it: vstar\.jsonl"):
+        resume(run, changes=["algorithm.vstar.table=other.jsonl"], allow=["algorithm"])
+    with pytest.raises(RecipeError, match="10 of 10 prompts have fewer than 4 answers"):
+        resume(run, changes=["algorithm.vstar.samples=4"], allow=["algorithm"])
+    copy = run / "vstar.jsonl"
+    whole = copy.read_text()
+    copy.write_text(whole.replace('"reward": 0.0', '"reward": 1.0', 1))
+    assert copy.read_text() != whole
+    with pytest.raises(RecipeError, match=r"vstar\.jsonl differs") as caught:
+        resume(run, **longer)
+    assert caught.value.problems[0].field == "algorithm.vstar.table"
+    resume(run, changes=["run.steps=2"], allow=["run.steps", "algorithm.vstar.table"])

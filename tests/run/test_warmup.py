@@ -38,7 +38,7 @@ def warmed(recipe, root):
 def test_a_demonstration_trains_the_answer_and_the_end_of_the_turn():
     renderer = Renderer(character_tokenizer("01="), stop=frozenset({END}))
     prompt = Prompt(id="p", messages=({"role": "user", "content": "11="},), reference="11")
-    sample = demonstration(prompt, 3, renderer)
+    sample = demonstration(prompt, 3, renderer, longest=32)
     tokens = sample.conversation.tokens
     assert tokens[sample.conversation.trained].tolist() == [ONE, ONE, END]
     assert tokens[~sample.conversation.trained].tolist() == renderer.open(prompt.messages).tolist()
@@ -101,3 +101,10 @@ def test_the_warmed_base_is_made_once_and_never_half(tmp_path):
     for policy in (first, second):
         state = {name.replace("base_layer.", ""): tensor for name, tensor in policy.network.state_dict().items()}
         assert all(torch.equal(state[name], tensor) for (_, name), tensor in held.items())
+
+
+def test_an_answer_beyond_the_context_is_never_computed():
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "1="},), reference="1" * 40)
+    renderer = Renderer(character_tokenizer("01="), stop=frozenset({END}))
+    with pytest.raises(RecipeError, match="prompt p with its own has 45 tokens, more than the context of 32"):
+        demonstration(prompt, 0, renderer, longest=32)

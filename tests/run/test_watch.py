@@ -65,6 +65,21 @@ def test_a_deadline_may_pass_before_the_stage_has_begun(tmp_path):
             assert not thread.is_alive(), "it would end the process"
 
 
+def test_a_stage_goes_on_while_the_processes_that_judge_do(tmp_path):
+    moves = []
+
+    def moved():
+        moves.append(time.monotonic())
+        return moves[-1] if len(moves) < 4 else moves[0] - 1.0
+
+    judging = Watch(limits={"reward": Limit(seconds=0.05, key="deadlines.reward")}, folder=tmp_path, moved=moved)
+    with pytest.raises(DeadlineError), judging.stage("reward", 1, ""):
+        overrun()
+    assert len(moves) == 4
+    with judging.stage("reward", 2, ""):
+        pass
+
+
 def test_an_interruption_that_is_lost_comes_again(tmp_path):
     swallowed = []
     brief = Watch(limits={"train": Limit(seconds=0.02, key="k")}, folder=tmp_path, patience=5.0)

@@ -141,16 +141,6 @@ def test_a_call_that_hangs_is_killed_at_its_deadline_and_its_worker_replaced(use
     within(user, body, workers=1)
 
 
-def test_an_import_that_hangs_falls_under_the_deadline(user: str) -> None:
-    Path(user, "slow_import.py").write_text("import time\ntime.sleep(600)\n")
-
-    async def body(pool: Pool) -> None:
-        with pytest.raises(SandboxDeadlineError, match="slow_import:f"):
-            await pool.call("slow_import:f", deadline=0.3)
-
-    within(user, body)
-
-
 def test_an_exception_arrives_with_type_message_and_place(user: str) -> None:
     async def body(pool: Pool) -> None:
         with pytest.raises(SandboxError) as caught:

@@ -291,6 +291,72 @@ def test_what_is_carried_is_scored_before_it_is_trained_on():
     assert trained(step) == [(0, 0), (1, 0), (1, 1)]  # a trajectory without a token has nothing to train
 
 
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("barrier", [False, True])
+def test_what_the_next_step_trains_on_is_scored_by_the_weights_that_sampled_it(barrier, drops):
+    """Before this step's update, and with `old` for nothing that was carried, which was scored in its own step."""
+    stages = ("reference", "old", "train")
+    plan = plan_of("separate", 2, staleness=1, stages=("reference", "train"))
+    terms = {"stages": stages, "barrier": barrier, "drops": drops, "durations": Clockwork(apply_seconds=7)}
+    step, out = simulate(plan, [[5, 0], [40, 3]], carried=[[5, 6], [7]], **terms)
+    told = [(s.stage, s.tokens) for s in out.stretches if s.stage != "generate"]
+    assert sum(tokens for stage, tokens in told if stage == "old") == 5 + 40 + 3
+    assert sum(tokens for stage, tokens in told if stage == "reference") == 5 + 6 + 7
+    assert trained(step) == [(0, 0), (0, 1), (1, 0)]
+    assert out.seconds == pytest.approx(max(s.stop for s in out.stretches) + 7)
+
+
+def test_the_last_of_lagging_steps_scores_nothing_more():
+    stages = ("old", "train")
+    plan = plan_of("separate", 2, staleness=1)
+    step = Step(plan, terms_of(plan, 1, stages=stages))
+    step.carry(carried_of([[5, 6]]))
+    step.close()
+    (piece,) = step.offer(0.0)
+    assert piece.stage == "train"
+    step.done(piece)
+    assert [type(work).__name__ for work in step.offer(1.0)] == ["Apply"]
+
+
+def test_a_group_that_failed_is_scored_no_more_and_holds_up_nothing():
+    stages = ("old", "train")
+    plan = plan_of("separate", 2, staleness=1)
+    step = Step(plan, terms_of(plan, 1, stages=stages))
+    step.carry(carried_of([[5]]))
+    step.launch([Launch(prompt="a", prompt_tokens=1, samples=1, expected=2.0)])
+    (join, piece) = step.offer(0.0)
+    assert (type(join), piece.stage) == (Join, "train")
+    step.ended((1, 0), 4, 1.0)
+    step.judged(1, ())
+    step.close()
+    step.done(piece)
+    assert [type(work).__name__ for work in step.offer(1.0)] == ["Apply"]
+
+
+def test_a_cell_that_dies_scores_again_what_the_next_step_needs():
+    stages = ("old", "train")
+    plan = plan_of("separate", 2, staleness=1)
+    step = Step(plan, terms_of(plan, 1, stages=stages))
+    step.carry(carried_of([[5]]))
+    step.launch([Launch(prompt="a", prompt_tokens=1, samples=1, expected=2.0)])
+    (_, piece) = step.offer(0.0)
+    step.ended((1, 0), 4, 1.0)
+    step.judged(1, (0,))
+    step.close()
+    step.done(piece)
+    (old,) = step.offer(1.0)
+    assert (old.stage, old.items) == ("old", ((1, 0),))
+    step.lost("train")
+    step.back("train")
+    again = step.offer(2.0)
+    assert sorted(work.stage for work in again) == ["old"], "one cell, one piece at a time"
+    step.done(again[0])
+    (train,) = step.offer(3.0)
+    assert train.stage == "train"
+    step.done(train)
+    assert [type(work).__name__ for work in step.offer(4.0)] == ["Apply"]
+
+
 def test_a_cell_that_dies_does_what_was_carried_again():
     plan = plan_of("separate", 2, staleness=1)
     step = Step(plan, terms_of(plan, 1))

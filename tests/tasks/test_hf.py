@@ -21,6 +21,7 @@ from huggingface_hub import constants
 from stretto.config.schema import Source, Task
 from stretto.errors import Problem, RecipeError
 from stretto.tasks import hf
+from stretto.tasks.columns import RowError
 from stretto.tasks.hf import plain
 from stretto.tasks.source import load_prompts, peek
 
@@ -267,3 +268,23 @@ print(len(load_prompts(task, Path({str(tmp_path)!r}))), "torch" in sys.modules)
     surroundings = {**os.environ, "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=surroundings, timeout=60)
     assert done.stdout == "6 False\n", done.stderr
+
+
+def test_a_row_that_no_model_could_read_is_refused() -> None:
+    assert plain({"a": "x", "picture": b"x" * 5_000_000}) == {"a": "x"}, "what is left out takes no room"
+    for row in ({"a": "x" * 5_000_000}, {"a": "x" * 3_000_000, "b": ["x" * 3_000_000]}, {"a": {"b": "é" * 3_000_000}}):
+        with pytest.raises(RowError, match="more than 4 MiB of text"):
+            plain(row)
+
+
+def test_a_long_text_is_told_with_its_row(tmp_path: Path) -> None:
+    write(tmp_path, "parquet", [*ROWS, {**ROWS[0], "id": "long", "question": "x" * 2_000_001}])
+    problem = refused_in(tmp_path, task(path="data.parquet"))
+    assert problem.field == f"{tmp_path / 'data.parquet'}:7"
+    assert "2,000,00" in problem.reason
+
+
+def refused_in(folder: Path, task: Task) -> Problem:
+    with pytest.raises(RecipeError) as caught:
+        load_prompts(task, folder)
+    return caught.value.problems[0]

@@ -278,3 +278,69 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest
 def test_prompts_are_records(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     assert all(isinstance(prompt, Prompt) for prompt in load_prompts(task(), tmp_path))
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (b'{"prompt": "' + b"x" * (30 * MIB) + b'"}', "the line has more than 4 MiB"),
+        (b'{"prompt": "' + b"x" * (4 * MIB) + b'"}', "the line has more than 4 MiB"),
+        (b"[" * (5 * MIB), "the line has more than 4 MiB"),
+        (
+            {"prompt": "x" * 2_000_001},
+            "messages (task.source.columns.prompt) has 2,000,001 characters, more than the 2,0",
+        ),
+        (
+            {"prompt": "1", "answer": "x" * 2_000_001},
+            "the answer (task.source.columns.answer) has 2,000,001 characters",
+        ),
+        ({"prompt": "1", "id": "x" * 1001}, "the id has 1,001 characters"),
+        ({"prompt": "1", "id": 10**1500}, "the id has 1,501 characters"),
+        (b'{"prompt": "\x00"}', "not JSON: Invalid control character"),
+        ('{"prompt": "1"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"prompt": "\\ud83d"}', "half of a surrogate pair"),
+        (b'{"prompt": "1", "answer": 1e999}', "not JSON that can be read"),
+        (b'{"prompt": "1", "answer": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
+        (b'{"prompt": "1", "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "not JSON that can be read"),
+        (b'{"prompt": ["1"]}', "is no text, or empty"),
+        (b'{"prompt": {"role": "user"}}', "is no text, or empty"),
+        (b'{"prompt": true}', "is no text, or empty"),
+        (b'{"prompt": "1", "id": [1]}', "neither text nor a whole number"),
+        (b'{"prompt": "1", "answer": {"a": 1}}', "neither text nor a number"),
+    ],
+    ids=[
+        *("30 MiB", "4 MiB", "brackets", "prompt", "answer", "id", "number as id", "NUL", "UTF-16", "surrogate"),
+        *("infinite", "digits", "nested", "list", "object", "boolean", "list as id", "object as answer"),
+    ],
+)
+def test_a_row_that_no_model_could_read_is_refused_and_the_next_is_read(tmp_path: Path, row: Any, said: str) -> None:
+    write(tmp_path, {"prompt": "0", "answer": "1", "id": "a"}, row, {"prompt": "2"})
+    named = task(columns={"answer": "answer", "id": "id"})
+    problems = refused(tmp_path, named)
+    assert problems[0].field == f"{tmp_path / 'data.jsonl'}:2"
+    assert said in problems[0].reason
+    assert problems[0].fix
+    assert [problem.field.rpartition(":")[2] for problem in problems[1:]] == ["3"], "it has no id; the count goes on"
+
+
+def test_the_longest_row_and_text_are_read(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "x" * 2_000_000, "answer": "y" * 2_000_000, "more": ""})
+    padded = row[:-2] + "z" * (4 * MIB - len(row) - 1) + '"}'
+    write(tmp_path, padded)
+    assert len(load_prompts(task(), tmp_path)[0].messages[0]["content"]) == 2_000_000
+
+
+def test_a_template_that_repeats_a_column_is_stopped_early(tmp_path: Path) -> None:
+    write(tmp_path, {"text": "x" * 1_000_000})
+    (problem,) = refused(tmp_path, task("{text}" * 10_000))
+    assert "the message has more than 2,000,000 characters" in problem.reason
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    write(tmp_path, b"\xef\xbb\xbf" + b'{"prompt": "1"}', b"\xef\xbb\xbf" + b'{"prompt": "2"}')
+    assert [problem.field[-2:] for problem in refused(tmp_path, task())] == [":2"]
+    write(tmp_path, b"\xef\xbb\xbf" + b'{"prompt": "\\u0000"}')
+    assert load_prompts(task(), tmp_path)[0].messages[0]["content"] == "\0"

@@ -89,7 +89,7 @@ def coin(token, generator):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_rewarded_answer_becomes_the_likely_one(name, seed):
     before, after = play(name, right_answer, seed=seed)
     assert before < 0.1
@@ -97,7 +97,7 @@ def test_the_rewarded_answer_becomes_the_likely_one(name, seed):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0])
 def test_a_coin_teaches_nothing(name, seed):
     before, after = play(name, coin, seed=seed)
     assert after < before + 0.1

@@ -1,6 +1,6 @@
 """Random tiny models of several families: a packed tree gives what transformers gives for each conversation alone.
 
-Stock norms cast to fp32 whatever the model computes in, so gradients agree to about 1e-7; with norms that keep the
+Stock norms cast to fp32 whatever the model computes in, so gradients agree to its rounding; with norms that keep the
 model's type they agree to 1e-10, which shows that nothing else is lost.
 """
 
@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from families import FAMILIES, SIZES, keep_double
+from rounding import rounding
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection
 from stretto.errors import RecipeError
@@ -42,9 +43,13 @@ def both(policy):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_are_what_transformers_computes_one_by_one(family):
-    loss, expected, packed = both(policy_from(FAMILIES[family]()))
-    assert packed.metrics["loss"] == pytest.approx(loss, rel=1e-6)
-    assert distance(expected, packed.gradients) < 1e-6
+    policy = policy_from(FAMILIES[family]())
+    loss, expected, packed = both(policy)
+    norms = 2 * policy.network.config.num_hidden_layers + 1
+    # Each rounds what comes in, what it is divided by and what goes out, on the way there and back.
+    close = rounding(torch.float32, *[1, 1, 1] * norms * 2)
+    assert packed.metrics["loss"] == pytest.approx(loss, rel=close)
+    assert distance(expected, packed.gradients) < close
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,9 +6,11 @@ whether activations are recomputed. Every registered algorithm goes through the 
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rounding import backward_sums, longest, rounding
 from stretto.algorithms.base import Algorithm, Term, build, keep
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Adapter, AlgorithmSection, Correction, Kl
@@ -35,8 +37,8 @@ CHOICES = {
 }
 """What a recipe may choose; the second update has `old` log-probabilities, so that clipping acts."""
 
-EXACT, ROUNDED = 1e-10, 1e-5
-"""Relative distances allowed in fp64 and in fp32."""
+EXACT = 1e-10
+"""Relative distance allowed in fp64."""
 
 
 @st.composite
@@ -69,7 +71,7 @@ for parameter_name, parameter in ADAPTED.trained().items():
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed):
     algorithm, samples = prepared(POLICY, name, choice, seed=seed)
@@ -81,13 +83,14 @@ def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed)
 
 
 @pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_nothing_but_rounding_in_single_precision(name, layout, seed):
     algorithm, samples = prepared(SINGLE, name, "second update", seed=seed)
     deal, chosen = layout
     whole, laid_out = step(SINGLE, algorithm, samples), step(SINGLE, algorithm, *deal(samples), **chosen)
-    assert distance(whole.gradients, laid_out.gradients) < ROUNDED
+    close = rounding(torch.float32, *backward_sums(SINGLE.network.config, longest(samples)))
+    assert distance(whole.gradients, laid_out.gradients) < close
 
 
 @pytest.mark.parametrize("choice", CHOICES)

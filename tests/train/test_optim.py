@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import get_cosine_schedule_with_warmup
 
 from stretto.config.schema import Optimizer
 from stretto.errors import CheckpointError
@@ -169,6 +170,26 @@ def test_without_warm_up_the_first_update_has_the_whole_rate_and_a_cosine_ends_n
     assert learning_rate(section, update=2, updates=4) == pytest.approx(0.5)
     assert learning_rate(section, update=4, updates=4) == pytest.approx(0.0)
     assert learning_rate(section, update=400, updates=4) == pytest.approx(0.0), "it does not rise again"
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("updates", [1, 2, 5, 40])
+def test_a_cosine_is_that_of_transformers_and_wastes_no_update_at_a_rate_of_zero(updates, warmup):
+    """Theirs counts the warm-up from 0, which wastes the first update; from its end on the two are one."""
+    section = Optimizer(lr=1.0, schedule="cosine", warmup=warmup)
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    (theirs,) = get_cosine_schedule_with_warmup(plain, warmup, updates).lr_lambdas
+    for update in range(updates):
+        rate = learning_rate(section, update=update, updates=updates)
+        assert rate > 0
+        if update >= warmup:
+            assert rate == pytest.approx(theirs(update), rel=1e-12)
+
+
+def test_the_rates_of_the_reference_page():
+    section = Optimizer(lr=1.0, schedule="cosine")
+    found = [learning_rate(section, update=update, updates=4) for update in range(4)]
+    assert found == pytest.approx([1, 0.8536, 0.5, 0.1464], abs=5e-5)
 
 
 def test_a_warm_up_longer_than_the_run_only_rises():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from families import FAMILIES, padded_step, twins
+from rounding import backward_sums, longest, rounding
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection
 from stretto.train import tiles
@@ -19,8 +20,8 @@ from tiny import CPU, SETTINGS, Recorder, credited, distance, finished, random_g
 RLOO = build(AlgorithmSection(name="rloo"))
 TEMPERATURE = 0.9
 
-EXACT, ROUNDED = 1e-10, 1e-5
-"""Relative distances allowed in fp64, to which all that computes keeps, and in fp32 with stock modules."""
+EXACT = 1e-10
+"""Relative distance allowed in fp64, to which all that computes keeps."""
 
 MODES = {
     "plain": {"adapter": False, "checkpointing": False},
@@ -45,7 +46,7 @@ def samples_of(seed):
     return credited(RLOO, random_groups(seed))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_tree_is_the_padded_batch(family, mode, seed):
@@ -100,7 +101,8 @@ def test_in_single_precision_each_parameter_has_the_gradient_of_the_padded_batch
     policy, stock = twins(family, adapter=MODES[mode]["adapter"], dtype=torch.float32)
     samples = samples_of(seed)
     _, expected = padded_step(stock, RLOO, samples, temperature=TEMPERATURE)
-    assert distance(expected, step(policy, RLOO, samples, temperature=TEMPERATURE).gradients) < ROUNDED
+    close = rounding(torch.float32, *backward_sums(stock.config, longest(samples)))
+    assert distance(expected, step(policy, RLOO, samples, temperature=TEMPERATURE).gradients) < close
 
 
 @pytest.mark.parametrize("family", FAMILIES)

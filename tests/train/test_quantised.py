@@ -1,7 +1,8 @@
 """LoRA on a base of four bits: a packed tree is the padded batch there too, and sampling leaves the base as it was.
 
 Nothing of ours knows what the layers of the base are. bitsandbytes repacks them in place if a model in eval mode is
-asked, and gradients are wrong from then on, which is why a policy is never in that mode.
+asked, and gradients are wrong from then on, which is why a policy is never in that mode. It knows no fp64 either, so
+bounds here are those of fp32; that a packed tree is exact is tested in `test_padded_batch`.
 """
 
 import copy
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from alone import ROUNDING, alone, drained
 from families import LORA, SIZES, adapt, padded_step, sharpen
+from rounding import backward_sums, longest, rounding
 from stretto.algorithms.base import build
 from stretto.config.schema import AlgorithmSection
 from stretto.rollout.base import Request
@@ -65,8 +67,9 @@ def test_a_packed_tree_on_four_bits_is_the_padded_batch_before_and_after_samplin
     loss, expected = padded_step(stock, RLOO, samples, temperature=0.9)
     packed = step(policy, RLOO, samples, temperature=0.9, checkpointing=checkpointing)
     assert packed.metrics["tokens/shared"] > 50
-    assert packed.metrics["loss"] == pytest.approx(loss, rel=1e-5)
-    assert distance(expected, packed.gradients) < 1e-5
+    close = rounding(torch.float32, *backward_sums(stock.config, longest(samples)))
+    assert packed.metrics["loss"] == pytest.approx(loss, rel=close)
+    assert distance(expected, packed.gradients) < close
     requests = [
         Request(key=key, tokens=np.arange(5, 12), max_new_tokens=6, stop=frozenset(), temperature=1.0) for key in (1, 2)
     ]

@@ -7,7 +7,8 @@ no critic, no clipping, no normalisation; and because the optimum satisfies the 
 sampled it, neither an importance weight nor a further KL term. Brantley et al. 2025, eq. 4 and algorithm 1.
 
 An answer of several conversations is one equation: what the others contribute to D stands, as a constant, in each
-one's goal, which gives every conversation exactly its part of the gradient.
+one's goal, which gives every conversation exactly its part of the gradient. Each then has the error of the whole, so
+the value of the loss, which is reported, counts it once per trajectory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stretto.algorithms.base import Algorithm, Rows, Streams, Term, Watched, keep
@@ -66,17 +68,38 @@ def per_conversation(values: Tensor, rows: Rows) -> Tensor:
     return values[rows.lengths.cumsum(0) - 1]
 
 
+def siblings(rows: Rows) -> Tensor:
+    """(C) how many conversations each one's trajectory has."""
+    return torch.ones_like(rows.lengths) if rows.siblings is None else rows.siblings
+
+
 def squared_error(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
-    """(C) the regression's error."""
-    return (residual(logprobs, rows, beta2=beta2) - goal(logprobs, rows)) ** 2
+    """(C) the regression's error: with the gradient of each conversation's part of D, and a value that is shared out
+    among the conversations of a trajectory."""
+    error = (residual(logprobs, rows, beta2=beta2) - goal(logprobs, rows)) ** 2
+    return error - error.detach() * (1 - 1 / siblings(rows).to(error.dtype))
+
+
+def whole_residual(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+    """(C) numbers whose sum over the conversations of a trajectory is as many times its beta2 * D."""
+    return residual(logprobs, rows, beta2=beta2) * siblings(rows)
+
+
+def whole_gap(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+    """(C) numbers whose sum over the conversations of a trajectory is as many times its R - V*.
+
+    What a goal lacks of it is what the other conversations have; each puts back its own as often as there are others.
+    """
+    mine = residual(rows.engine, rows, beta2=beta2)
+    return goal(logprobs, rows) + mine * (siblings(rows) - 1)
 
 
 def build(section: AlgorithmSection) -> Algorithm:
     """A*PO with the recipe's numbers."""
     beta2 = (section.vstar or Vstar()).beta2
     watch = {
-        "astar/residual": Watched(numbers=partial(residual, beta2=beta2), per="conversations"),
-        "astar/gap": Watched(numbers=goal, per="conversations"),
+        "astar/residual": Watched(numbers=partial(whole_residual, beta2=beta2), per="conversations"),
+        "astar/gap": Watched(numbers=partial(whole_gap, beta2=beta2), per="conversations"),
     }
     loss = partial(squared_error, beta2=beta2)
     return Algorithm(

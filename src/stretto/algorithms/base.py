@@ -50,6 +50,8 @@ class Rows:
     """(N) the critic's values at the weights that sampled, if needed."""
     returns: Tensor | None = None
     """(N) what the critic should have said, if a critic is trained."""
+    siblings: Tensor | None = None
+    """(C) how many conversations each one's trajectory has; none where each is a trajectory of its own."""
 
 
 TermFunction = Callable[[Tensor, Rows], Tensor]

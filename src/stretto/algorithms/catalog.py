@@ -42,6 +42,15 @@ class Facts:
     """True if it leaves out groups that teach nothing, and samples again for others (`batch.max_rounds`)."""
 
 
+PULLING = {"loss": "k2", "reward": "k1"}
+"""Where a KL is -> the estimator that `auto` is there: the one whose expected gradient is that of the KL."""
+
+
+def estimator_of(told: str, where: str) -> str:
+    """The estimator that a recipe means by its `algorithm.kl.estimator`."""
+    return PULLING[where] if told == "auto" else told
+
+
 CLIPPED = "min(rho*A, clip(rho, 1-{low:g}, 1+{high:g})*A)"
 """The clipped surrogate that PPO introduced."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stretto.algorithms.advantages import whitened
 from stretto.algorithms.base import Streams
-from stretto.algorithms.kl import ESTIMATORS
+from stretto.algorithms.kl import estimator
 from stretto.config.schema import AlgorithmSection, Kl
 from stretto.types import Group, Reward, Sample, Trajectory, trajectory_key
 
@@ -33,11 +33,11 @@ def shaped_rewards(group: Group, streams: Streams, kl: Kl) -> Floats:
     rewards = np.array([reward.value for reward in group.rewards])
     if kl.coef == 0 or kl.where != "reward":
         return rewards
-    estimator = ESTIMATORS[kl.estimator]
+    estimate = estimator(kl)
     for row, trajectory in enumerate(group.trajectories):
         for index, conversation in enumerate(trajectory.conversations):
             reference = streams["reference"][(*trajectory_key(trajectory), index)]
-            rewards[row] -= kl.coef * float(np.sum(estimator(conversation.logprobs[conversation.trained], reference)))
+            rewards[row] -= kl.coef * float(np.sum(estimate(conversation.logprobs[conversation.trained], reference)))
     return rewards
 
 
@@ -50,15 +50,17 @@ def judged(groups: Sequence[Group]) -> Iterator[tuple[Trajectory, Reward]]:
 def spread(trajectory: Trajectory, advantage: float, streams: Streams) -> list[Sample]:
     """One sample per conversation, every trained token with the trajectory's advantage."""
     samples = []
-    for index, conversation in enumerate(trajectory.conversations):
+    lengths = [int(conversation.trained.sum()) for conversation in trajectory.conversations]
+    spoken = [index for index, length in enumerate(lengths) if length]
+    for index, (conversation, length) in enumerate(zip(trajectory.conversations, lengths, strict=True)):
         key = (*trajectory_key(trajectory), index)
-        length = int(conversation.trained.sum())
         samples.append(
             Sample(
                 key=key,
                 conversation=conversation,
                 advantage=np.full(length, advantage),
-                leads=index == 0,
+                leads=index == (spoken[0] if spoken else 0),
+                siblings=max(1, len(spoken)),
                 reference=streams["reference"][key] if "reference" in streams else None,
                 values=streams["values"][key] if "values" in streams else None,
             )
@@ -74,7 +76,7 @@ def token_pull(sample: Sample, kl: Kl) -> Floats:
     if kl.coef == 0 or kl.where != "reward" or sample.reference is None:
         return np.zeros_like(sample.advantage)
     sampled = sample.conversation.logprobs[sample.conversation.trained]
-    penalty: Floats = kl.coef * ESTIMATORS[kl.estimator](sampled, sample.reference)
+    penalty: Floats = kl.coef * estimator(kl)(sampled, sample.reference)
     return penalty
 
 

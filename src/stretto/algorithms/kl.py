@@ -2,8 +2,10 @@
 
 With u = reference - policy: k1 = -u is unbiased with high variance, k2 = u^2/2 has the gradient of the reverse KL
 when used as a loss on policy, k3 = exp(u) - 1 - u is unbiased and never negative. As a loss k1 has no expected
-gradient on policy. The formulas work on torch tensors and numpy arrays alike. Schulman 2020, "Approximating KL
-divergence".
+gradient on policy. In the reward only k1 has that of the KL: there the estimator is what log pi's gradient is weighted
+with, E[(log pi - log ref) grad log pi] is the gradient of the KL, and the square punishes tokens that have become too
+rare like those that have become too likely. The formulas work on torch tensors and numpy arrays alike. Schulman 2020,
+"Approximating KL divergence".
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from stretto.algorithms.catalog import estimator_of
+from stretto.config.schema import Kl
 
 
 def k1(policy: Any, reference: Any) -> Any:
@@ -34,3 +39,8 @@ def k3(policy: Any, reference: Any) -> Any:
 
 ESTIMATORS: dict[str, Callable[[Any, Any], Any]] = {"k1": k1, "k2": k2, "k3": k3}
 """By the name that recipes use."""
+
+
+def estimator(kl: Kl) -> Callable[[Any, Any], Any]:
+    """The one that a recipe asks for, (policy, reference) -> estimate."""
+    return ESTIMATORS[estimator_of(kl.estimator, kl.where)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.base import Denominator, Rows, Term, TermFunction, Watched
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import CATALOG, estimator_of
 from stretto.algorithms.correction import (
     FARTHEST,
     correction_weight,
@@ -140,5 +140,5 @@ def policy_terms(
     policy = Term(name="policy", denominator=denominator, loss=loss, watch=watch)
     if not (section.kl.coef > 0 and section.kl.where == "loss"):
         return (policy,)
-    penalty = partial(kl_penalty, coef=section.kl.coef, estimator=section.kl.estimator)
+    penalty = partial(kl_penalty, coef=section.kl.coef, estimator=estimator_of(section.kl.estimator, "loss"))
     return (policy, Term(name="kl", denominator=denominator, loss=partial(average, loss=penalty), watch={}))

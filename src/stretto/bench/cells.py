@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import __version__
+from stretto import __version__, threads
 from stretto.bench.crews import DEVICES, Crews, Did, Launch, Shared, launched, said_in
 from stretto.bench.jobs import Job, Measured
 from stretto.bench.ours import RATE
@@ -40,7 +40,7 @@ def in_turn(job: Job, *, launch: Launch = launched) -> Measured:
                 taken[name].append(await crews.step(name))
         return taken
 
-    taken, _ = asyncio.run(together(job, steps, launch))
+    taken, _ = threads.run(together(job, steps, launch))
     return times(job, {name: all_of[1:] for name, all_of in taken.items()})
 
 
@@ -68,7 +68,7 @@ def cells_in_turn(job: Job, *, launch: Launch = launched) -> Measured:
                 taken[kind].append(await step(crews, kind, mine, theirs))
         return taken
 
-    taken, _ = asyncio.run(together(job, steps, launch))
+    taken, _ = threads.run(together(job, steps, launch))
     return times(job, {kind: all_of[1:] for kind, all_of in taken.items()})
 
 
@@ -132,7 +132,7 @@ def alone(job: Job, *, launch: Launch = launched) -> Measured:
         finally:
             await crews.close()
 
-    taken, started, gained = asyncio.run(steps())
+    taken, started, gained = threads.run(steps())
     facts = {"started": started, "memory": gained}
     return Measured(name=name, seconds=tuple(did.seconds for did in taken[1:]), facts=facts)
 
@@ -168,7 +168,7 @@ def agree(job: Job, *, launch: Launch = launched) -> Measured:
             "rewards": {name: [did.reward for did in taken] for name, taken in fresh.items()},
         }
 
-    facts, _ = asyncio.run(together(job, work, launch, rate=MOVING))
+    facts, _ = threads.run(together(job, work, launch, rate=MOVING))
     return Measured(name=f"stretto {__version__}", facts=facts)
 
 

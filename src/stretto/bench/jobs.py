@@ -114,7 +114,7 @@ def run_apart(job: Job) -> Measured:
     folder.mkdir(parents=True, exist_ok=True)
     stem = job.side.replace(" ", "-") + (f"-{job.batch}" if job.batch else "") + "".join(f"-{p}" for p in job.plans)
     asked, answer, log = (folder / f"{stem}.{ending}" for ending in ("job.json", "result.json", "log"))
-    asked.write_text(json.dumps(asdict(job)))
+    asked.write_text(json.dumps(asdict(job)), encoding="utf-8")
     answer.unlink(missing_ok=True)
     number = str(job.threads)
     environment = {
@@ -124,7 +124,7 @@ def run_apart(job: Job) -> Measured:
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, "-m", "stretto.bench.worker", str(asked), str(answer)]
-    with log.open("w") as written:
+    with log.open("w", encoding="utf-8") as written:
         try:
             code = subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=written, stderr=written, timeout=DEADLINE
@@ -133,7 +133,7 @@ def run_apart(job: Job) -> Measured:
             raise DeadlineError(f"bench: {job.side} of {job.case.name} was not done within {DEADLINE:g} s") from error
     if not answer.exists():
         raise StrettoError(f"bench: {job.side} of {job.case.name} {_why(code)}: {_last_line(log)}")
-    data = json.loads(answer.read_text())
+    data = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in data:
         raise StrettoError(f"bench: {job.side} of {job.case.name}: {data['error']}")
     return measured_from(data)
@@ -147,7 +147,7 @@ def _why(code: int) -> str:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else "it printed nothing"
 
 

@@ -87,7 +87,7 @@ class PeakMemory:
     def __init__(self, device: str) -> None:
         self.device = device
         with suppress(OSError):  # forgets a peak that imports left behind
-            Path("/proc/self/clear_refs").write_text("5")
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self.start = _status("VmRSS")
 
     def gained(self) -> int:
@@ -102,7 +102,7 @@ class PeakMemory:
 def _status(name: str) -> int:
     """A size of this process in bytes. Not from `getrusage` where it can be avoided: a child inherits that peak."""
     if STATUS.exists():
-        fields = STATUS.read_text().splitlines()
+        fields = STATUS.read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in fields if line.startswith(f"{name}:"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

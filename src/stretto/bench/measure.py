@@ -7,7 +7,6 @@ are taken in turns, so that a slow moment of the machine meets all of them; of e
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stretto import threads
 from stretto.bench.trials import Took, Trials, TrialWorker
 from stretto.config.schema import Recipe
 from stretto.errors import RecipeError
@@ -114,7 +114,7 @@ def measure(
     best = runnable(found, setting)
     mine = list(recipes(setting, best))
     asks = [*own(setting), *mine]
-    seen = asyncio.run(taken(recipe, root, asks, note=note, launch=launch, rounds=rounds))
+    seen = threads.run(taken(recipe, root, asks, note=note, launch=launch, rounds=rounds))
     kind = setting.cluster.hosts[0].device.kind
     result = fit(seen, Rates.of({}, kind=kind))
     kept = Kept(

@@ -6,7 +6,6 @@ folder. The first repetition starts from the model as it was; its tokens are kep
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import defaultdict
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stretto import __version__
+from stretto import __version__, threads
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, Measured
@@ -164,7 +163,7 @@ def measured_steps(
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     make_engine = partial(ForcedEngine, rounds=rounds, lengths=lengths)
     launcher = Threads(partial(make_worker, make_engine=make_engine))
-    steps = asyncio.run(_steps(recipe, Path(job.model), rounds, prepare=prepare, launcher=launcher))
+    steps = threads.run(_steps(recipe, Path(job.model), rounds, prepare=prepare, launcher=launcher))
     first, fastest = steps[0], min(steps[1:], key=lambda each: each.seconds)
     keep_tokens(Path(job.folder), first.groups)
     rewards = [reward.value for group in first.groups for reward in group.rewards]
@@ -215,7 +214,7 @@ def conversations(group: Group) -> list[Conversation]:
 def keep_tokens(folder: Path, groups: Sequence[Group]) -> None:
     """Writes the answers by prompt, for a peer to replay."""
     kept = {group.prompt.id: [talk.tokens[talk.trained].tolist() for talk in conversations(group)] for group in groups}
-    (folder / "replay.json").write_text(json.dumps(kept))
+    (folder / "replay.json").write_text(json.dumps(kept), encoding="utf-8")
 
 
 def work(talks: Sequence[NDArray[np.int64]], prompts: Sequence[int]) -> dict[str, list[dict[str, int]]]:

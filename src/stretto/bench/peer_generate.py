@@ -57,7 +57,7 @@ def lengths_of(rows: Tensor, mask: Tensor, known: Mapping[tuple[int, ...], Seque
 
 def load_plain(job: Job) -> Any:
     """The model as transformers loads it."""
-    network = AutoModelForCausalLM.from_pretrained(job.model, dtype=DTYPES[job.case.dtype])
+    network = AutoModelForCausalLM.from_pretrained(job.model, dtype=DTYPES[job.case.dtype], trust_remote_code=False)
     return network.to(choose_device("auto"))
 
 
@@ -65,7 +65,7 @@ def rollout(job: Job) -> Measured:
     """Every answer of the case in one batch."""
     lengths = answer_lengths(job.case)
     network, device = load_plain(job).eval(), choose_device("auto")
-    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left", trust_remote_code=False)
     settings = GenerationConfig(
         do_sample=True,
         temperature=1.0,

@@ -160,7 +160,7 @@ def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Map
         said = [next(turns[each.prompt.id]) for each in found]
         return {"prompt_ids": [each.tokens.tolist() for each in found], "completion_ids": said, "logprobs": None}
 
-    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left", trust_remote_code=False)
     trainer = GRPOTrainer(
         model=network,
         reward_funcs=judge,
@@ -198,7 +198,7 @@ def step(job: Job) -> Measured:
 def replay(job: Job) -> Measured:
     """One step on the tokens that we sampled: the same reward, loss and gradient norm, if both do the same."""
     watch, judge = Watch(choose_device("auto").type), Judge()
-    answers = json.loads((Path(job.folder) / "replay.json").read_text())
+    answers = json.loads((Path(job.folder) / "replay.json").read_text(encoding="utf-8"))
     trainer_of(job, steps=1, judge=judge, watch=watch, answers=answers).train()
     found = {name: float(watch.logged[name]) for name in ("reward", "loss", "grad_norm")}
     return Measured(name=f"TRL {trl.__version__} GRPOTrainer", trained=judge.tokens[0], facts={"replay": found})

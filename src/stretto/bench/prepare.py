@@ -57,7 +57,7 @@ def prepare(job: Job) -> Measured:
     renderer = Renderer(policy.tokenizer, stop=policy.stop_tokens)
     prompts = make_prompts(case, lambda messages: len(renderer.open(messages)), rounds=1 + job.steps)
     rows = [{**asdict(prompt), "tokens": renderer.open(prompt.messages).tolist()} for prompt in prompts]
-    (folder / "prompts.json").write_text(json.dumps(rows))
+    (folder / "prompts.json").write_text(json.dumps(rows), encoding="utf-8")
     sizes, shapes = measures(policy)
     rate = machine.matmul_rate(shapes, dtype=case.dtype, device=device.type)
     lengths = [len(row["tokens"]) for row in rows]
@@ -92,7 +92,7 @@ def model_section(name: str, case: Case) -> Model:
 
 def read_prompts(job: Job) -> list[tuple[Asked, ...]]:
     """What `prepare` wrote: the prompts of each repetition, the one that does not count first."""
-    rows: list[dict[str, Any]] = json.loads((Path(job.folder) / "prompts.json").read_text())
+    rows: list[dict[str, Any]] = json.loads((Path(job.folder) / "prompts.json").read_text(encoding="utf-8"))
     asked = [
         Asked(
             prompt=Prompt(id=row["id"], messages=tuple(row["messages"]), reference=row["reference"]),

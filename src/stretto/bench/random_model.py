@@ -45,5 +45,5 @@ def random_policy(name: str, *, dtype: torch.dtype, device: torch.device, seed: 
     config = configuration(plain_shape(name))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(seed)
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     return Policy(network=network, tokenizer=character_tokenizer(string.printable))

@@ -22,7 +22,7 @@ from stretto.errors import StrettoError
 def main(arguments: Sequence[str]) -> int:
     """Does the job in the first file and writes the second."""
     asked, answer = map(Path, arguments)
-    job = job_from(json.loads(asked.read_text()))
+    job = job_from(json.loads(asked.read_text(encoding="utf-8")))
     if job.side != "prepare":  # everything else is on this disk by then
         os.environ["HF_HUB_OFFLINE"] = "1"
     module, _, name = SIDES[job.side].partition(":")
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     except StrettoError as error:
         result = {"error": str(error)}
     draft = answer.with_suffix(".draft")
-    draft.write_text(json.dumps(result))
+    draft.write_text(json.dumps(result), encoding="utf-8")
     draft.rename(answer)
     return 0
 

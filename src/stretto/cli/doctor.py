@@ -29,7 +29,8 @@ def doctor(
     checks = examined(opened, root=Path.cwd() if recipe is None else folder_of(recipe))
     wrong = sum(not check.ok for check in checks)
     if json:
-        render.document({"ok": not wrong, "checks": [asdict(check) for check in checks]})
+        told = [{key: value for key, value in asdict(check).items() if key != "silent"} for check in checks]
+        render.document({"ok": not wrong, "checks": told})
     else:
         page, width = Text(), max(len(check.name) for check in checks)
         for check in checks:

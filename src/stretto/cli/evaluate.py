@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -20,18 +19,25 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
-    from stretto.run.session import evaluate_recipe, evaluate_run, recipe_of
+    from stretto.run.evaluate import of_asked
+    from stretto.run.recipe_file import recipe_of
+    from stretto.run.session import evaluate_recipe, evaluate_run
 
     if target.is_dir():
         check_changed(*recipe_of(target, changes or ()))
-        result = evaluate_run(target, changes=changes or ())
+        result = evaluate_run(target, changes=changes or (), note=render.note)
     else:
         opened = open_recipe(target, changes or (), deep=True, training=False)
         result = evaluate_recipe(opened, root=folder_of(target), note=render.note)
     if json:
-        render.document(asdict(result))
+        render.document(result.document())
         return
     low, high = result.interval
-    lines = [f"accuracy     {result.accuracy:.3f}  (95 % interval {low:.3f} to {high:.3f}, {result.n} prompts)"]
-    lines += [f"pass@{k:<7} {chance:.3f}" for k, chance in result.pass_at_k.items()]
-    render.screen().print("\n".join([*lines, f"mean length  {result.length_mean:.1f} tokens"]))
+    lines = [f"accuracy     {result.accuracy:.3f}  (95 % interval {low:.3f} to {high:.3f}, {result.prompts})"]
+    for k, chance in result.pass_at_k.items():
+        over = "" if result.pass_n[k] == result.asked else f"  ({of_asked(result.pass_n[k], result.asked)})"
+        lines.append(f"pass@{k:<7} {chance:.3f}{over}")
+    lines.append(f"mean length  {result.length_mean:.1f} tokens")
+    if result.failure is not None:
+        lines.append(f"the first answer without a verdict: {render.plain(result.failure)}")
+    render.screen().print("\n".join(lines))

@@ -17,6 +17,8 @@ import typer
 from stretto import __version__
 from stretto.cli import render
 from stretto.errors import RecipeError, StrettoError
+from stretto.report.stream import OutputLost, delivered, standard_streams
+from stretto.threads import leave
 
 COMMANDS = {
     "train": "train.train",
@@ -86,15 +88,40 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted.
+
+    Without `arguments` it is the program, which then ends, whatever still blocks in some thread.
+    """
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None:
+        leave(code)
+    return code
+
+
+def _run(given: Sequence[str]) -> int:
+    """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
+    for_output = given[:1] not in (["train"], ["resume"])  # what those make is in a folder
+    with standard_streams(output_matters=for_output):
+        try:
+            code = _done(given, show)
+        except OutputLost:
+            code = 1
+        why = delivered(sys.stdout)
+        if why is not None and for_output:
+            code = max(code, show.lost(why))
+        delivered(sys.stderr)
+    return code
+
+
+def _done(given: Sequence[str], show: render.Failures) -> int:
+    """Runs a command, and says why if it fails; returns its exit code."""
     try:
         if given and given[0] in WAITING:
             there = f"use one of {', '.join(COMMANDS)}"
             raise RecipeError.of(f"stretto {given[0]}", "this command is not available yet", there)
-        app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=given, prog_name="stretto")
+        app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=list(given), prog_name="stretto")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return show.usage() if code == 2 else code
@@ -102,6 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return show.expected(error)
     except KeyboardInterrupt:
         return 130
+    except OutputLost:
+        raise
+    except OSError as error:
+        return show.disk(error) if error.errno in render.DISK else show.bug(error)
     except Exception as error:
         return show.bug(error)
     return 0

@@ -98,7 +98,7 @@ def _table(found: Found, setting: Setting, named: str, measured: Mapping[str, fl
         row += [_seconds(forecast.ending.seconds), f"{forecast.idle:.0%}", f"{forecast.tokens_per_second:,.0f}"]
         row.append("/".join(peaks))
         cost = explain.cost(forecast, setting)
-        row += [] if cost is None else [f"{cost:.2f}"]
+        row += [] if cost is None else [explain.money(cost)]
         rows.append(row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [

@@ -6,16 +6,19 @@ terminal's cursor are replaced.
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stretto import __version__
 from stretto.errors import Problem, RecipeError, StrettoError
+from stretto.report.stream import OutputLost
 
 if TYPE_CHECKING:  # loaded where something is shown; a document is printed without
     from rich.console import Console
@@ -66,6 +69,13 @@ def problem_list(problems: Sequence[Problem]) -> Text:
     return lines
 
 
+DISK = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "ESTALE", "EACCES", "EPERM", "EMFILE", "ENFILE")
+)
+"""What the system says of a disk that is full, broken, away or forbidden, and of too many open files."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     """Shows why a command ends early, and returns its exit code."""
@@ -93,6 +103,18 @@ class Failures:
             self._document((Problem(field="arguments", reason=reason, fix=fix),), reason)
         return 2
 
+    def lost(self, why: str) -> int:
+        """Standard output did not take what the command was run for."""
+        text = f"standard output: cannot be written ({why})\n    fix: make room there, or send it elsewhere"
+        screen(error=True).print(text, style="red")
+        return 1
+
+    def disk(self, error: OSError) -> int:
+        """The system refused to read or write, at a place that expected no such thing."""
+        where = error.filename or "this machine"
+        text = f"{where}: {error.strerror}\n    fix: make room, mend the disk or the permissions, then try again"
+        return self.expected(StrettoError(f"{text}\n{_keep(error)}"))
+
     def bug(self, error: Exception) -> int:
         """A failure of ours; the traceback goes to a file, not to the screen."""
         first = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -105,7 +127,8 @@ class Failures:
 
     def _document(self, problems: Sequence[Problem], text: str) -> None:
         listed = [asdict(problem) for problem in problems]
-        document({"ok": False, "problems": listed, "error": text} | dict.fromkeys(self.keys))
+        with suppress(OutputLost):  # told at the end of the command; this failure's exit code stays
+            document({"ok": False, "problems": listed, "error": text} | dict.fromkeys(self.keys))
 
 
 def _keep(error: Exception) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,7 @@ def train(
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
     _once(f"train {recipe}")
+    _outlive_terminal()
     opened = open_recipe(recipe, changes or (), deep=False)
     _fit(opened, folder_of(recipe))
     check_deeply(opened, folder_of(recipe))
@@ -37,16 +40,21 @@ def resume(
     allow: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="A key of the recipe that may differ; can be repeated.")
     ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin again at step 0; what the run has made so far is set aside.")
+    ] = False,
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
     _once(f"resume {run}")
-    from stretto.run.session import recipe_of
+    _outlive_terminal()
+    from stretto.run.recipe_file import recipe_of
     from stretto.run.session import resume as go_on
 
     recipe, root = recipe_of(run, changes or ())
     check_changed(recipe, root)
     _fit(recipe, root)
-    go_on(run, changes=changes or (), allow=[key for given in allow or () for key in given.split(",")])
+    allowed = [key for given in allow or () for key in given.split(",")]
+    go_on(run, changes=changes or (), allow=allowed, restart=restart)
 
 
 def _once(command: str) -> None:
@@ -55,6 +63,12 @@ def _once(command: str) -> None:
 
     if not first_of(os.environ, command=command):
         raise typer.Exit
+
+
+def _outlive_terminal() -> None:
+    """Has a terminal that is closed not end the run, nor the processes that it starts. Ctrl-C is as ever."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _fit(recipe: Recipe, root: Path) -> None:

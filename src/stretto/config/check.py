@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     limits.scratch_holds_an_answer,
     limits.evaluation_has_prompts,
     limits.kl_has_a_reference,
+    limits.kl_in_the_reward_pulls,
     limits.stale_answers_are_corrected,
     limits.seeds_fit,
     limits.counts_fit,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import CATALOG, estimator_of
 from stretto.config.resolve import resolve
 from stretto.config.rules.base import DEFAULTS, is_default, value_of
 from stretto.config.schema import AlgorithmSection, Model, Recipe, RewardPart, RoleModel, Source, Task, Vstar
@@ -41,11 +41,12 @@ def objective(recipe: Recipe) -> str:
     average = facts.average.format(constant=section.constant)
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
-        lines[0] += f" + {section.kl.coef:g} * {section.kl.estimator}, averaged alike"
+        lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
     lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
-        older = "; lp_engine is of the weights one version before" if recipe.placement.staleness else ""
+        lag = "; lp_engine is of the weights one version before, and so is lp_trainer"
+        older = lag if recipe.placement.staleness else ""
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient{older}")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))
@@ -94,12 +95,15 @@ def _named(model: RoleModel | None) -> str:
 def _reward(recipe: Recipe) -> str:
     parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
     kl = recipe.algorithm.kl
-    pull = f" - {kl.coef:g} * sum over tokens of {kl.estimator}" if kl.coef > 0 and kl.where == "reward" else ""
+    pull = f" - {kl.coef:g} * sum over tokens of {_estimator(recipe)}" if kl.coef > 0 and kl.where == "reward" else ""
     return f"R = {parts.replace('+ -', '- ')}{pull}"
 
 
 def _ratio(recipe: Recipe) -> str:
     updates, clip = recipe.batch.updates, recipe.algorithm.clip
+    if recipe.placement.staleness:
+        active = f": clip {clip[0]:g}/{clip[1]:g} acts" if clip else ""
+        return f"rho = exp(lp - lp_old), lp_old of the weights that sampled, one version before{active}"
     if updates == 1:
         inactive = f": clip {clip[0]:g}/{clip[1]:g} is inactive on policy" if clip else ""
         return f"rho = exp(lp - lp_old) = 1, because batch.updates is 1{inactive}"
@@ -108,10 +112,15 @@ def _ratio(recipe: Recipe) -> str:
 
 
 def _pull(recipe: Recipe) -> str:
-    kl = recipe.algorithm.kl
-    idle = "; as a loss its expected gradient is 0 on policy" if (kl.estimator, kl.where) == ("k1", "loss") else ""
-    lp = "; lp is the engine's" if kl.where == "reward" else ""
-    return f"{ESTIMATORS[kl.estimator]}, lp_ref {_reference(recipe)}{lp}{idle}"
+    where, name = recipe.algorithm.kl.where, _estimator(recipe)
+    idle = "; as a loss its expected gradient is 0 on policy" if (name, where) == ("k1", "loss") else ""
+    lp = "; lp is the engine's" if where == "reward" else ""
+    return f"{ESTIMATORS[name]}, lp_ref {_reference(recipe)}{lp}{idle}"
+
+
+def _estimator(recipe: Recipe) -> str:
+    """By its name, also where the recipe leaves it open."""
+    return estimator_of(recipe.algorithm.kl.estimator, recipe.algorithm.kl.where)
 
 
 def _reference(recipe: Recipe) -> str:

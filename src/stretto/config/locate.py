@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from stretto.config import gguf
 from stretto.config.explain import nearest
+from stretto.config.plausible import CONTEXT_KEYS, TOKEN_KEYS, implausible, implausible_gguf, wrong_token_id
 from stretto.errors import RecipeError
 
 FIELD = "model.name"
@@ -90,6 +91,8 @@ def facts(files: ModelFiles) -> ModelFacts | None:
     if files.kind == "gguf" and files.folder is not None and files.file is not None:
         try:
             header = gguf.read_header(files.folder / files.file)
+            if why := implausible_gguf(gguf.read_sizes(files.folder / files.file)):
+                raise ValueError(why)
         except (OSError, ValueError) as error:
             raise RecipeError.of(FIELD, f"{files.name} is not a GGUF file that can be read: {error}", FORMS) from None
         return ModelFacts(family=header.architecture, context=header.context)
@@ -151,15 +154,14 @@ def _in_package(name: str) -> Path:
 
 def _read_config(name: str, path: Path) -> ModelFacts:
     """Family and context from a config.json; the language part where a model has several."""
-    try:
-        if path.stat().st_size > LARGEST_CONFIG:
-            raise ValueError("it is far too large for a configuration")
-        config: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError.of(FIELD, f"the config.json of {name} cannot be read: {error}", FORMS) from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = _read_object(name, path)
+    if not isinstance(config.get("model_type"), str):
         fix = "give the folder that save_pretrained wrote"
         raise RecipeError.of(FIELD, f"the config.json of {name} names no model_type", fix)
+    if why := implausible(config):
+        fix = "correct it there, or get the model's files again"
+        raise RecipeError.of(FIELD, f"the config.json of {name} cannot be right: {why}", fix)
+    _refuse_settings(name, path.parent)
     text = config.get("text_config")
     sizes = [part.get(key) for part in (config, text if isinstance(text, dict) else {}) for key in CONTEXT_KEYS]
     context = next((size for size in sizes if isinstance(size, int) and size > 0), None)
@@ -172,5 +174,26 @@ def _read_config(name: str, path: Path) -> ModelFacts:
     )
 
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""What families call the longest sequence."""
+def _refuse_settings(name: str, folder: Path) -> None:
+    """Refuses files beside a config.json that are none; transformers would pass over some of them without a word."""
+    for file in ("generation_config.json", "tokenizer_config.json"):
+        if not (folder / file).is_file():
+            continue
+        settings = _read_object(name, folder / file)
+        told = (wrong_token_id(key, settings.get(key)) for key in TOKEN_KEYS)
+        if why := next((why for why in told if why), None):
+            fix = "correct it there, or get the model's files again"
+            raise RecipeError.of(FIELD, f"the {file} of {name} cannot be right: {why}", fix)
+
+
+def _read_object(name: str, path: Path) -> dict[str, Any]:
+    """A JSON file of a model."""
+    try:
+        if path.stat().st_size > LARGEST_CONFIG:
+            raise ValueError("it is far too large for a configuration")
+        found: Any = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError.of(FIELD, f"the {path.name} of {name} cannot be read: {error}", FORMS) from None
+    return found

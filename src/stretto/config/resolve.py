@@ -22,9 +22,8 @@ SYNTHETIC: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {"reasoning_gym": {"count": 1000, "seed": 0}}
 """The same for the other kinds of source."""
 
-LOADING = 25.0
-"""Seconds for a verdict of reasoning-gym: each worker's first call loads a package that takes long to load. There is a
-second try, and both must be over before `deadlines.reward` is."""
+SLOW = 25.0
+"""Seconds of processor time for a verdict of reasoning-gym: whether two integrals are the same takes sympy long."""
 
 
 FULL_RATE = 1.5e-5
@@ -78,7 +77,7 @@ def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
     if part.kind == "regex" and part.compare is None:
         return part.model_copy(update={"compare": "exact"})
     if part.kind == "reasoning_gym" and "deadline" not in part.model_fields_set:
-        return part.model_copy(update={"deadline": LOADING})
+        return part.model_copy(update={"deadline": SLOW})
     if part.kind == "overlong":
         longest = part.longest or longest
         return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})

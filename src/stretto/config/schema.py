@@ -25,6 +25,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+SCRATCH_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's."""
+
+
 class Scratch(Section):
     """A tiny decoder made on the spot, with a character tokenizer and a short supervised warm-up."""
 
@@ -210,9 +218,9 @@ class RewardPart(Section):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Factor in the sum."""
     deadline: Seconds = 5.0
-    """Seconds one verdict may take; default of reasoning_gym: 25, because its first call loads much."""
+    """Seconds one verdict may take, in built-in scorers of processor time; default of reasoning_gym: 25."""
     longest: Count | None = None
-    """overlong: answers of this many tokens get -1; default: engine.max_new_tokens."""
+    """overlong: answers of this many tokens or more get -1; default: engine.max_new_tokens."""
     buffer: Count | None = None
     """overlong: over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
 
@@ -222,8 +230,9 @@ class Kl(Section):
 
     coef: NotNegative = 0.0
     """Weight; 0 switches the reference off."""
-    estimator: Literal["k1", "k2", "k3"] = "k2"
-    """k1 = log-ratio, k2 = its half square, k3 = exp(u) - 1 - u."""
+    estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
+    """k1 = log-ratio, k2 = its half square, k3 = exp(u) - 1 - u; auto: k2 in the loss and k1 in the reward, whose
+    expected gradients pull to the reference."""
     where: Literal["loss", "reward"] = "loss"
     """A term of the loss, or a part of the reward."""
 
@@ -267,7 +276,8 @@ class AlgorithmSection(Section):
     name: str = "grpo"
     """Name in the catalog."""
     clip: tuple[NotNegative, NotNegative] | None = None
-    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while `batch.updates` is 1."""
+    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while `batch.updates` is 1 and
+    `placement.staleness` 0."""
     constant: Count | None = None
     """dr_grpo: what the sum over an answer's tokens is divided by; default: engine.max_new_tokens."""
     kl: Kl = Kl()
@@ -410,7 +420,7 @@ class Guards(Section):
     non_finite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is not finite: stop, or skip the update and count it."""
     reward_error_share: Share = 0.1
-    """Share of a step's trajectories whose reward may fail."""
+    """Share of a step's trajectories, and of an evaluation's answers, whose reward may fail."""
     max_k3: Positive | None = 0.05
     """Largest mean k3 between engine and trainer."""
     min_entropy: NotNegative | None = None
@@ -423,13 +433,13 @@ class Deadlines(Section):
     """Seconds each wait may take."""
 
     start: Seconds = 120.0
-    """Loading and starting."""
+    """Loading and starting; also importing the module of a reward."""
     environment: Seconds = 60.0
     """One call of user code in an environment."""
     generate: Seconds = 600.0
     """Generating one step."""
     reward: Seconds = 60.0
-    """Scoring one step's trajectories after the last was generated."""
+    """Waiting for the next verdict while trajectories are scored."""
     train: Seconds = 600.0
     """Training one step."""
     publish: Seconds = 120.0

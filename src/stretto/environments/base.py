@@ -28,7 +28,11 @@ class Model(Protocol):
     """The model as an environment sees it."""
 
     async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
-        """The next assistant message. A list that starts with an earlier conversation's messages continues it."""
+        """The next assistant message. A list that starts with an earlier conversation's messages continues it.
+
+        A reply with stop "length" was cut off. It is empty where the conversation has filled the context: end the
+        episode then, with what there is, and it is judged as it stands.
+        """
         ...
 
 

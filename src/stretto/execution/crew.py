@@ -24,10 +24,11 @@ from stretto.execution.group import Meeting, call_off
 from stretto.execution.lane import Lane
 from stretto.execution.member import Launcher, Member
 from stretto.execution.mend import Mend
-from stretto.execution.patience import Deadline, Patience
+from stretto.execution.patience import CLOSING, CLOSING_LATE, Deadline, Patience, at_most, opened
 from stretto.execution.reach import ALLOW
 from stretto.execution.stacks import Witness
 from stretto.placement.plan import Plan
+from stretto.threads import beside
 from stretto.train.deal import whole
 from stretto.train.meter import together
 from stretto.train.trainer import StepReport
@@ -99,7 +100,7 @@ class Crew:
     async def start(self, *, by: float | None = None) -> None:
         """Starts every worker; they load side by side. All of it must be over `by` a time of the monotonic clock."""
         self.by = by
-        await self.launcher.open()
+        await opened(self.launcher.open(), self._starting, self)
         devices = self.plan.devices
         started = await asyncio.gather(*(self.launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
@@ -270,7 +271,7 @@ class Crew:
         try:
             await asyncio.gather(*calls)
         except Exception:
-            await asyncio.to_thread(call_off, meetings[0])
+            await beside(call_off, meetings[0])
             sound(await asyncio.gather(*calls, return_exceptions=True))
 
     async def memory(self) -> dict[str, float]:
@@ -333,5 +334,9 @@ class Crew:
     async def close(self) -> None:
         """Leaves no process behind."""
         members, self.members = list(self.members.values()), {}
-        await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
-        await self.launcher.close()
+        seconds = CLOSING_LATE if self.silent or self.seen.asked else CLOSING
+        try:
+            closing = asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+            await at_most(seconds, closing)
+        finally:
+            await at_most(seconds, self.launcher.close())

@@ -2,8 +2,8 @@
 
 `CHECKS` is the whole list, which `stretto doctor` runs; a room that needs more of a machine adds a function there.
 `AT_START` are those that are quick and whose failure would end a run anyway, late and in other words: `train` and
-`resume` run them first and refuse. `TOLD_AT_START` leave devices without work, which a run may do, but not silently.
-What only makes a run slow is the doctor's alone.
+`resume` run them first and refuse. `TOLD_AT_START` leave devices without work or doors open, which a run may do, but
+not silently. What only makes a run slow is the doctor's alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.config.schema import Recipe
-from stretto.errors import Problem, RecipeError
+from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.execution.checks import devices, network, packages, programs, resources
 from stretto.execution.checks.base import Check, Function, Setting
 from stretto.execution.checks.machine import look
@@ -31,6 +31,7 @@ CHECKS: tuple[Function, ...] = (
     network.loopback_is_reached,
     network.own_address_is_reached,
     network.cluster_is_reached,
+    network.cluster_has_a_token,
     programs.ray_is_installed,
     programs.bubblewrap_starts,
 )
@@ -39,7 +40,11 @@ CHECKS: tuple[Function, ...] = (
 AT_START: tuple[Function, ...] = (packages.core_versions, packages.companions_match, devices.model_fits)
 """Of every run."""
 
-TOLD_AT_START: tuple[Function, ...] = (devices.torch_can_use_the_gpu, devices.no_device_is_forgotten)
+TOLD_AT_START: tuple[Function, ...] = (
+    devices.torch_can_use_the_gpu,
+    devices.no_device_is_forgotten,
+    network.cluster_has_a_token,
+)
 """Of every run, which goes on."""
 
 AT_START_OF_SEVERAL: tuple[Function, ...] = (
@@ -64,9 +69,14 @@ def examined(recipe: Recipe | None, *, root: Path) -> list[Check]:
 
 
 def admit(recipe: Recipe, *, root: Path) -> list[str]:
-    """What to tell about a run of this recipe on this machine; a RecipeError has everything that would end it."""
+    """What to tell about a run of this recipe on this machine; a RecipeError has everything that would end it.
+
+    A DeadlineError if that is nothing but somebody who does not answer.
+    """
     setting = Setting(machine=look(), recipe=recipe, root=root)
     checks = AT_START + (AT_START_OF_SEVERAL if setting.devices > 1 else ())
     if wrong := [found for found in examine(setting, checks) if not found.ok]:
+        if all(found.silent for found in wrong):
+            raise DeadlineError("\n".join(f"start: {found.text}\n    fix: {found.fix}" for found in wrong))
         raise RecipeError(*(Problem(field=w.name, reason=w.text, fix=w.fix or "stretto doctor") for w in wrong))
     return [f"{found.text}; {found.fix}" for found in examine(setting, TOLD_AT_START) if not found.ok]

@@ -10,18 +10,19 @@ import asyncio
 import importlib.util
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
 
 from stretto.errors import RecipeError
 from stretto.execution.assignment import Assignment
+from stretto.execution.checks.programs import RAY, TOO_OLD, too_old
 from stretto.execution.stacks import Stand
 from stretto.execution.worker import EngineFactory, Worker
 from stretto.extras import install
+from stretto.threads import Daemons
 
 
 class Member(Protocol):
@@ -79,53 +80,26 @@ class Threaded:
 
     def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
         self.device = assignment.device
-        self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # Calls that were given up and may still be under way.
-        self.abandoned = 0
-        threading.Thread(target=self._serve, name=assignment.device, daemon=True).start()
-        self.made = self._submit(lambda: self._make(make, assignment))
+        self.thread = Daemons(1, assignment.device)
+        self.made = self.thread.submit(self._make, make, assignment)
 
     def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
         with LOADING:
             return make(assignment)
 
-    def _serve(self) -> None:
-        while (call := self.calls.get()) is not None:
-            call()
-
-    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def call() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        future.set_running_or_notify_cancel()  # whoever stops waiting for it does not take it back
-        self.calls.put(call)
-        return future
-
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's own thread."""
-        future = self._submit(lambda: getattr(self.made.result(), what)(*arguments))
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if not future.done():
-                self.abandoned += 1
-                future.add_done_callback(self._came_late)
-            raise
+        return await asyncio.wrap_future(self.thread.submit(self._call, what, *arguments))
 
-    def _came_late(self, future: Future[Any]) -> None:
-        self.abandoned -= 1
+    def _call(self, what: str, *arguments: Any) -> Any:
+        return getattr(self.made.result(), what)(*arguments)
 
     async def close(self) -> None:
-        """Waits for the call under way; for one that was given up, not for ever."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSING if self.abandoned else None):
-                await self.call("close")
-        self.calls.put(None)
+        """Waits for the call under way; who stops waiting leaves it behind."""
+        try:
+            await self.call("close")
+        finally:
+            self.thread.shutdown()
 
 
 class Threads:
@@ -178,6 +152,9 @@ def processes(
         raise RecipeError.of(
             "placement", f"a plan of {len(devices)} devices needs Ray", f"{install('ray')}, or use one device"
         )
+    with suppress(PackageNotFoundError):  # built from source, perhaps
+        if too_old(there := version("ray")):
+            raise RecipeError.of("placement", TOO_OLD.format(there), f"pip install 'ray>={RAY}'")
     from stretto.execution.ray import Processes
 
     return Processes(devices, seconds=seconds, make=make, kinds=kinds)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from stretto.errors import DeadlineError
+
+CLOSING, CLOSING_LATE = 60.0, 3.0
+"""Seconds for workers to end, and then for their launcher: usually, and where a deadline has passed already."""
+
+SAYS_SO = 1.0
+"""Seconds for a launcher to say itself why it does not get its devices, which it knows best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +74,30 @@ class Deadline:
                 f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
                 "    fix: look what that process does, or raise the deadline"
             ) from late
+
+
+async def opened(opening: Awaitable[None], seconds: float, crew: Called) -> None:
+    """Waits until a launcher has its devices."""
+    since, begun, limit = datetime.now(), time.monotonic(), asyncio.timeout(seconds + SAYS_SO)
+    try:
+        async with limit:
+            await opening
+    except DeadlineError as late:
+        if time.monotonic() - begun < seconds - SAYS_SO:
+            raise  # it was clear at once that nobody would come, and nothing hangs
+        raise DeadlineError(f"{late}\n{await crew.witness('start')}".rstrip()) from late
+    except TimeoutError as late:
+        if not limit.expired():
+            raise
+        told = await crew.witness("start")
+        raise DeadlineError(
+            f"start: the devices were not there after {seconds:.0f} s, since {since:%H:%M:%S}\n{told}"
+            "    fix: look what it waits for, or raise deadlines.start"
+        ) from late
+
+
+async def at_most(seconds: float, ending: Awaitable[object]) -> None:
+    """Waits for something to end, or leaves it behind."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await ending

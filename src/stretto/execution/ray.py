@@ -1,43 +1,57 @@
 """Workers as Ray actors, on this host or many; the only file that imports Ray.
 
 A run starts a Ray of its own (`address="local"`, never a cluster that happens to be there), unless RAY_ADDRESS names
-one, which several hosts need. Devices are claimed by a placement group with a bundle for each host, and the wait for it
-has a deadline that ends with what is missing. Calls and answers are records; nothing a model wrote is sent but as token
-ids and text. Only this host has the run folder: what others need of it is sent to them.
+one, which several hosts need. Its own listens on loopback only and asks everybody for a token. Devices are claimed by a
+placement group with a bundle for each host, and the wait for it has a deadline that ends with what is missing. Calls
+and answers are records; nothing a model wrote is sent but as token ids and text. Only this host has the run folder:
+what others need of it is sent to them. What may block in Ray is called beside the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray._private import state as ray_state
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # its stubs lack them
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs forget it
 
 from stretto.errors import CellLost, DeadlineError, RecipeError, StrettoError, TrainingError
 from stretto.execution.assignment import Assignment
-from stretto.execution.checks.network import JOIN, NO_CLUSTER
+from stretto.execution.checks.network import JOIN, LOOPBACK, NO_CLUSTER, cluster_named, place_of, silence
 from stretto.execution.claims import ADDRESS, TOUCH, Amounts, bundle_of, host_of, of_kinds, shortage, visible_to
+from stretto.execution.patience import CLOSING, at_most
 from stretto.execution.reaper import Reaper
 from stretto.execution.stacks import Stand, asked, outside, own
 from stretto.execution.worker import Worker
+from stretto.threads import Daemons, beside
 
 Make = Callable[[Assignment], Worker]
 
 BESIDE = {"beside": 1}
 """Threads of a worker's process in which it answers while a call is under way."""
 
+STARTS = 60.0
+"""Seconds that a Ray of the run's own gets at least, however little is left; whoever waits for it may have less."""
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+ONLY_HERE = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
+"""With it Ray takes loopback for this host's address, and then every port of its processes is bound to that."""
 
 
 class Actor:
@@ -95,7 +109,7 @@ class Remote:
 
     async def close(self) -> None:
         """Ends its process."""
-        ray.kill(self.actor, no_restart=True)
+        await at_most(CLOSING, beside(ray.kill, self.actor, no_restart=True))
 
 
 async def reached(device: str, reference: Any) -> Any:
@@ -125,6 +139,54 @@ def alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
+def store_at(address: str) -> TCPStore:
+    """The store where workers meet. Told only an address, torch would listen on all of them."""
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.create_server((address, 0), family=kind, backlog=1024)
+    port = server.getsockname()[1]
+    return TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=server.detach())
+
+
+def on_loopback() -> dict[str, str]:
+    """What keeps the groups of a cell's own processes there, which torch makes; others are told an address."""
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names[0]) if names else {}
+
+
+class Closed:
+    """What keeps others away from a Ray of this run's own, while there is one: loopback, and a token that it draws.
+
+    By way of the environment, which Ray's processes inherit; other users of this host cannot read that.
+    """
+
+    def __init__(self) -> None:
+        self.before: dict[str, str | None] = {}
+        self.beyond = ray_constants.ENABLE_RAY_CLUSTER
+
+    def enter(self) -> None:
+        """For the next Ray that this process starts."""
+        drawn = {**ONLY_HERE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.before = {name: os.environ.get(name) for name in drawn}
+        os.environ.update(drawn)
+        self._told(False)
+
+    def leave(self) -> None:
+        """As it was before."""
+        before, self.before = self.before, {}
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if before:
+            self._told(self.beyond)
+
+    def _told(self, beyond: bool) -> None:
+        """Ray has read these when it was imported."""
+        ray_constants.ENABLE_RAY_CLUSTER = beyond
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
 class Processes:
     """Starts workers as actors."""
 
@@ -137,11 +199,13 @@ class Processes:
         self.make, self.seconds, self.kinds = make, seconds, kinds or {}
         # True for a Ray of this run alone, which leaves the choice of GPUs to the plan.
         self.own = True
-        self.reaper = Reaper()
+        self.reaper, self.closed = Reaper(), Closed()
+        # Ray cannot be interrupted. Its thread stays, as the kernel ends Ray's processes with whoever started them.
+        self.thread, self.joining = Daemons(1, "ray"), Future[list[dict[str, float]]]()
         self.devices = list(devices)
         self.group: PlacementGroup | None = None
         self.master: TCPStore | None = None
-        self.address = "127.0.0.1"
+        self.address = LOOPBACK
         self.members: dict[str, Remote] = {}
         self.hosts: dict[str, list[str]] = {}
         for device in devices:
@@ -150,26 +214,48 @@ class Processes:
 
     async def open(self) -> None:
         """Connects, claims the devices, and opens the store where workers meet."""
-        begun = time.monotonic()
-        # Ray's own logs and usage reports are nothing that a user of a recipe asked for.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-        given = os.environ.get("RAY_ADDRESS")
+        end = time.monotonic() + self.seconds
+        given = cluster_named(os.environ)
         if len(self.hosts) > 1 and not given:
             raise RecipeError.of("placement.cluster", *NO_CLUSTER)
         self.own = not given
+        if given and (place := place_of(given)) and (why := await beside(silence, place)):
+            raise DeadlineError(
+                f"start: the Ray cluster at RAY_ADDRESS={given} cannot be reached: {why}\n    fix: {JOIN}"
+            )
+        self.joining = self.thread.submit(self._join, given)
+        try:
+            async with asyncio.timeout(max(1.0 if given else STARTS, end - time.monotonic())):
+                bundles = await asyncio.wrap_future(self.joining)
+        except TimeoutError as error:
+            who = f"what listens at RAY_ADDRESS={given} has" if given else "Ray, which this run starts, has"
+            fix = f"{JOIN}; or raise deadlines.start" if given else "see the logs in /tmp/ray, or raise deadlines.start"
+            raise DeadlineError(f"start: {who} not answered for {self.seconds:.0f} s\n    fix: {fix}") from error
+        assert self.group is not None
+        try:
+            async with asyncio.timeout(max(1.0, end - time.monotonic())):
+                await self.group.ready()
+        except TimeoutError as error:
+            told = await beside(self._missing, bundles)
+            raise DeadlineError(f"start: {told}") from error
+
+    def _join(self, given: str) -> list[dict[str, float]]:
+        """Everything of that in which Ray may block: returns what is asked of each host."""
+        # Ray's own logs and usage reports are nothing that a user of a recipe asked for.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        if self.own:
+            self.closed.enter()
         local = {} if given else {"num_cpus": len(self.devices), "include_dashboard": False}
         try:
-            await asyncio.to_thread(
-                ray.init, address=given or "local", log_to_driver=False, logging_level="ERROR", **local
-            )
-        except (ConnectionError, RuntimeError, RayError) as error:
-            why = str(error).partition("\n")[0]
+            ray.init(address=given or "local", log_to_driver=False, logging_level="ERROR", **local)
+        except Exception as error:
+            why = str(error).partition("\n")[0] or repr(error)
             if given:
                 raise RecipeError.of("RAY_ADDRESS", f"{given} cannot be joined: {why}", JOIN) from error
             raise StrettoError(f"start: Ray could not be started: {why}") from error
         self.address = ray.util.get_node_ip_address()
-        self.master = TCPStore(self.address, 0, None, True, wait_for_workers=False)
+        self.master = store_at(self.address)
         bundles = [bundle_of(devices) for devices in self.hosts.values()]
         if list(self.hosts) == ["localhost"]:
             bundles[0][f"{ADDRESS}{self.address}"] = TOUCH  # "localhost" is this host, also in a cluster of many
@@ -178,11 +264,7 @@ class Processes:
         for bundle, mark in zip(bundles, of_kinds(kinds, nodes, among=self.kinds.values()), strict=True):
             bundle.update(mark)
         self.group = placement_group(bundles, strategy="STRICT_SPREAD")
-        try:
-            async with asyncio.timeout(max(1.0, begun + self.seconds - time.monotonic())):
-                await self.group.ready()
-        except TimeoutError as error:
-            raise DeadlineError(f"start: {self._missing(bundles)}") from error
+        return bundles
 
     def _missing(self, bundles: Sequence[Amounts]) -> str:
         """Which resource the cluster does not have, or not free."""
@@ -198,18 +280,22 @@ class Processes:
 
     async def start(self, assignment: Assignment) -> Remote:
         """An actor on its bundle."""
+        member = self.members[assignment.device] = Remote(assignment.device, await beside(self._actor, assignment))
+        member.process, member.host = await reached(assignment.device, member.actor.where.remote())
+        folder = None if member.host == self.address else assignment.base
+        base = None if folder is None else await beside(self._base, folder)
+        gpu = visible_to(assignment.device, os.environ.get(VISIBLE)) if self.own else None
+        await reached(assignment.device, member.actor.make.remote(self.make, assignment, base, gpu))
+        return member
+
+    def _actor(self, assignment: Assignment) -> Any:
         index = list(self.hosts).index(host_of(assignment.device))
         gpus = 1 if "/gpu:" in assignment.device else 0
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
-        environment = {"env_vars": {"OMP_NUM_THREADS": str(assignment.threads or 1)}}
-        actor = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env=environment).remote()
-        member = self.members[assignment.device] = Remote(assignment.device, actor)
-        member.process, member.host = await reached(assignment.device, actor.where.remote())
-        base = None if assignment.base is None or member.host == self.address else self._base(assignment.base)
-        gpu = visible_to(assignment.device, os.environ.get(VISIBLE)) if self.own else None
-        await reached(assignment.device, actor.make.remote(self.make, assignment, base, gpu))
-        return member
+        variables = {"OMP_NUM_THREADS": str(assignment.threads or 1), **(on_loopback() if self.own else {})}
+        made = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env={"env_vars": variables})
+        return made.remote()
 
     def _base(self, folder: Path) -> Any:
         """The run's own copy of the base model, for hosts that do not have the run folder; put into Ray once."""
@@ -228,9 +314,19 @@ class Processes:
         return await asyncio.gather(*(member.stacks(here=self.address) for member in self.members.values()))
 
     async def close(self) -> None:
-        """Leaves no process behind, Ray's own included."""
-        if self.group is not None:
-            remove_placement_group(self.group)
+        """Leaves no process behind, Ray's own included; where Ray still blocks, it is left to the watcher."""
+        try:
+            if self.joining.done():
+                await at_most(CLOSING, beside(self._leave))
+        finally:
+            self.thread.shutdown()
+            self.reaper.close()
+            self.closed.leave()
+
+    def _leave(self) -> None:
         self.master = None
-        await asyncio.to_thread(ray.shutdown)
-        self.reaper.close()
+        try:
+            if self.group is not None:
+                remove_placement_group(self.group)
+        finally:
+            ray.shutdown()

@@ -73,12 +73,16 @@ def outside(process: int) -> str:
     """What the kernel says of a process of this host."""
     place = Path("/proc") / str(process)
     try:
-        state = next(line for line in (place / "status").read_text().splitlines() if line.startswith("State:"))
+        state = next(
+            line
+            for line in (place / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.startswith("State:")
+        )
     except (OSError, StopIteration):
         return f"process {process} is gone"
     word = STATES.get(state.split()[1], state)
     with suppress(OSError):
-        if (waits := (place / "wchan").read_text()) not in ("", "0"):
+        if (waits := (place / "wchan").read_text(encoding="utf-8")) not in ("", "0"):
             word = f"{word} (in the kernel's {waits})"
     return f"process {process} is {word}"
 
@@ -122,6 +126,6 @@ class Witness:
             return told
         path = self.folder / name
         with suppress(OSError):
-            path.write_text(page(stands))
+            path.write_text(page(stands), encoding="utf-8")
             told += f"where every process stands is in {path}\n"
         return told

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stretto.config.plausible import implausible
 from stretto.config.schema import Shape
 from stretto.errors import RecipeError
 
@@ -220,8 +221,12 @@ def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
     """The shape that a Hugging Face config.json describes."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise RecipeError.of(field, f"{path} cannot be read: {wrong}", "name a folder with a config.json") from None
+    if isinstance(told, dict) and (why := implausible(told)):
+        raise RecipeError.of(
+            field, f"{path} cannot be right: {why}", "correct it there, or give model.shape in numbers"
+        )
     if isinstance(told, dict) and isinstance(told.get("text_config"), dict):
         told = told["text_config"]
     if not isinstance(told, dict):

@@ -5,6 +5,7 @@ What a plan asks for that nothing can execute yet is priced like everything else
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from stretto.planner.workload import Workload
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "head", "gathered", "cache", "context")
 """Of memory, as `Held` names them."""
+
+LEAST = 1e-6
+"""Amounts below are not told apart."""
 
 
 def document(found: Found, setting: Setting) -> dict[str, Any]:
@@ -62,6 +66,14 @@ def cost(forecast: Forecast, setting: Setting) -> float | None:
     """Of a step, at the price of a device per hour for all devices of the cluster; none without a price."""
     price = setting.workload.price
     return None if price is None else price * len(setting.cluster) * forecast.step / 3600
+
+
+def money(amount: float) -> str:
+    """An amount with two digits that say something, also where it is less than a cent."""
+    if 0 < amount < LEAST:
+        return f"<{LEAST:f}"
+    decimals = 2 if amount <= 0 else max(2, 1 - math.floor(math.log10(amount)))
+    return f"{amount:.{decimals}f}"
 
 
 def why(forecast: Forecast, found: Found, setting: Setting) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stretto.config.gguf import has_head, read_sizes
 from stretto.config.locate import cached_config, locate
+from stretto.config.plausible import implausible_gguf
 from stretto.config.schema import Model, RoleModel, Scratch, Shape
 from stretto.errors import RecipeError
 from stretto.placement.shapes import ModelShape, named_shape, read_config, shape_of
@@ -75,6 +76,8 @@ def _of_gguf(path: Path, *, field: str) -> ModelShape:
     """What the header of a GGUF file says."""
     try:
         told = read_sizes(path)
+        if why := implausible_gguf(told):
+            raise ValueError(why)
         known = {ours: told[theirs] for ours, theirs in GGUF_KEYS.items() if theirs in told}
         sizes = Shape(**known, tied=not has_head(path))
     except (OSError, ValueError) as wrong:

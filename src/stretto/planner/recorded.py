@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -39,7 +40,7 @@ def recorded_lengths(run: str, root: Path, *, cap: int) -> tuple[int, Lengths]:
 def _sizes(folder: Path) -> Iterator[tuple[int, int]]:
     """Prompt and answer tokens of each conversation, newest step first."""
     for path in sorted(folder.glob("step-*.jsonl"), reverse=True):
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 yield from _of_line(line)
 

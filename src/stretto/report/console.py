@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -20,6 +19,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from stretto.report.curve import ASCII, BLOCKS, curve
+from stretto.report.stream import tolerant
 
 
 class Progress(Protocol):
@@ -37,8 +37,8 @@ class Progress(Protocol):
         """A step ended with these metrics, named as in metrics.jsonl."""
         ...
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
-        """The held-out accuracy after a step, with its interval."""
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
+        """The held-out accuracy after a step, with its interval and the prompts that it is over, in words."""
         ...
 
     def finish(self, summary_lines: Sequence[str]) -> None:
@@ -52,8 +52,11 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def console_for(stream: TextIO) -> Progress:
-    """A live display if the stream is a terminal that can draw one, else plain lines."""
+def console_for(stream: TextIO | None) -> Progress:
+    """A live display if the stream is a terminal that can draw one, else plain lines. Where none is open, nothing."""
+    if stream is None:
+        return Unseen()
+    stream = tolerant(stream)
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         return LiveProgress(Console(file=stream))
     return PlainProgress(stream)
@@ -86,10 +89,11 @@ class _Course:
             words.append(f"ETA {self._eta(step)}")
         return "  ".join(words)
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> str:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str) -> str:
         """Notes an evaluation and says it in a few words."""
         self.accuracies[step] = accuracy
-        return f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]"
+        over = f" on {prompts}" if prompts else ""
+        return f"held-out accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}]{over}"
 
     def curves(self, width: int, marks: str) -> str:
         """Both curves, each under its title."""
@@ -108,7 +112,7 @@ class PlainProgress:
     """One line per step, for files, pipes and terminals that cannot draw."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = tolerant(stream)  # that nobody listens any more is no reason to end a training
         self._course = _Course()
 
     def start(self, steps: int, done: int) -> None:
@@ -125,9 +129,9 @@ class PlainProgress:
         steps = self._course.steps
         self._line(f"step {step:>{len(str(steps))}}/{steps}  {self._course.step(step, metrics)}".rstrip())
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """A line of its own."""
-        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high)}")
+        self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high, prompts)}")
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Curves and summary as text, in characters that the stream can encode."""
@@ -142,12 +146,10 @@ class PlainProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+        self._stream.flush()
 
     def _line(self, text: str) -> None:
-        with suppress(OSError):  # nobody listens any more, which is no reason to end a training
-            print(self._encodable(_printable(text)), file=self._stream, flush=True)
+        print(self._encodable(_printable(text)), file=self._stream, flush=True)
 
     def _encodable(self, text: str) -> str:
         """The text with a question mark for every letter that the stream cannot take."""
@@ -167,7 +169,7 @@ class Unseen:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Nothing."""
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """Nothing."""
 
     def finish(self, summary_lines: Sequence[str]) -> None:
@@ -186,6 +188,7 @@ class LiveProgress:
     """A bar over the steps with the newest numbers beside it."""
 
     def __init__(self, console: Console) -> None:
+        console.file = tolerant(console.file)  # as above
         self._console = console
         self._course = _Course()
         self._bar = Bar(
@@ -213,9 +216,9 @@ class LiveProgress:
         numbers = self._course.step(step, metrics)
         self._bar.update(self._task, description="training", completed=step, numbers=numbers)
 
-    def evaluated(self, step: int, accuracy: float, low: float, high: float) -> None:
+    def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """Shows the newest accuracy until the next."""
-        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high))
+        self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high, prompts))
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Leaves the bar as it is and prints curves and summary below it."""

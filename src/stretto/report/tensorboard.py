@@ -36,7 +36,10 @@ class TensorBoard:
 
     def close(self) -> None:
         """Flushes and closes."""
-        self._writer.close()
+        try:
+            self._writer.close()
+        except OSError as error:
+            raise self._error(error) from error
 
     def _error(self, error: OSError) -> StrettoError:
         return StrettoError(

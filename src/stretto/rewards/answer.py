@@ -67,8 +67,11 @@ def extract(answer: str, pattern: str, pick: Pick) -> str | None:
 
 
 def overlong(tokens: int, *, longest: int, buffer: int) -> float:
-    """0 up to `buffer` tokens before `longest`, then falling to -1 at `longest`. Yu et al. 2025 (DAPO), eq. 13."""
-    return min(0.0, (longest - buffer - tokens) / buffer)
+    """0 up to `buffer` tokens before `longest`, then falling to -1 at `longest`. Yu et al. 2025 (DAPO), eq. 13.
+
+    It stays at -1 beyond, where answers come that may be longer than `longest`: several turns, or a low `longest`.
+    """
+    return max(-1.0, min(0.0, (longest - buffer - tokens) / buffer))
 
 
 def _picked(found: Iterator[str], pick: Pick) -> str | None:

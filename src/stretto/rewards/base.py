@@ -11,6 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from stretto.types import Trajectory
 
+
+class Costly(float):
+    """The verdict on an answer that a built-in scorer would never be done with. It is a number like others, 0."""
+
+
 Verdict = Callable[[Trajectory], Awaitable[float]]
 """One part of a reward: what this trajectory is worth, usually between 0 and 1."""
 

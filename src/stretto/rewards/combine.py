@@ -11,8 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stretto.config.schema import RewardPart
-from stretto.errors import RecipeError, SandboxDeadlineError, SandboxDiedError, StrettoError, VerdictError
-from stretto.rewards.base import Verdict
+from stretto.errors import (
+    DeadlineError,
+    RecipeError,
+    SandboxDeadlineError,
+    SandboxDiedError,
+    SandboxStartError,
+    StrettoError,
+    VerdictError,
+)
+from stretto.rewards.base import Costly, Verdict
 from stretto.rewards.parts import MODEL, SHAPING, build, observed, problems
 from stretto.sandbox.pool import Pool
 from stretto.types import Reward, Trajectory
@@ -27,6 +35,7 @@ class Rewards:
         if wrong:
             raise RecipeError(*wrong)
         self._parts = tuple(parts)
+        self._pool = pool
         self._verdicts = {part.name: build(part, pool) for part in parts if part.kind != MODEL}
 
     @property
@@ -39,21 +48,28 @@ class Rewards:
         """The name of the part that is a reward model's score, if there is one."""
         return next((part.name for part in self._parts if part.kind == MODEL), None)
 
+    @property
+    def moved(self) -> float:
+        """When (`time.monotonic`) the processes that judge last got on with any answer of anybody's."""
+        return self._pool.moved
+
     async def judge(self, trajectory: Trajectory) -> dict[str, float]:
-        """Every part's verdict but a model's. VerdictError naming the part where one could not be had."""
+        """Every part's verdict but a model's. VerdictError naming the part where one could not be had, DeadlineError
+        where what it needs cannot be loaded in time, because that is the same for every answer."""
         observed(trajectory)
         return {name: await _verdict(verdict, trajectory, name) for name, verdict in self._verdicts.items()}
 
     def weigh(self, verdicts: Mapping[str, float]) -> Reward:
         """The reward of every part's verdict. VerdictError where they come to no finite number."""
         scores = {name: _finite(verdicts[name], name) for name in self.names}
+        costly = tuple(name for name in self.names if isinstance(verdicts[name], Costly))
         weights = {part.name: part.weight for part in self._parts}
         value = sum(weights[name] * score for name, score in scores.items())
         judging = {part.name: scores[part.name] for part in self._parts if part.kind not in SHAPING}
         outcome = full_marks(judging or scores, weights)
         if not math.isfinite(value) or not math.isfinite(outcome):
             raise VerdictError(f"the weighted sum of the parts {scores} is not a finite number")
-        return Reward(value=value, outcome=outcome, parts=scores)
+        return Reward(value=value, outcome=outcome, parts=scores, costly=costly)
 
 
 def full_marks(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -67,8 +83,13 @@ async def _verdict(verdict: Verdict, trajectory: Trajectory, name: str) -> float
     try:
         try:
             return await verdict(trajectory)
+        except SandboxStartError:
+            raise
         except (SandboxDeadlineError, SandboxDiedError):
             return await verdict(trajectory)
+    except SandboxStartError as error:
+        fix = "raise deadlines.start, or make it load less; the deadlines of rewards begin after that"
+        raise DeadlineError(f"reward {name}: {error}\n    fix: {fix}") from error
     except (StrettoError, ValueError) as error:
         raise VerdictError(f"reward {name}: {error}") from error
 

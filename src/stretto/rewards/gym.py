@@ -1,7 +1,8 @@
 """The scorers of reasoning-gym: what an answer is worth, partial credit included. Only to be called in a worker.
 
-Some of these scorers evaluate the answer as Python, directly or through sympy. An answer is a stranger's text, so
-these are only asked about answers that can be nothing but a literal or a formula; any other gets 0.
+Some of these scorers evaluate the answer as Python, directly or through sympy. An answer is a stranger's text, so only
+literals are evaluated: `eval` is another function in the modules that call it, because there even a mere word would be
+a variable of the scorer. What goes to sympy has to be a formula, and small: plain arithmetic where a number is asked.
 """
 
 from __future__ import annotations
@@ -9,43 +10,49 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from functools import lru_cache
 from typing import Any
 
+from stretto.rewards import tree
 from stretto.rewards.answer import Pick, extract
+from stretto.rewards.size import TooLargeError
 
 LITERAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """The tasks whose scorers evaluate the answer as Python, once, and then compare it."""
-SYMBOLIC = frozenset(
-    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
-)
+ARITHMETIC = frozenset({"countdown", "puzzle24"})
+"""The tasks whose scorers hand the answer to sympy to get a number."""
+SYMBOLIC = ARITHMETIC | {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
 """The tasks whose scorers hand the answer to sympy, which evaluates a string inside of what it evaluated once more."""
 EVALUATED = LITERAL | SYMBOLIC
 """All of them; found by reading all scorers of the version that is installed."""
 GRIDS = frozenset({"arc_agi", "rearc"})
 """The tasks whose scorers compare with tuples, which JSON has made lists of."""
+NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+LONG_COUNT = re.compile(r"[0-9]{4}")
+REFUSED = {
+    "coin_flip": re.compile(r"e[-+]?[0-9_]{4}", re.IGNORECASE),  # is made a fraction with all its digits
+    "complex_arithmetic": NO_NUMBER,  # the distance to it is no number, which passes for a small one
+    "number_sorting": NO_NUMBER,
+    "rubiks_cube": LONG_COUNT,  # a move is repeated so often
+    "rush_hour": LONG_COUNT,
+}
+"""Task -> what no right answer of it holds, and what its scorer would take for one or never be done with."""
 MARKED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 """Where reasoning-gym's own prompts ask models to put the answer."""
-FORMULA = re.compile(
-    r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++|(?<![A-Za-z_0-9])[A-Za-z]++(?![A-Za-z_0-9])|[-+*/^(),\s]++)*+"
-)
-"""Numbers, words, operators and brackets: no dot behind a word, no underscore, no quotes. Nothing is tried twice: an
-answer with a few long numbers could be split in billions of ways."""
-NAMES = re.compile(r"[\w\s,]*")
-"""Words, digits and commas: without brackets, dots or operators nothing can be called."""
-WORDS = frozenset(
-    {"pi", "exp", "log", "ln", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
-)
-"""The words of a formula, besides single letters."""
-POWER = re.compile(r"\*\*|\^")
-EXPONENT = re.compile(
-    r"\s*(?:[-+]?\s*([0-9]{1,2})(?![0-9.])|\(\s*[-+]?\s*([0-9]{1,2})\s*(?:/\s*[0-9]{1,2}\s*)?\)|[A-Za-z])\s*+(?!\*\*|\^)"
-)
-"""A small number, a small fraction in brackets or a letter, and no power of its own behind it."""
-LARGEST_POWER = 10_000
-"""Most that the exponents of such powers may multiply to: 9^9^9 would take all memory before any deadline."""
+FORMULA = re.compile(r"[A-Za-z0-9.+\-*/^(),\s]*+")
+"""Characters of a formula: no quotes, so no strings, no underscore, and no comment whose numbers would count."""
+SUM = re.compile(r"[0-9+\-*/^()\s]*+")
+"""The same of plain arithmetic: the scorers find the integers that it uses, and would not find that of 24e0."""
+FUNCTIONS = frozenset({"exp", "log", "ln", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"})
+"""What a formula may call."""
 LONGEST = 2000
-"""Characters of a formula; none of these tasks needs more."""
+"""Characters of a formula or literal; none of these tasks needs more."""
+
+
+def prepare(task: str, config: dict[str, Any]) -> None:
+    """Loads what the first verdict would have to wait for."""
+    _scorer(task, json.dumps(config, sort_keys=True))
 
 
 def judge(
@@ -56,65 +63,89 @@ def judge(
     pattern: str | None = None,
     pick: Pick = "last",
 ) -> float:
+    """The verdict alone."""
+    return verdict(answer, task, config, entry, pattern, pick)[0]
+
+
+def verdict(
+    answer: str,
+    task: str,
+    config: dict[str, Any],
+    entry: dict[str, Any],
+    pattern: str | None = None,
+    pick: Pick = "last",
+) -> tuple[float, bool]:
     """What the task's scorer gives for what `pattern` extracts, or what stands between <answer> tags, or all of it.
 
-    Where the scorer can judge the task's own answer but not this one, the answer has a wrong format and gets 0.
+    The second is true for an answer that is 0 because it would be too large to compute. Where the scorer can judge the
+    task's own answer but not this one, the answer has a wrong format and gets 0.
     """
     marked = MARKED.findall(answer) if pattern is None else [extract(answer, pattern, pick)]
     found = marked[-1] if marked else answer
     if found is None:
-        return 0.0
+        return 0.0, False
     found = found.strip()
     kind = entry["metadata"].get("source_dataset", task)
-    own = found == str(entry["answer"]).strip()
-    if kind in EVALUATED and not own and not (literal(found) if kind in LITERAL else formula(found)):
-        return 0.0
+    if found != str(entry["answer"]).strip():
+        if kind in REFUSED and REFUSED[kind].search(found):
+            return 0.0, True
+        try:
+            if kind in SYMBOLIC:
+                measure(found, SUM if kind in ARITHMETIC else FORMULA, letters=kind not in ARITHMETIC)
+        except TooLargeError:
+            return 0.0, True
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return 0.0, False
     if kind in GRIDS:
         entry = {**entry, "metadata": _tuples(entry["metadata"])}
     scorer = _scorer(task, json.dumps(config, sort_keys=True))
     try:
-        return float(scorer.score_answer(found, entry))
-    except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
-        if entry["answer"] is None:
-            raise
-        scorer.score_answer(entry["answer"], entry)
-        return 0.0
+        return float(scorer.score_answer(found, entry)), False
+    except Exception:  # also too deep or too large for Python
+        scorer.score_answer(entry["answer"] or "", entry)
+        return 0.0, False
 
 
 def literal(text: str) -> bool:
-    """True for mere words, and for what is a Python literal and nothing else."""
-    if len(text) > LONGEST:
-        return False
-    if NAMES.fullmatch(text):
-        return True
+    """True for what is a Python literal and nothing else; a mere word is none."""
     try:
-        ast.literal_eval(text)
+        read_literal(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False
     return True
 
 
+def read_literal(text: str) -> Any:
+    """What a Python literal says; an exception for anything else. It takes the place of `eval`."""
+    if len(text) > LONGEST:
+        raise ValueError("too long")
+    return ast.literal_eval(text)
+
+
 def formula(text: str) -> bool:
-    """True for a formula of numbers, letters and known functions whose powers stay small. No quotes, so no strings."""
-    words = re.findall(r"[A-Za-z]+", text)
-    if len(text) > LONGEST or not FORMULA.fullmatch(text) or not all(len(w) == 1 or w in WORDS for w in words):
+    """True for a formula of numbers, letters and known functions that stays small when it is computed."""
+    try:
+        measure(text, FORMULA, letters=True)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TooLargeError):
         return False
-    size = 1
-    for power in POWER.finditer(text):
-        exponent = EXPONENT.match(text, power.end())
-        if exponent is None:
-            return False
-        if not text[: power.start()].rstrip()[-1:].isalpha():  # of a number or a bracket: it will be computed
-            size *= int(exponent[1] or exponent[2] or 1)
-    return size <= LARGEST_POWER
+    return True
+
+
+def measure(text: str, allowed: re.Pattern[str], *, letters: bool) -> None:
+    """ValueError or the like where a text is no formula, TooLargeError where computing it would cost too much."""
+    if len(text) > LONGEST or not allowed.fullmatch(text):
+        raise ValueError("no formula")
+    tree.of_text(text, FUNCTIONS if letters else frozenset(), letters=letters)
 
 
 @lru_cache(maxsize=16)
 def _scorer(task: str, config: str) -> Any:
     """The task as the recipe set it; its prompts do not matter here."""
     from reasoning_gym.composite import DatasetSpec
-    from reasoning_gym.factory import create_dataset
+    from reasoning_gym.factory import DATASETS, create_dataset
 
+    for name in LITERAL:
+        vars(sys.modules[DATASETS[name][0].__module__])["eval"] = read_literal
     settings = json.loads(config)
     if task == "composite":
         settings["datasets"] = [DatasetSpec(**each) for each in settings["datasets"]]

@@ -1,6 +1,6 @@
 """From a part of the recipe to a verdict, and what is wrong with a part, without running anything of the user's.
 
-Patterns and Python functions run in the pool, under the part's deadline. A user's function is called as
+Patterns, scorers and Python functions run in the pool, under the part's deadline. A user's function is called as
 `reward(answer: str, prompt: {"id", "messages", "reference", "tags"}, signals: dict) -> float`.
 """
 
@@ -15,8 +15,9 @@ from stretto.errors import Problem, VerdictError
 from stretto.extras import missing_extra
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
+from stretto.rewards.scorers import Scorer
 from stretto.sandbox.pool import Pool
-from stretto.sandbox.target import exists
+from stretto.sandbox.target import exists, foreign
 from stretto.types import Outcome, Trajectory
 
 COMPARING = frozenset({"exact", "math", "numeric", "regex"})
@@ -52,9 +53,10 @@ def problems(parts: Sequence[RewardPart], paths: Sequence[str] = ()) -> Iterator
 
 def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Problem]:
     if ":" in part.kind:
-        missing = exists(part.kind, paths)
+        missing = exists(part.kind, paths) or foreign(part.kind, paths)
         if missing is not None:
             fix = "write the function into a Python file beside the recipe and name it as file:function"
+            fix += "" if exists(part.kind, paths) else "; such a file may import what packages have"
             yield Problem(field=f"{field}.kind", reason=missing, fix=fix)
     elif part.kind in PLANNED:
         fix = f"use one of {', '.join(KINDS)}, or module:name"
@@ -162,30 +164,38 @@ def _overlong(part: RewardPart) -> Verdict:
 
 
 def _regex(part: RewardPart, pool: Pool) -> Verdict:
+    scorer = Scorer(pool=pool, target="stretto.rewards.answer:regex", seconds=part.deadline)
+
     async def verdict(trajectory: Trajectory) -> float:
-        texts = (observed(trajectory).answer, _reference(trajectory))
-        arguments = (*texts, part.pattern, part.pick, part.compare or "exact")
-        return await _called(pool, "stretto.rewards.answer:regex", *arguments, deadline=part.deadline)
+        reference = _reference(trajectory)
+        rest = (reference, part.pattern, part.pick, part.compare or "exact")
+        return await scorer.score(observed(trajectory).answer, reference, *rest)
 
     return verdict
 
 
 def _math(part: RewardPart, pool: Pool) -> Verdict:
+    scorer = Scorer(pool=pool, target="stretto.rewards.expression:verdict", seconds=part.deadline)
+
     async def verdict(trajectory: Trajectory) -> float:
-        texts = (observed(trajectory).answer, _reference(trajectory))
-        return await _called(pool, "stretto.rewards.expression:judge", *texts, deadline=part.deadline)
+        reference = _reference(trajectory)
+        prepare = ("stretto.rewards.expression:prepare",)
+        return await scorer.score(observed(trajectory).answer, reference, reference, prepare=prepare)
 
     return verdict
 
 
 def _gym(part: RewardPart, pool: Pool) -> Verdict:
+    scorer = Scorer(pool=pool, target="stretto.rewards.gym:verdict", seconds=part.deadline)
+
     async def verdict(trajectory: Trajectory) -> float:
         prompt, tags = trajectory.prompt, trajectory.prompt.tags
         if not {"task", "config", "question", "metadata"} <= tags.keys():
             raise VerdictError(f"prompt {prompt.id} is not of a reasoning_gym source, so it has no scorer")
         entry = {"question": tags["question"], "answer": prompt.reference, "metadata": tags["metadata"]}
-        arguments = (observed(trajectory).answer, tags["task"], tags["config"], entry, part.pattern, part.pick)
-        return await _called(pool, "stretto.rewards.gym:judge", *arguments, deadline=part.deadline)
+        rest = (tags["task"], tags["config"], entry, part.pattern, part.pick)
+        prepare = ("stretto.rewards.gym:prepare", tags["task"], tags["config"])
+        return await scorer.score(observed(trajectory).answer, prompt.reference or "", *rest, prepare=prepare)
 
     return verdict
 
@@ -200,14 +210,9 @@ def _function(part: RewardPart, pool: Pool) -> Verdict:
             "tags": dict(prompt.tags),
         }
         signals = {name: float(value) for name, value in outcome.signals.items()}
-        return await _called(pool, part.kind, outcome.answer, asked, signals, deadline=part.deadline)
+        value = await pool.call(part.kind, outcome.answer, asked, signals, deadline=part.deadline)
+        if not isinstance(value, int | float):
+            raise VerdictError(f"{part.kind} returned {repr(value)[:80]}, which is not a number")
+        return value
 
     return verdict
-
-
-async def _called(pool: Pool, target: str, *args: object, deadline: float) -> float:
-    """A number from a worker; True and False count as 1 and 0."""
-    value = await pool.call(target, *args, deadline=deadline)
-    if not isinstance(value, int | float):
-        raise VerdictError(f"{target} returned {repr(value)[:80]}, which is not a number")
-    return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from stretto.errors import DeadlineError, VerdictError
@@ -42,8 +43,9 @@ async def score(
     """Judges all trajectories at once and groups them by prompt and visit.
 
     `trajectories` stand in launch order: a group's place is that of its first trajectory. Groups with fewer than
-    `min_samples` verdicts are dropped whole. DeadlineError if some have no verdict after `deadline` seconds; a reward
-    model, which `ask` reaches, has deadlines of its own.
+    `min_samples` verdicts are dropped whole. DeadlineError if some have no verdict and no answer, of this call or of
+    another that shares the workers, was judged for `deadline` seconds: so many answers may take as long as they need.
+    A reward model, which `ask` reaches, has deadlines of its own.
     """
     judged = await _verdicts(trajectories, rewards, deadline)
     sound = [each for each in trajectories if each.failure is None]
@@ -86,28 +88,45 @@ def _weighed(rewards: Rewards, trajectory: Trajectory, verdicts: Verdicts, score
 async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadline: float | None) -> list[Verdicts]:
     """What every part but a model says, in the order of the trajectories."""
     began = last = time.monotonic()
+    finished = asyncio.Event()
+    left = len(trajectories)
 
     def noted(task: asyncio.Task[Verdicts]) -> None:
-        nonlocal last
-        last = last if task.cancelled() else time.monotonic()
+        nonlocal last, left
+        last, left = time.monotonic(), left - 1
+        if not left or task.cancelled() or task.exception():
+            finished.set()
 
     tasks = [asyncio.ensure_future(_judge(trajectory, rewards)) for trajectory in trajectories]
     for task in tasks:
         task.add_done_callback(noted)
     try:
-        async with asyncio.timeout(deadline) as limit:
-            return await asyncio.gather(*tasks)
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        await asyncio.gather(*tasks, return_exceptions=True)  # their processes are being killed
-        waiting = [each for each, task in zip(trajectories, tasks, strict=True) if task.cancelled()]
-        first = f"the first is prompt {waiting[0].prompt.id}, attempt {waiting[0].attempt}; " if waiting else ""
-        raise DeadlineError(
-            f"reward: {len(waiting)} of {len(tasks)} trajectories have no verdict {deadline:g} s after the last was "
-            f"generated; {first}the last verdict came after {last - began:.1f} s\n"
-            "    fix: raise deadlines.reward, lower the deadlines of rewards, or make them faster"
-        ) from error
+        while left and not finished.is_set():
+            moved = max(last, rewards.moved)
+            patience = None if deadline is None else moved + deadline - time.monotonic()
+            if patience is not None and patience <= 0:
+                raise DeadlineError(_overdue(trajectories, tasks, deadline or 0.0, last - began))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(finished.wait(), patience)
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if left:
+            await asyncio.gather(*tasks, return_exceptions=True)  # their processes are being killed
+
+
+def _overdue(
+    trajectories: Sequence[Trajectory], tasks: Sequence[asyncio.Task[Verdicts]], deadline: float, last: float
+) -> str:
+    """Who has no verdict, when the last came, and what to do."""
+    waiting = [each for each, task in zip(trajectories, tasks, strict=True) if not task.done()]
+    first = f"the first is prompt {waiting[0].prompt.id}, attempt {waiting[0].attempt}; " if waiting else ""
+    return (
+        f"reward: {len(waiting)} of {len(tasks)} trajectories have no verdict {deadline:g} s after the last was "
+        f"generated or judged; {first}the last verdict came after {last:.1f} s\n"
+        "    fix: raise deadlines.reward, lower the deadlines of rewards, or make them faster"
+    )
 
 
 async def _judge(trajectory: Trajectory, rewards: Rewards) -> Verdicts:

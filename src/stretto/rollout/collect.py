@@ -100,6 +100,7 @@ async def run_trajectory(
         outcome=outcome,
         failure=failure,
         rewritten=handle.rewritten,
+        full=handle.full,
     )
 
 

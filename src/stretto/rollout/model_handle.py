@@ -3,10 +3,15 @@
 A call continues the conversation whose messages its list starts with; only what is new is rendered. If it starts with
 an earlier state of one, it branches off there and shares those tokens. Otherwise it opens a conversation of its own.
 A sampled token is trained in the conversation whose call sampled it, and nowhere else.
+
+A conversation may fill the model's context. That is the model's doing as much as anybody's, so it is no failure: the
+turn that has no room is cut off before its first token, as one that runs out of room is cut off after some, and the
+environment ends the episode with what there is. A prompt that does not fit by itself is a failure.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
@@ -20,6 +25,10 @@ from stretto.errors import EnvironmentFailure
 from stretto.rollout.base import Completion, Request, noise_key
 from stretto.rollout.render import Renderer, Tokens
 from stretto.types import Conversation, Message, Prompt, StopReason
+
+MOST_FULL = 100
+"""Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
+ask for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +64,7 @@ class Draft:
     parent: tuple[int, int] | None = None
     """(conversation, shared tokens) it branched from."""
     stop: StopReason = "stop"
-    """Why the last call ended."""
+    """Why the last call ended, or could not begin."""
     version: int = 0
     """Weights that sampled the last call."""
 
@@ -93,7 +102,7 @@ class ModelHandle:
         self.prompt, self.visit, self.attempt = prompt, visit, attempt
         self.sampling, self.renderer, self.generate = sampling, renderer, generate
         self.drafts: list[Draft] = []
-        self.rewritten = 0
+        self.rewritten = self.full = 0
         self.seen: Counter[bytes] = Counter()
 
     async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
@@ -102,6 +111,8 @@ class ModelHandle:
             raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         asked = deepcopy([dict(message) for message in messages])  # the environment may change its messages later
         draft = self._place(asked, messages)
+        if draft is None:
+            return await self._cut_off()
         completion = await self.generate(self._request(draft, max_new_tokens))
         if completion.stop == "abort":
             raise EnvironmentFailure("the call was aborted before the model had finished")
@@ -117,26 +128,45 @@ class ModelHandle:
         draft.turns.append((len(draft.messages), len(draft.tokens)))
         return reply
 
+    async def _cut_off(self) -> Reply:
+        """A turn that has no room."""
+        if self.full >= MOST_FULL:
+            raise EnvironmentFailure(
+                f"it went on asking after {MOST_FULL} turns for which there was no room in a context of "
+                f"{self.sampling.context}; end the episode where reply.stop is 'length'"
+            )
+        self.full += 1
+        await asyncio.sleep(0)  # others run, and deadlines pass, where an environment asks nothing else
+        return Reply(text="", tokens=(), stop="length")
+
     def conversations(self) -> tuple[Conversation, ...]:
         """Every conversation in which the model has spoken."""
         spoken = [index for index, draft in enumerate(self.drafts) if draft.turns]
         places = {index: place for place, index in enumerate(spoken)}
         return tuple(self.drafts[index].finished(places) for index in spoken)
 
-    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> Draft:
-        """The conversation this call speaks in, its context complete."""
+    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> Draft | None:
+        """The conversation this call speaks in, its context complete; none where one that goes on has no room."""
         index, turn = self._longest_match(messages, given)
-        if index is not None:
-            draft = self.drafts[index]
-            count, length = draft.turns[turn]
-            delta = self.renderer.delta(draft.messages[:count], messages[count:], last=draft.tokens[length - 1])
-            if delta is not None and turn == len(draft.turns) - 1 and len(draft.tokens) == length:
-                draft.extend(delta.tolist())
-                return draft
-            if delta is not None:
-                return self._opened([*draft.tokens[:length], *delta.tolist()], parent=(index, length))
+        if index is None:
+            return self._opened(self.renderer.open(messages).tolist(), parent=None)
+        draft = self.drafts[index]
+        count, length = draft.turns[turn]
+        delta = self.renderer.delta(draft.messages[:count], messages[count:], last=draft.tokens[length - 1])
+        goes_on = turn == len(draft.turns) - 1 and len(draft.tokens) == length
+        before = draft.tokens[:length] if delta is not None else []
+        new = (self.renderer.open(messages) if delta is None else delta).tolist()
+        if len(before) + len(new) >= self.sampling.context:
+            if goes_on:
+                draft.stop = "length"
+            return None
+        if delta is None:
             self.rewritten += 1
-        return self._opened(self.renderer.open(messages).tolist(), parent=None)
+            return self._opened(new, parent=None)
+        if goes_on:
+            draft.extend(new)
+            return draft
+        return self._opened([*before, *new], parent=(index, length))
 
     def _longest_match(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> tuple[int | None, int]:
         """(conversation, turn) whose messages this list starts with: the longest; of equals, the one whose very

@@ -7,7 +7,7 @@ prompts back instead and asks them anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ class Ahead:
                 "accepted": [index for index, group in enumerate(batch.scored.groups) if group in batch.accepted],
                 "launched": batch.launched,
                 "rounds": batch.rounds,
+                "old": [[list(key), plain(numbers)] for key, numbers in batch.old.items()],
             },
         }
 
@@ -72,6 +73,8 @@ class Ahead:
             samples=(),
             launched=told["launched"],
             rounds=told["rounds"],
+            # Checkpoints before there was such a thing have none; the engine's own log-probabilities then serve.
+            old={_key(key): numbers.numpy() for key, numbers in told.get("old", ())},
         )
         self.waiting = Waiting(batch=batch, cursor=state["cursor"])
 
@@ -89,6 +92,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(plain(item) for item in value)
     return value
+
+
+def _key(told: Sequence[Any]) -> tuple[str, int, int, int]:
+    prompt, visit, attempt, index = told
+    return prompt, visit, attempt, index
 
 
 def _group(told: Mapping[str, Any]) -> Group:

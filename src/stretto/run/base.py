@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,12 +10,18 @@ import torch
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Recipe, Scratch
+from stretto.run.files import Disk, share, storing
 from stretto.run.warmup import warm_up
-from stretto.train.model import load
+from stretto.train.model import Policy, load
 from stretto.types import Prompt
 
 Note = Callable[[str], None]
 """Tells the user something."""
+
+
+def keeps_base(recipe: Recipe, files: ModelFiles) -> bool:
+    """True where a run reads a copy of its own."""
+    return files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
 
 
 def prepare_base(
@@ -31,8 +38,7 @@ def prepare_base(
     A scratch model needs one because its warm-up is part of it; a GGUF file, because an adapter must name a base that
     transformers can load. Other models are found by name, and there is none.
     """
-    keeps = files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
-    if not keeps or folder is None:
+    if folder is None or not keeps_base(recipe, files):
         return None
     base = folder / "base"
     if base.exists():
@@ -41,7 +47,20 @@ def prepare_base(
     policy = load(plain, files, seed=recipe.seed, device=device)
     if files.kind == "scratch":
         warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
-    draft = folder / ".base.draft"
-    policy.save(draft)
-    draft.rename(base)
+    _store(policy, folder / ".base.draft", base)
     return base
+
+
+def _store(policy: Policy, draft: Path, base: Path) -> None:
+    """Writes the model under another name first, so that what is called base is whole; a draft never stays."""
+    with storing(base):
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        try:
+            policy.save(draft)
+            share(draft)
+            for path in (*draft.rglob("*"), draft):
+                Disk().sync(path)
+            draft.rename(base)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)  # a full disk needs the room back
+            raise

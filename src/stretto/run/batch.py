@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stretto.rewards.score import Scored
 from stretto.types import Group, Sample
@@ -22,3 +26,5 @@ class Batch:
     """How many groups were asked for."""
     rounds: int
     """How many rounds it took."""
+    old: Mapping[tuple[str, int, int, int], NDArray[np.float64]] = field(default_factory=dict)
+    """Conversation's key -> the policy's log-probabilities when it sampled, where the next step trains on it."""

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from stretto.errors import CheckpointError
 from stretto.run import manifest as manifests
-from stretto.run.files import Disk, storing, to_json
+from stretto.run.files import Disk, share, storing, to_json, unused
 from stretto.run.manifest import STATE
+from stretto.run.shares import shown
 from stretto.run.state import read_state, write_tensors, write_values
 from stretto.types import Stateful
 
-FOLDER = re.compile(r"step-(\d{6,})")
+FOLDER = manifests.NUMBERED
 PART = re.compile(r"[A-Za-z0-9_-]+")
 
 Skipped = Callable[[Path, str], None]
@@ -48,11 +48,13 @@ class Checkpoints:
         parts: Sequence[Stateful],
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
+        ready: Callable[[], None] = lambda: None,
     ) -> Path:
         """Stores the run as it is after `step` and returns the folder.
 
         Folders of this and later steps that were there before belong to a course of the run that was given up, and are
         removed; only the step that this store just saved or restored is not written again, unless its metrics changed.
+        `ready` is called before the new one gets its name: what it writes is there wherever the checkpoint is.
         """
         target = self.folder / f"step-{step:06d}"
         draft = self.folder / f".{target.name}.partial"
@@ -63,11 +65,12 @@ class Checkpoints:
                 draft.mkdir()
                 try:
                     self._fill(draft, step, parts, write_model, metrics)
+                    ready()
                 except BaseException:
                     with suppress(OSError):  # a full disk needs the room back at once
                         self._disk.remove(draft)
                     raise
-                if target.exists():
+                if os.path.lexists(target):
                     self._discard(target)
                 self._disk.rename(draft, target)
                 self._disk.sync(self.folder)
@@ -76,16 +79,27 @@ class Checkpoints:
         return target
 
     def latest(self, skipped: Skipped | None = None) -> Path | None:
-        """The newest checkpoint that verifies; `skipped` hears of every newer one that does not."""
+        """The newest checkpoint that verifies; `skipped` hears of every newer one that is damaged.
+
+        One that may be whole, though this version or this moment cannot read it, is not skipped: a CheckpointError.
+        """
         for _, path in reversed(self._folders()):
             try:
                 manifests.verify(path)
             except CheckpointError as error:
+                if not error.damaged:
+                    raise
                 if skipped:
                     skipped(path, str(error))
                 continue
             return path
         return None
+
+    def set_aside(self, *paths: Path) -> None:
+        """Takes checkpoints that cannot be read out of the way, and keeps them."""
+        for path in paths:
+            with storing(path, CheckpointError):
+                self._disk.rename(path, unused(path.with_name(f"{path.name}.unreadable")))
 
     def best(self) -> Path | None:
         """The checkpoint with the best value of the metric; the earlier one if two are equal."""
@@ -117,13 +131,11 @@ class Checkpoints:
         names = tuple(part.name for part in parts)
         if len(set(names)) < len(names) or not all(PART.fullmatch(name) for name in names):
             raise CheckpointError(f"parts must have different plain names, not {', '.join(names)}")
-        try:
-            self._disk.write(draft, write_model)
-        except SafetensorError as error:
-            raise OSError(None, str(error), str(draft)) from error
+        self._disk.write(draft, write_model)
         (draft / STATE).mkdir()
         for part in parts:
             self._write_part(draft, part)
+        share(draft)
         listed = manifests.describe(draft, step=step, metrics=metrics, parts=names)
         self._disk.write(draft / STATE / "manifest.json", lambda path: manifests.write(path, listed))
         for path in sorted(draft.rglob("*"), reverse=True):
@@ -144,8 +156,13 @@ class Checkpoints:
             return False
 
     def _folders(self) -> list[tuple[int, Path]]:
-        """Every visible checkpoint with its step, oldest first."""
-        found = [(FOLDER.fullmatch(path.name), path) for path in self.folder.glob("step-*") if path.is_dir()]
+        """Whatever has the name of a checkpoint, with its step, oldest first."""
+        try:
+            found = [(FOLDER.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # that is not the same as being empty
+            raise CheckpointError(f"{self.folder}: cannot be read ({error.strerror})", damaged=False) from error
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def _tidy(self) -> None:
@@ -163,7 +180,15 @@ class Checkpoints:
                 self._discard(path)
 
     def _discard(self, path: Path) -> None:
-        """Takes the name away first, so that a kill half-way leaves nothing that looks like a checkpoint."""
+        """Takes the name away first, so that a kill half-way leaves nothing that looks like a checkpoint.
+
+        What cannot be read is no old checkpoint of this run that is done with, so it is not removed.
+        """
+        try:
+            manifests.read(path)
+        except CheckpointError:
+            self.set_aside(path)
+            return
         hidden = path.with_name(f".{path.name}.removed")
         self._disk.rename(path, hidden)
         self._disk.remove(hidden)
@@ -174,11 +199,11 @@ class Checkpoints:
         return max(usable, key=lambda path: usable[path]) if usable else None
 
     def _score(self, path: Path) -> float | None:
-        """The metric, turned so that higher is better; none if there is no number to compare."""
+        """What the metric has shown, turned so that higher is better; none if there is no number to compare."""
         if self._best is None:
             return None
         with suppress(CheckpointError):
-            value = manifests.read(path).metrics.get(self._best)
+            value = shown(metrics_of(path), self._best)
             if value is not None and not math.isnan(value):
                 return -value if self._best.startswith(("loss", "kl")) else value
         return None

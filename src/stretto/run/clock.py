@@ -34,6 +34,7 @@ class Clock:
         self.zero = time.monotonic()
         self.began = 0.0
         self.spans: list[Span] = []
+        self._told = 0
 
     def now(self) -> float:
         """Seconds since the run's start."""
@@ -41,7 +42,7 @@ class Clock:
 
     def begin(self) -> None:
         """A step starts."""
-        self.began, self.spans = self.now(), []
+        self.began, self.spans, self._told = self.now(), [], 0
 
     @contextmanager
     def stage(self, stage: str, cell: str, *, step: int, version: int) -> Iterator[dict[str, int]]:
@@ -72,9 +73,10 @@ class Clock:
             )
 
     def events(self) -> list[dict[str, Any]]:
-        """The step's spans for a timeline, each on its cell's host."""
+        """The spans of the step that were not told before, for a timeline, each on its cell's host."""
         hosts = {cell: device.rpartition("/")[0] for cell, device in self.devices.items()}
-        return [event for span in self.spans for event in to_events([span], host=hosts.get(span.cell) or "localhost")]
+        new, self._told = self.spans[self._told :], len(self.spans)
+        return [event for span in new for event in to_events([span], host=hosts.get(span.cell) or "localhost")]
 
     def metrics(self) -> dict[str, float]:
         """The step's seconds, whole and by stage for each cell that served it, and the share in which devices idle.

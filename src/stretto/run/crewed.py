@@ -184,7 +184,7 @@ async def assemble_crew(
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=Pace(round_seconds=SLICE),
-        draft=folder / ".model.draft" if folder else None,
+        draft=folder / ".model.draft" if folder and mates else None,  # who only asks must not touch that of a run
     )
 
 

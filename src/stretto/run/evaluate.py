@@ -1,19 +1,24 @@
 """Held-out accuracy: greedy, one answer per prompt, with a Wilson interval; pass@k at the training temperature.
 
-An attempt that failed for a reason of ours has no verdict and is left out of `n`; it never counts as a wrong answer.
+An attempt that failed for a reason of ours has no verdict: it never counts as a wrong answer. But what is left is
+another set of prompts, seldom the same in difficulty, so that is said (`n` of `asked`), the interval holds whatever the
+missing verdicts would have been, and more of them than `guards.reward_error_share` allows are no evaluation at all.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from stretto.errors import RewardError
+from stretto.rewards.score import Scored
 from stretto.rollout.collect import Launch
+from stretto.run import guards
 from stretto.run.crewed import CrewParts
 from stretto.run.schedule import sample
+from stretto.run.shares import interval, pass_at_k, wilson
 from stretto.types import Group, Prompt, Trajectory
+
+__all__ = ["Evaluation", "evaluate", "pass_at_k", "wilson"]
 
 VISIT = -1
 """Evaluation's own visit number, so that its noise is never that of a training sample."""
@@ -27,68 +32,76 @@ class Evaluation:
     """How good the model is on prompts it was not trained on."""
 
     accuracy: float
-    """Share of prompts answered right, greedily."""
+    """Share of the prompts with a verdict that were answered right, greedily."""
     interval: tuple[float, float]
-    """95 % Wilson interval of it."""
+    """95 % Wilson interval of it, wide enough for either verdict on the prompts that have none."""
     pass_at_k: Mapping[int, float]
     """k -> chance that one of k sampled answers is right."""
     length_mean: float
     """Mean tokens per greedy answer."""
     n: int
     """Prompts with a verdict."""
+    asked: int
+    """Prompts that were asked."""
+    pass_n: Mapping[int, int]
+    """k -> prompts that pass@k is the mean of: those with k verdicts."""
+    failure: str | None = None
+    """Why the first answer without a verdict has none, if one has none."""
+
+    def document(self) -> dict[str, object]:
+        """As `--json` prints it: what is missing is told where something is."""
+        whole = asdict(self)
+        beside = ("asked", "pass_n", "failure") if self.failure is None else ()
+        return {key: value for key, value in whole.items() if key not in beside}
+
+    @property
+    def prompts(self) -> str:
+        """How many prompts it is over, in words."""
+        return of_asked(self.n, self.asked)
 
 
-def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % score interval of a share. Wilson 1927."""
-    if n == 0:
-        return (0.0, 1.0)
-    share = right / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (0.0 if right == 0 else centre - half, 1.0 if right == n else centre + half)
-
-
-def pass_at_k(right: int, n: int, k: int) -> float:
-    """Chance that k of n samples, `right` of them right, hold a right one. Chen et al. 2021, eq. 1."""
-    return 1.0 if n - right < k else 1.0 - math.comb(n - right, k) / math.comb(n, k)
+def of_asked(n: int, asked: int) -> str:
+    """`100 prompts`, or `91 of 100 prompts` where some have no verdict."""
+    return f"{asked} prompts" if n == asked else f"{n} of {asked} prompts"
 
 
 async def evaluate(parts: CrewParts, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
-    """Asks every prompt."""
-    groups = await _answers(parts, prompts, attempts=1, temperature=0.0)
+    """Asks every prompt. RewardError if too many answers have no verdict."""
+    greedy = await _answers(parts, prompts, attempts=1, temperature=0.0)
+    groups, failed = greedy.groups, greedy.failed
     right = sum(_right(group) for group in groups)
     lengths = [_length(trajectory) for group in groups for trajectory in group.trajectories]
     passes: dict[int, float] = {}
+    counts: dict[int, int] = {}
     if pass_k > 1:
         sampled = await _answers(parts, prompts, attempts=pass_k, temperature=parts.recipe.engine.temperature)
+        failed += sampled.failed
         powers = [2**e for e in range(pass_k.bit_length()) if 2**e < pass_k]
         for k in [*powers, pass_k]:
-            chances = [pass_at_k(_right(g), len(g.rewards), k) for g in sampled if len(g.rewards) >= k]
+            chances = [pass_at_k(_right(g), len(g.rewards), k) for g in sampled.groups if len(g.rewards) >= k]
+            counts[k] = len(chances)
             if chances:
                 passes[k] = sum(chances) / len(chances)
     return Evaluation(
         accuracy=right / max(1, len(groups)),
-        interval=wilson(right, len(groups)),
+        interval=interval(right, len(groups), len(prompts)),
         pass_at_k=passes,
         length_mean=sum(lengths) / max(1, len(lengths)),
         n=len(groups),
+        asked=len(prompts),
+        pass_n=counts,
+        failure=f"prompt {failed[0].prompt.id}: {failed[0].failure}" if failed else None,
     )
 
 
-async def _answers(
-    parts: CrewParts, prompts: Sequence[Prompt], *, attempts: int, temperature: float
-) -> Sequence[Group]:
+async def _answers(parts: CrewParts, prompts: Sequence[Prompt], *, attempts: int, temperature: float) -> Scored:
     """Scored attempts at each prompt."""
     launches = [
         Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt in prompts for attempt in range(attempts)
     ]
     scored = await sample(parts, launches, temperature=temperature)
-    if scored.failed and not scored.groups:
-        raise RewardError(
-            f"evaluation: none of {len(launches)} answers has a verdict, so there is no accuracy. The first one "
-            f"(prompt {scored.failed[0].prompt.id}):\n{scored.failed[0].failure}"
-        )
-    return scored.groups
+    guards.evaluation_errors(parts.recipe.guards, scored, launched=len(launches))
+    return scored
 
 
 def _right(group: Group) -> int:

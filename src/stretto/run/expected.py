@@ -6,7 +6,6 @@ only at the end, so that nothing starts later for it. Measured are the medians o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +19,13 @@ from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Plan
 from stretto.planner import foresee
+from stretto.planner.explain import money
 from stretto.planner.setting import Setting
 from stretto.run.base import Note
 from stretto.run.files import replace as replace_file
 from stretto.run.files import to_json
 from stretto.run.parts import devices_of, make_plan, token_budget
+from stretto.run.rows import numbers_of, read_rows
 
 LONE = ("auto", "1xcpu", "1xgpu")
 """Clusters that name no device: the first of them may be those of cells by hand, the others are one."""
@@ -127,7 +128,7 @@ def measured(
     metrics: Path, *, after: int, memory: Mapping[str, float], price: float | None = None
 ) -> dict[str, Any] | None:
     """Medians over the steps after one, from metrics.jsonl; none if there was no step. `price` is of a second."""
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [numbers_of(row) for row in read_rows(metrics)]
     rows = [row for row in rows if row["step"] > after and row.get("seconds/step")]
     if not rows:
         return None
@@ -135,7 +136,7 @@ def measured(
     seconds = {name.removeprefix("seconds/"): median(row.get(name) or 0.0 for row in rows) for name in names}
     step = seconds.pop("step")
     if "old" in seconds:  # a part of training, as on one device
-        seconds["train"] += seconds.pop("old")
+        seconds["train"] = seconds.get("train", 0.0) + seconds.pop("old")
     return {
         "seconds": {"step": step, **seconds},
         "memory_gb": dict(memory),
@@ -163,7 +164,8 @@ def table(expected: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[s
     for device, peak in took["memory_gb"].items():
         rows.append((f"GB {device}", _number(said["memory_gb"].get(device)), _number(peak)))
     if (cost := took["cost_per_step"]) is not None:
-        rows.append(("cost of a step", _number(said.get("cost_per_step")), _number(cost)))
+        told = said.get("cost_per_step")
+        rows.append(("cost of a step", "-" if told is None else money(told), money(cost)))
     rows.append(("tokens an answer", _number(said.get("answer_tokens")), _number(took["answer_tokens"])))
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
     steps = f"median of {took['steps']} steps" if took["steps"] > 1 else "one step"

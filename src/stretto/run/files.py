@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +44,58 @@ class Disk:
         shutil.rmtree(folder)
 
 
+RUST = re.compile(r"\(os error (\d+)\)")
+"""How libraries in Rust (safetensors, tokenizers) quote the operating system, in exceptions of their own."""
+
+
 @contextmanager
 def storing(path: Path, error: type[StrettoError] = StrettoError) -> Iterator[None]:
     """Raises `error`, naming the file and what to do, when the operating system refuses to write."""
     try:
         yield
-    except OSError as failure:
+    except StrettoError:
+        raise
+    except Exception as failure:
+        place, why = refusal(failure)
+        if why is None:
+            raise
         raise error(
-            f"{failure.filename or path}: cannot be written ({failure.strerror or failure})\n"
-            "    fix: make room or mend the permissions, then `stretto resume` the run"
+            f"{place or path}: cannot be written ({why})\n"
+            "    fix: make room or mend the permissions, then start again or `stretto resume` the run"
         ) from failure
+
+
+def refusal(failure: Exception) -> tuple[str | None, str | None]:
+    """The file that the operating system would not write, if it is known, and its reason; none if it was not that."""
+    if isinstance(failure, OSError):
+        return failure.filename, failure.strerror or str(failure)
+    told = RUST.search(str(failure))
+    return None, os.strerror(int(told[1])) if told else None
+
+
+def unused(path: Path) -> Path:
+    """The path, or with the first number behind it under which nothing is there."""
+    number, free = 1, path
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def share(folder: Path) -> None:
+    """Gives every file below the mode that a new file has there: libraries that write by way of temporary files leave
+    them to their owner alone."""
+    probe = folder / ".mode"
+    handle = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        usual = stat.S_IMODE(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
+        probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with suppress(OSError):  # some file systems have no modes
+                path.chmod(usual)
 
 
 def replace(path: Path, lines: Iterable[str]) -> None:

@@ -28,6 +28,20 @@ def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:
         )
 
 
+def evaluation_errors(section: Guards, scored: Scored, *, launched: int) -> None:
+    """Stops when so many answers of an evaluation have no verdict that the others say little of the whole."""
+    failures = scored.failed
+    if not failures or (len(failures) <= section.reward_error_share * launched and scored.groups):
+        return
+    first = f"The first one (prompt {failures[0].prompt.id}):\n{failures[0].failure}"
+    if not scored.groups:
+        raise RewardError(f"evaluation: none of {launched} answers has a verdict, so there is no accuracy. {first}")
+    raise RewardError(
+        f"evaluation: {len(failures)} of {launched} answers have no verdict, more than guards.reward_error_share "
+        f"({section.reward_error_share:g}) allows; an accuracy over the others would be that of other prompts. {first}"
+    )
+
+
 def finite(section: Guards, metrics: Mapping[str, float], *, step: int) -> None:
     """Stops on a loss or gradient that is no number, of which no update was made."""
     if metrics["updates/skipped"] and section.non_finite == "stop":

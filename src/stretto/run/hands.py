@@ -69,7 +69,7 @@ class Hands:
         self.contexts: dict[str, dict[int, int]] = defaultdict(dict)
         self.scored: dict[int, Scored] = {}
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
-        self.old: dict[ConversationKey, NDArray[np.float64]] = {}
+        self.old: dict[ConversationKey, NDArray[np.float64]] = dict(carried.old if carried else {})
         self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.reports: list[dict[str, float]] = []
@@ -235,7 +235,7 @@ class Hands:
             return
         samples = [sample for item in piece.items for sample in self._credited(item)]
         if self.old:
-            samples = [replace(sample, old=self.old[sample.key]) for sample in samples]
+            samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
         await self.crew.accumulate(piece.cell, samples)
 
     def _credited(self, item: Item) -> list[Sample]:
@@ -315,6 +315,7 @@ class Hands:
             samples=self._samples(accepted),
             launched=len(self.asked) - self.first,
             rounds=self.rounds,
+            old={key: numbers for key, numbers in self.old.items() if self.carried and key not in self.carried.old},
         )
 
     def learned(self, made: Batch) -> Batch:

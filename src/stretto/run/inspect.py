@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from stretto.config.locate import ModelFiles, locate
+from stretto.config.locate import ModelFiles, facts, locate
 from stretto.config.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.config.rules.task import comparisons
 from stretto.config.schema import Recipe, Scratch
-from stretto.errors import Problem, RecipeError
+from stretto.errors import EnvironmentFailure, Problem, RecipeError
 from stretto.rewards import answer
+from stretto.rollout import templates
 from stretto.rollout.render import Renderer
 from stretto.tasks.source import load_prompts, split
 from stretto.train.adapters import target_problems
-from stretto.train.model import describe, refuse_moving_positions, refuse_unknown_attention
+from stretto.train.model import describe, refuse_moving_positions, refuse_unknown_attention, stop_tokens
+from stretto.train.reading import reading_model
 from stretto.train.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.types import Prompt
 
@@ -43,20 +45,20 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         prompts = load_prompts(recipe.task, root)
         split(prompts, recipe.task.holdout)
         files = locate(recipe.model.name, root)
+        if files.kind != "scratch":
+            templates.shared().begin()  # it starts while the tokenizer is read
         config, tokenizer = describe_model(recipe, files)
-        refuse_moving_positions(config)
+        network = without_weights(files, config, tokenizer)
     except RecipeError as error:
         return [*problems, *error.problems]
     others, context = other_models(recipe, root, tokenizer)
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     problems += [
         *comparisons(recipe, prompts, answer.numbers),
-        *prompt_problems(recipe, prompts, context, tokenizer),
+        *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *others,
     ]
     if recipe.model.adapter is not None:
-        with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config)
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
     return problems
 
@@ -79,13 +81,21 @@ def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
     if files.kind == "scratch":
         scratch = recipe.model.scratch or Scratch()
         return configuration(scratch), character_tokenizer(scratch.characters)
-    try:
-        return describe(files)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RecipeError.of(
-            "model.name", f"{files.name} cannot be read: {first_line}", "name a language model with its tokenizer"
-        ) from error
+    with reading_model(files.name, failing="cannot be read"):
+        described = describe(files)
+    facts(files)  # files of the hub are on this machine only now
+    return described
+
+
+def without_weights(files: ModelFiles, config: Any, tokenizer: Any) -> PreTrainedModel:
+    """The model as its files describe it, tried out; nothing of its weights is read or made."""
+    with reading_model(files.name, failing="describes no model that can be built"):
+        refuse_moving_positions(config)
+        with torch.device("meta"):
+            network: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        stop_tokens(network, tokenizer)
+        tokenizer.decode(tokenizer.encode("1 + 1 = 2"))
+    return network
 
 
 def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Problem], int]:
@@ -118,45 +128,80 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
     return problems, min(contexts)
 
 
-def prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any) -> list[Problem]:
-    """Prompts that leave no room for an answer, and those that a character tokenizer cannot spell or answer."""
+def prompt_problems(
+    recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
+) -> list[Problem]:
+    """Prompts that leave no room for an answer, or have tokens that the model lacks, and those that a scratch model
+    cannot spell, answer or imitate."""
     renderer = Renderer(tokenizer, stop=frozenset())
     room = context - recipe.engine.max_new_tokens
-    unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if recipe.model.name == "scratch" else None
-    too_long: list[str] = []
-    misspelt: list[str] = []
-    for prompt in prompts[:MOST_PROMPTS]:
-        try:
-            tokens = renderer.open(prompt.messages)
-        except Exception as error:  # a template is a program of the model's authors and may raise anything
-            return [
-                Problem(
-                    field="task",
-                    reason=f"the model's chat template cannot render prompt {prompt.id}: {error}",
-                    fix="drop task.system, or use another model",
-                )
-            ]
+    scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
+    unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
+    # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
+    most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
+    too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
+    asked = prompts[:MOST_PROMPTS]
+    for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
+        if isinstance(text, EnvironmentFailure):
+            return [template_problem(prompt, text)]
+        if len(text) > most:
+            too_long.append(f"{prompt.id} ({len(text)} characters)")
+            continue
+        tokens = renderer.encode_opening(text)
         if len(tokens) > room:
             too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
-        if unknown is not None and unknown in [*tokens, *tokenizer.encode(prompt.reference or "")]:
+        if tokens.max(initial=0) >= vocabulary:
+            unknown_ids.append(prompt.id)
+        if scratch is None:
+            continue
+        reference = prompt.reference or ""
+        words = tokenizer.encode(reference) if len(reference) <= most else None
+        if unknown in [*tokens, *(words or ())]:
             misspelt.append(prompt.id)
-    problems = []
-    if too_long:
-        problems.append(
-            Problem(
-                field="task",
-                reason=f"{len(too_long)} prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a "
-                f"context of {context}: {', '.join(too_long[:SHOWN])}",
-                fix="shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
-            )
-        )
-    if misspelt:
-        problems.append(
-            Problem(
-                field="model.scratch.characters",
-                reason=f"{len(misspelt)} prompts or their answers use characters that are not in it: "
-                f"{', '.join(misspelt[:SHOWN])}",
-                fix="add every character that prompts and answers use",
-            )
-        )
-    return problems
+        fits = words is not None and len(tokens) + len(words) < scratch.context
+        if scratch.warmup_steps and len(tokens) <= room and not fits:
+            endless.append(prompt.id)
+    return _listed(
+        (
+            "task",
+            too_long,
+            f"prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a context of {context}",
+            "shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
+        ),
+        (
+            "model.name",
+            unknown_ids,
+            f"prompts have tokens of its tokenizer that it has no embedding for (it has {vocabulary})",
+            "use a model with the tokenizer that belongs to it",
+        ),
+        (
+            "model.scratch.characters",
+            misspelt,
+            "prompts or their answers use characters that are not in it",
+            "add every character that prompts and answers use",
+        ),
+        (
+            "model.scratch.warmup_steps",
+            endless,
+            f"prompts leave no room in a context of {context} for the reference answers that the warm-up imitates",
+            "shorten or drop them, raise model.scratch.context, or set warmup_steps: 0",
+        ),
+    )
+
+
+def _listed(*told: tuple[str, list[str], str, str]) -> list[Problem]:
+    """A problem for each (field, offending prompts, reason, fix) that has any."""
+    return [
+        Problem(field=field, reason=f"{len(names)} {reason}: {', '.join(names[:SHOWN])}", fix=fix)
+        for field, names, reason, fix in told
+        if names
+    ]
+
+
+def template_problem(prompt: Prompt, failure: EnvironmentFailure) -> Problem:
+    """A chat template that cannot render a prompt, or must not."""
+    if isinstance(failure, templates.TemplateOutOfBounds):
+        fix = "use another model, or one whose chat template ends soon and repeats the chat once"
+        return Problem(field="model.name", reason=f"{failure}, for prompt {prompt.id}", fix=fix)
+    reason = f"the model's chat template cannot render prompt {prompt.id}: {failure}"
+    return Problem(field="task", reason=reason, fix="drop task.system, or use another model")

@@ -9,20 +9,21 @@ Write a step's metrics before its checkpoint: on resume, what is later than the 
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from stretto.errors import RecipeError
-from stretto.run.files import replace, storing, to_json, write_all
+from stretto.errors import RecipeError, StrettoError
+from stretto.run import lock
+from stretto.run.files import replace, storing, to_json, unused, write_all
+from stretto.run.rows import read_rows
 from stretto.run.tracefile import TraceFile
 
 SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
@@ -37,7 +38,9 @@ BEFORE_THE_FIRST_STEP = frozenset(
         "tensorboard",
         "base",
         ".base.draft",
+        "inputs.json",
         "vstar.jsonl",
+        lock.NAME,
     )
 )
 """What a run's folder holds before there is a result in it: `base` is made again from the recipe."""
@@ -80,19 +83,28 @@ class Journal:
         return journal
 
     @classmethod
-    def reopen(cls, folder: Path, *, step: int, again: bool = False, sinks: Sequence[Sink] = ()) -> Journal:
+    def reopen(
+        cls,
+        folder: Path,
+        *,
+        step: int,
+        again: bool = False,
+        sinks: Sequence[Sink] = (),
+        note: Callable[[str], None] = lambda text: None,
+    ) -> Journal:
         """Goes on after `step`: whatever is later, and any line that a crash tore, is dropped.
 
         With `again` the metrics of `step` itself are dropped too, because they will be written again.
         """
-        _truncate(folder / "metrics.jsonl", step - again)
-        _truncate(folder / "events.jsonl", step)
+        _truncate(folder / "metrics.jsonl", step - again, note)
+        _truncate(folder / "events.jsonl", step, note)
         for path in (folder / "samples").glob("step-*.jsonl"):
             match = SAMPLES.fullmatch(path.name)
             if match and int(match[1]) > step:
                 with storing(path):
                     path.unlink()
-        journal = cls(folder, TraceFile.reopen(folder / "timeline.json", step=step), step=step, sinks=sinks)
+        trace = TraceFile.reopen(folder / "timeline.json", step=step, again=again)
+        journal = cls(folder, trace, step=step, sinks=sinks)
         journal.event("resumed", step=step)
         return journal
 
@@ -133,7 +145,8 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with suppress(*(() if error is None else (StrettoError,))):  # what ended the run is what to tell
+            self.close()
 
 
 def free_folder(recipe_name: str, root: Path) -> Path:
@@ -167,7 +180,7 @@ def forget_unbegun(folder: Path) -> None:
 
     It stays when it holds anything but what is made before the first step, such as a metric, a checkpoint or a stack.
     """
-    kept = [path for path in folder.iterdir() if path.name not in BEFORE_THE_FIRST_STEP]
+    kept = [path for path in folder.glob("*") if path.name not in BEFORE_THE_FIRST_STEP]
     if not kept and not any((folder / "samples").glob("*")):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -201,16 +214,12 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _truncate(path: Path, step: int) -> None:
-    """Keeps the whole lines up to `step`."""
+def _truncate(path: Path, step: int, note: Callable[[str], None]) -> None:
+    """Keeps the whole lines up to `step`; a file with damaged ones is kept beside it, and that is noted."""
     with storing(path):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    replace(path, [line + "\n" for line in lines if _step_of(line) <= step])
-
-
-def _step_of(line: str) -> float:
-    """The step a line belongs to; a torn line belongs after every step."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        rows = read_rows(path)
+        if rows.damaged:
+            kept = unused(path.with_name(f"{path.name}.unreadable"))
+            shutil.copy2(path, kept)
+            note(f"{path.name}: damaged lines were left out ({rows.damaged}); all of it is in {kept.name}")
+    replace(path, [line + "\n" for at, line in rows.lines if at <= step])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from stretto.config.schema import Recipe
@@ -21,6 +22,7 @@ from stretto.run.crewed import CrewParts
 from stretto.run.evaluate import Evaluation, evaluate
 from stretto.run.interrupt import stop_if_interrupted, unbroken
 from stretto.run.journal import Journal
+from stretto.run.lock import still_held
 from stretto.run.metrics import lag, sample_rows, step_metrics
 from stretto.run.schedule import run_step
 from stretto.run.watch import Watch, limits
@@ -50,12 +52,13 @@ async def train(
     was none yet, and later one may have been interrupted.
     """
     recipe = parts.recipe
-    watch = Watch(limits=limits(recipe), folder=desk.journal.folder, last_words=parts.pool.kill)
+    pool = parts.pool
+    watch = Watch(limits=limits(recipe), folder=desk.journal.folder, moved=lambda: pool.moved, last_words=pool.kill)
     clock = Clock(watch, parts.devices)
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):
         metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
-        desk.journal.metrics(done, metrics)
+        note_step(desk, clock, step=done, metrics=metrics)
         if done:
             await save(parts, desk, clock, step=done, metrics=metrics)
         desk.journal.timeline(clock.events())
@@ -78,7 +81,7 @@ async def train(
         desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
-        desk.journal.metrics(step, metrics)
+        note_step(desk, clock, step=step, metrics=metrics)
         desk.progress.step(step, metrics)
         if len(batch.accepted) < recipe.batch.prompts:
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
@@ -131,15 +134,30 @@ async def evaluated(
         await save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
-    desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval)
+    desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+    if evaluation.failure is not None:
+        desk.progress.note(unjudged(evaluation, step=step))
     return {**metrics, **evaluation_metrics(evaluation)}
+
+
+def unjudged(evaluation: Evaluation, *, step: int) -> str:
+    """What an evaluation with missing verdicts is worth."""
+    told = f"step {step}: some held-out answers have no verdict ({evaluation.failure})"
+    if evaluation.n == evaluation.asked:
+        return f"{told}; accuracy has them all, pass@k does not"
+    return (
+        f"{told}; accuracy is over {evaluation.prompts}, its interval holds whatever the others are, and "
+        "checkpoint.best counts them as not shown to be right"
+    )
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation under the names of metrics.jsonl."""
     low, high = evaluation.interval
     passes = {f"eval/pass_at_{k}": chance for k, chance in evaluation.pass_at_k.items()}
-    return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **passes}
+    passes |= {f"eval/pass_at_{k}_n": n for k, n in evaluation.pass_n.items()}
+    counts = {"eval/n": evaluation.n, "eval/asked": evaluation.asked}
+    return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **counts, **passes}
 
 
 async def save_before(
@@ -154,10 +172,26 @@ async def save_before(
         desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
+def note_step(desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+    """The step's spans, then its metrics: whoever has these has those."""
+    still_held(desk.journal.folder)
+    desk.journal.timeline(clock.events())
+    desk.journal.metrics(step, metrics)
+
+
 async def save(parts: CrewParts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
-    """A checkpoint of the run as it is after `step`."""
+    """A checkpoint of the run as it is after `step`. Where it is, the timeline of its step is, a kill or not."""
     guards.free_disk(parts.recipe.guards, desk.journal.folder)
-    with clock.stage("checkpoint", "train", step=step, version=parts.version):
+    still_held(desk.journal.folder)
+    with ExitStack() as stage:
+        stage.enter_context(clock.stage("checkpoint", "train", step=step, version=parts.version))
+
+        def ready() -> None:
+            stage.close()
+            desk.journal.timeline(clock.events())
+
         await unbroken(parts.fetch())
-        path = desk.checkpoints.save(step, parts=desk.stateful, write_model=parts.write_model, metrics=metrics)
+        path = desk.checkpoints.save(
+            step, parts=desk.stateful, write_model=parts.write_model, metrics=metrics, ready=ready
+        )
     desk.journal.event("checkpoint", step=step, path=str(path))

@@ -25,7 +25,7 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
     values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
     lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
     dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
-    truncated = [any(c.stop == "length" for c in trajectory.conversations) for trajectory in trajectories]
+    truncated = [t.full > 0 or any(c.stop == "length" for c in t.conversations) for t in trajectories]
     names = rewards[0].parts if rewards else {}
     return {
         "reward/mean": float(values.mean()),
@@ -38,8 +38,10 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
         "groups/dead": float(dead),
         "groups/infra": float(batch.launched - len(scored.groups)),
         "trajectories/failed": len(scored.failed),
+        "trajectories/costly": sum(bool(reward.costly) for reward in rewards),
         "trajectories/launched": batch.launched * section.samples,
         "conversations/rewritten": sum(trajectory.rewritten for trajectory in [*trajectories, *scored.failed]),
+        "conversations/full": sum(trajectory.full for trajectory in [*trajectories, *scored.failed]),
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
     }
@@ -87,10 +89,16 @@ def row(
         ],
         "answer": trajectory.outcome.answer if trajectory.outcome else None,
         "reference": trajectory.prompt.reference,
-        "reward": {"value": reward.value, "outcome": reward.outcome, "parts": dict(reward.parts)} if reward else None,
+        "reward": reward_row(reward) if reward else None,
         "failure": trajectory.failure,
         "used": all(sample is not None for sample in credited) and bool(credited),
     }
+
+
+def reward_row(reward: Reward) -> dict[str, Any]:
+    """A verdict; which scorers gave up on the answer is said only where one did."""
+    found = {"value": reward.value, "outcome": reward.outcome, "parts": dict(reward.parts)}
+    return {**found, "costly": list(reward.costly)} if reward.costly else found
 
 
 def conversation_row(conversation: Conversation, sample: Sample | None, renderer: Renderer) -> dict[str, Any]:

@@ -192,7 +192,8 @@ def connect(
     recipe: Recipe, task: Task, plan: Plan, root: Path, *, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]
 ) -> dict[str, Any]:
     """The fields of `Parts` that are the same wherever the model is."""
-    pool, values = Pool(workers=judges(), paths=[str(root), str(Path.cwd())]), task.values
+    paths, start = [str(root), str(Path.cwd())], recipe.deadlines.start
+    pool, values = Pool(workers=judges(), paths=paths, start_deadline=start), task.values
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {

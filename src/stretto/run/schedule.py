@@ -139,6 +139,8 @@ async def turn(
     hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
+    if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
+        terms = replace(terms, stages=(*terms.stages, "old"))
     state = Step(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())

@@ -6,19 +6,17 @@ another recipe than the one the checkpoint was trained with, unless told which k
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.config.load import load_recipe
-from stretto.config.resolve import dump, resolve
+from stretto import threads
 from stretto.config.schema import Recipe
-from stretto.errors import CheckpointError, Problem, RecipeError, StateLostError, StrettoError
+from stretto.errors import CheckpointError, RecipeError, StateLostError, StrettoError
 from stretto.execution.worker import EngineFactory
 from stretto.report.console import Progress, console_for
 from stretto.report.tensorboard import TensorBoard
@@ -27,14 +25,20 @@ from stretto.run.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.run.crewed import assemble_crew
 from stretto.run.download import fetch_models
 from stretto.run.evaluate import Evaluation, evaluate
-from stretto.run.expected import compared, planned, write
+from stretto.run.expected import Planned, compared, planned, write
 from stretto.run.files import replace
 from stretto.run.guards import free_disk
+from stretto.run.inputs import Recording, refuse_changed
 from stretto.run.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.run.journal import Journal, claim_folder, forget_unbegun, free_folder
+from stretto.run.lock import held
 from stretto.run.loop import Desk, lacks_evaluation, train
-from stretto.run.parts import sampling_plan
+from stretto.run.moved import point_adapters
+from stretto.run.parts import Parts, sampling_plan
 from stretto.run.precision import settled
+from stretto.run.recipe_file import recipe_of, recipe_text
+from stretto.run.record import EVALUATION_KEYS, Held, RecipeRecord, allowed, refuse_fewer_steps, refuse_unknown
+from stretto.run.standing import set_aside, standing
 from stretto.run.vstar import run_values
 from stretto.run.watch import Watch, limits
 from stretto.types import Stateful
@@ -52,56 +56,6 @@ class Finished:
     """(step, evaluation), those of this session."""
 
 
-EVALUATION_KEYS = (
-    "evaluate", "engine", "rewards", "environment", "placement", "deadlines", "guards", "log", "run", "checkpoint",
-)  # fmt: skip
-"""What may differ from training when a checkpoint is only asked questions."""
-
-
-class RecipeRecord:
-    """The recipe as a part of a checkpoint, so that a resume knows what it goes on with."""
-
-    name = "recipe"
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        allow: Sequence[str] = (),
-        remedy: str = "put the old value back, or pass --allow {key}",
-    ) -> None:
-        self.values = recipe.model_dump(mode="json")
-        self.allow, self.remedy = tuple(allow), remedy
-
-    def state(self) -> dict[str, Any]:
-        """The resolved recipe."""
-        return self.values
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Refuses a recipe that differs in keys that were not allowed to."""
-        changed = sorted(differences(state, self.values))
-        refused = [key for key in changed if not any(key == a or key.startswith(f"{a}.") for a in self.allow)]
-        if refused:
-            raise RecipeError(
-                *(
-                    Problem(
-                        field=key,
-                        reason="differs from what this run was trained with",
-                        fix=self.remedy.format(key=key),
-                    )
-                    for key in refused
-                )
-            )
-
-
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the keys in which two recipes differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = sorted({*old, *new})
-        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))]
-    return [] if old == new else [prefix]
-
-
 def start(
     recipe: Recipe,
     *,
@@ -115,7 +69,8 @@ def start(
     free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     try:
-        return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
+        with held(folder):
+            return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
     except StrettoError:
         forget_unbegun(folder)
         raise
@@ -126,32 +81,46 @@ def resume(
     *,
     changes: Sequence[str] = (),
     allow: Sequence[str] = (),
+    restart: bool = False,
     progress: Progress | None = None,
     make_engine: EngineFactory | None = None,
 ) -> Finished:
-    """Goes on where the newest sound checkpoint of a run stands; without one, from the beginning."""
+    """Goes on where the newest sound checkpoint of a run stands; from the beginning if it never wrote one.
+
+    With `restart` from the beginning in any case, and what it has made so far is set aside.
+    """
     before, root = recipe_of(folder)
     recipe, _ = recipe_of(folder, changes)
-    RecipeRecord(recipe, allow=allow).restore(before.model_dump(mode="json"))
-    return _whatever_dies(
-        recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, allow=tuple(allow)
-    )
+    refuse_unknown(allow, before, recipe)
+    RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)).restore(before.model_dump(mode="json"))
+    with held(folder):
+        told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
+        return _whatever_dies(
+            recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
+            allow=tuple(allow), before=before,
+        )  # fmt: skip
 
 
-def evaluate_run(folder: Path, *, changes: Sequence[str] = ()) -> Evaluation:
-    """How good a run's newest checkpoint is."""
+def evaluate_run(folder: Path, *, changes: Sequence[str] = (), note: Note = lambda text: None) -> Evaluation:
+    """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
     recipe, root = recipe_of(folder, changes)
-    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest()
+    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest(
+        lambda path, why: note(f"skipped {path.name}: {why}")
+    )
     if latest is None:
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
-    return asyncio.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
+    before, _ = recipe_of(folder)
+    remedy = "put it back as it was; a run is asked with what it was trained with"
+    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
+    point_adapters(folder, before, root)
+    return threads.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
 
 
 def evaluate_recipe(recipe: Recipe, *, root: Path, note: Note = lambda text: None) -> Evaluation:
     """How good the model of a recipe is before training; a scratch model is warmed up for it."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = settled(recipe, root, note)
-        return asyncio.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
+        return threads.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
 
 
 async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
@@ -181,28 +150,18 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
         await parts.close()
 
 
-def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
-    """A run's recipe, and the folder that its relative paths count from; its first line remembers that."""
-    path = folder / "recipe.yaml"
-    if not path.is_file():
-        raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
-    first = path.read_text().partition("\n")[0]
-    root = Path(first.removeprefix("# root: ")) if first.startswith("# root: ") else Path.cwd()
-    return resolve(load_recipe(path, changes)), root
-
-
-def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, **rest: Any) -> Finished:
+def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
     """The whole of a run, which goes back to its newest checkpoint when nobody is left who holds what training needs.
 
     Once from each checkpoint: what dies again before the next one would die for ever.
     """
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    since, told = -1, ""
+    since = -1
     while True:
         try:
-            return asyncio.run(_run(recipe, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, folder=folder, again=again, told=told, **rest))
         except StateLostError as lost:
-            newest = checkpoints.latest()
+            newest = standing(checkpoints, every=recipe.checkpoint.every).latest
             step = step_of(newest) if newest else 0
             if step <= since:
                 raise
@@ -220,9 +179,10 @@ async def _run(
     make_engine: EngineFactory | None,
     again: bool = False,
     allow: tuple[str, ...] = (),
+    before: Recipe | None = None,
     told: str = "",
 ) -> Finished:
-    """The whole of a run between its folder and its summary; `told` is why it begins once more."""
+    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         if told:
@@ -230,13 +190,14 @@ async def _run(
         screen.note(f"run folder {folder}")
         recipe = settled(recipe, root, screen.note)
         course = planned(recipe, root, screen.note)
-        latest = checkpoints.latest(lambda path, why: screen.note(f"skipped {path.name}: {why}"))
-        done, metrics = (step_of(latest), metrics_of(latest)) if latest else (0, {})
-        pending = lacks_evaluation(recipe, done, metrics)
+        every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
+        stand = standing(checkpoints, every=every, note=screen.note)
+        done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
+        if again:
+            _going_on(recipe, before or recipe, folder=folder, root=root, done=done, allow=allow, note=screen.note)
+        pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
-        with _journal(
-            recipe, folder, root=root, plan=course.to_json(), done=done if again else None, pending=pending
-        ) as journal:
+        with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
                 parts = await assemble_crew(
@@ -249,17 +210,18 @@ async def _run(
                     values=run_values(recipe, root, folder),
                 )
             try:
-                record = RecipeRecord(recipe, allow=allow)
-                stateful: tuple[Stateful, ...] = (record, *parts.stateful)
-                if latest:
-                    checkpoints.restore(latest, stateful)
+                stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
+                if stand.latest:
+                    checkpoints.restore(stand.latest, stateful)
                 await parts.restored()
+                checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
-                    replace(folder / "recipe.yaml", [recipe_text(recipe, root)])
+                    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
                 desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
-                evaluations = await train(parts, desk, done=done, metrics=metrics)
+                with Recording(folder, recipe, root):
+                    evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
@@ -271,26 +233,36 @@ async def _run(
                 await parts.close()
 
 
+def _going_on(
+    recipe: Recipe, before: Recipe, *, folder: Path, root: Path, done: int, allow: Sequence[str], note: Note
+) -> None:
+    """Refuses a resume of what is not as it was, while nothing is touched yet; `before` is the recipe as it was."""
+    refuse_fewer_steps(recipe, done)
+    refuse_changed(folder, before, root, allow=allow, note=note)
+    point_adapters(folder, recipe, root)
+
+
+def _stateful(recipe: Recipe, parts: Parts, *, folder: Path, root: Path, allow: Sequence[str]) -> tuple[Stateful, ...]:
+    """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
+    parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)
+    return (RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)), *parts.stateful)
+
+
 def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
     return Watch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
 
 
 def _journal(
-    recipe: Recipe, folder: Path, *, root: Path, plan: Mapping[str, Any], done: int | None, pending: bool
+    recipe: Recipe, folder: Path, *, root: Path, plan: Planned, done: int | None, pending: bool, note: Note
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     board = "tensorboard" in recipe.log
     after = None if done is None else done - pending
     sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
     if done is not None:
-        return Journal.reopen(folder, step=done, again=pending, sinks=sinks)
-    return Journal.create(folder, recipe=recipe_text(recipe, root), plan=plan, sinks=sinks)
-
-
-def recipe_text(recipe: Recipe, root: Path) -> str:
-    """A run's recipe.yaml, which remembers what its relative paths count from."""
-    return f"# root: {root.resolve()}\n{dump(recipe)}"
+        return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
+    return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)
 
 
 def _last(checkpoints: Checkpoints) -> Path:
@@ -308,7 +280,7 @@ def summary(finished: Finished) -> list[str]:
         low, high = after.interval
         lines.append(
             f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
-            f"95 % interval {low:.2f} to {high:.2f}, {after.n} prompts"
+            f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
         )
     return [
         *lines,

@@ -8,12 +8,12 @@ kill within that one write can tear the file, and `reopen` drops what it tore: e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stretto.run.files import replace, storing, to_json, write_all
+from stretto.run.rows import parsed, whole
 
 HEAD = '{"displayTimeUnit": "ms", "traceEvents": [\n'
 TAIL = "\n]}\n"
@@ -30,12 +30,16 @@ class TraceFile:
         self._end = path.stat().st_size
 
     @classmethod
-    def reopen(cls, path: Path, *, step: int) -> TraceFile:
-        """Goes on with a file, without the events of later steps and without a torn end."""
+    def reopen(cls, path: Path, *, step: int, again: bool = False) -> TraceFile:
+        """Goes on with a file, without the events of later steps and whatever is torn or damaged.
+
+        With `again` the evaluation of `step` itself is dropped too, because it will be made again.
+        """
         with storing(path):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
         events = [event for event in map(_event, lines) if event is not None]
-        return cls(path, [event for event in events if event.get("args", {}).get("step", 0) <= step])
+        kept = [event for event in events if event["args"]["step"] <= step]
+        return cls(path, [e for e in kept if not (again and e["name"] == "evaluate" and e["args"]["step"] == step)])
 
     def append(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Adds events behind those that are there."""
@@ -51,10 +55,9 @@ class TraceFile:
         self._end, self._empty = start + len(data), False
 
 
-def _event(line: str) -> dict[str, Any] | None:
-    """The event on a line, or none where the line is the document's head, its tail, or torn."""
-    try:
-        event = json.loads(line.rstrip().rstrip(","))
-    except ValueError:
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The event on a line, or none where the line is the document's head, its tail, torn or damaged."""
+    event = parsed(line.rstrip().rstrip(b","))
+    if event is None or not {"name", "ph", "args"} <= event.keys() or not isinstance(event["args"], dict):
         return None
-    return event if isinstance(event, dict) and "ph" in event else None
+    return event if whole(event["args"].get("step")) is not None else None

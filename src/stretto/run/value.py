@@ -7,7 +7,6 @@ was interrupted is finished by the same command. On several devices all of them 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from stretto import threads
 from stretto.algorithms.catalog import CATALOG
 from stretto.config.schema import Recipe, Vstar
 from stretto.errors import CellLost, StateLostError, StrettoError
@@ -83,7 +83,7 @@ def value(
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         recipe = settled(recipe, root, screen.note)
-        path, table, generated = asyncio.run(_make(recipe, training, root, section.samples, screen, make_engine))
+        path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)
         return Valued(

@@ -12,31 +12,28 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.algorithms.optimal import optimal_value
-from stretto.config.locate import ModelFiles, cached_config, locate
+from stretto.config.locate import ModelFiles, locate
 from stretto.config.schema import Recipe, Vstar
 from stretto.errors import Problem, RecipeError
+from stretto.run.digests import digest as file_digest
 from stretto.run.files import replace, storing, to_json, write_all
+from stretto.run.interrupt import stop_if_interrupted
+from stretto.run.model_files import files_read
 from stretto.run.precision import settled
-from stretto.sandbox.target import source_of
+from stretto.sandbox.imports import sources
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt
 
 FIELD = "algorithm.vstar.table"
 COPY = "vstar.jsonl"
 """The table's name in a run's folder."""
-
-READ = (".gguf", ".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
-"""Endings of the files that weights, tokenizers and chat templates are in."""
-
-BLOCKS, BLOCK = 16, 1 << 16
-"""How much of a weights file is hashed: blocks spread evenly over it. All of a large model would take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +92,13 @@ def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[s
     """Everything that the rewards of the reference's answers depend on, large parts as digests."""
     files = locate(recipe.model.name, root)
     paths = [str(root), str(Path.cwd())]
-    code = {part.kind: source_of(part.kind, paths) for part in recipe.rewards if ":" in part.kind}
+    code = {part.kind: sources(part.kind, paths) for part in recipe.rewards if ":" in part.kind}
     asked = sorted(to_json([p.id, list(p.messages), p.reference, dict(p.tags)]) for p in prompts)
     reference = recipe.model.model_dump(mode="json", exclude={"adapter", "shape"})
     return {
         "prompts": digest(*asked),
         "rewards": [part.model_dump(mode="json", exclude={"deadline"}) for part in recipe.rewards],
-        "code": {kind: digest(path.read_text("utf-8", "replace")) for kind, path in code.items() if path},
+        "code": {kind: contents_digest(modules) for kind, modules in code.items()},
         "environment": recipe.environment.model_dump(mode="json", exclude={"deadline"}),
         "reference": reference
         | {"files": weights_digest(files)}
@@ -129,21 +126,14 @@ def digest(*texts: str) -> str:
 
 
 def weights_digest(files: ModelFiles) -> str:
-    """Tells the weights of two models apart without reading all of them."""
-    config = cached_config(files.name) if files.kind == "hub" else None
-    folder = config.parent if config else files.folder
-    if folder is None:
-        return files.name
-    names = [files.file] if files.file else sorted(os.listdir(folder))
-    hashed = hashlib.blake2b(digest_size=12)
-    for path in (folder / name for name in names if name and name.endswith(READ)):
-        size = path.stat().st_size
-        hashed.update(f"{path.name}|{size}|".encode())
-        with path.open("rb") as file:
-            for start in sorted({max(0, size - BLOCK) * index // (BLOCKS - 1) for index in range(BLOCKS)}):
-                file.seek(start)
-                hashed.update(file.read(BLOCK))
-    return hashed.hexdigest()
+    """Tells two models apart, by all that is read of their files."""
+    read = files_read(files)
+    return contents_digest(read) if read else files.name
+
+
+def contents_digest(files: Mapping[str, Path]) -> str:
+    """Tells the contents of some files apart, whatever folders they are in."""
+    return digest(*(text for name in sorted(files) for text in (name, file_digest(files[name], stop_if_interrupted))))
 
 
 def table_path(recipe: Recipe, made_from: dict[str, Any], root: Path) -> Path:
@@ -219,7 +209,12 @@ def run_values(recipe: Recipe, root: Path, folder: Path) -> dict[str, float] | N
     if not copy.exists():
         replace(copy, [_ready(recipe, root).read_text("utf-8", "replace")])
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
-    return read_table(copy, None).values(training, recipe.algorithm.vstar or Vstar(), largest=not facts.regresses)
+    section, table = recipe.algorithm.vstar or Vstar(), read_table(copy, None)
+    if untried := table.untried(training, section.samples):
+        reason = f"{untried} of {len(training)} prompts have fewer than {section.samples} answers in {copy}"
+        fix = "ask for fewer samples and the old prompts; or remove that file and run `stretto value` for this recipe"
+        raise RecipeError.of(FIELD, reason, fix)
+    return table.values(training, section, largest=not facts.regresses)
 
 
 def _ready(recipe: Recipe, root: Path) -> Path:

@@ -59,18 +59,25 @@ def warm_up(
     for step in range(section.warmup_steps):
         stop_if_interrupted()
         drawn = source.take(PROMPTS)
-        trainer.accumulate([demonstration(prompt, visit, renderer) for prompt, visit in drawn])
+        trainer.accumulate([demonstration(prompt, visit, renderer, longest=section.context) for prompt, visit in drawn])
         loss = trainer.apply().metrics["loss"]
         if step % 20 == 19 or step + 1 == section.warmup_steps:
             note(f"warm-up {step + 1}/{section.warmup_steps}, loss {loss:.3f}")
     trainer.close()
 
 
-def demonstration(prompt: Prompt, visit: int, renderer: Renderer) -> Sample:
-    """A prompt with its reference answer as the thing to imitate."""
+def demonstration(prompt: Prompt, visit: int, renderer: Renderer, *, longest: int) -> Sample:
+    """A prompt with its reference answer as the thing to imitate; `longest` is the model's context."""
     asked = renderer.open(prompt.messages)
     answer = renderer.answer(prompt.messages, prompt.reference or "")
     tokens = np.concatenate([asked, answer])
+    if len(tokens) > longest:  # attention takes the square of it
+        raise RecipeError.of(
+            "model.scratch.warmup_steps",
+            f"the warm-up imitates reference answers, and prompt {prompt.id} with its own has {len(tokens)} tokens, "
+            f"more than the context of {longest}",
+            "shorten or drop it, raise model.scratch.context, or set warmup_steps: 0",
+        )
     trained = np.arange(len(tokens)) >= len(asked)
     conversation = Conversation(tokens=tokens, trained=trained, logprobs=np.zeros(len(tokens)), stop="stop", version=0)
     return Sample(key=(prompt.id, visit, 0, 0), conversation=conversation, advantage=np.ones(len(answer)), leads=True)

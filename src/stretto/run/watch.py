@@ -17,6 +17,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,9 +26,13 @@ from pathlib import Path
 
 from stretto.config.schema import Recipe
 from stretto.errors import DeadlineError
+from stretto.threads import end
 
 PATIENCE = 10.0
-"""Seconds in which an interrupted stage may end by itself; also what stages with a deadline of their own get on top."""
+"""Seconds after its deadline in which a stage has ended, by itself or by force."""
+
+SPARE = 5.0
+"""How many of them a stage gets before it is interrupted that looks at its deadline itself."""
 
 TIMES = 10
 """How often a stage is interrupted in that time; where Python discards exceptions (`__del__`, hooks), once is lost."""
@@ -44,6 +49,8 @@ class Limit:
     """Until it is interrupted."""
     key: str
     """The recipe's key that says so."""
+    spare: float = 0.0
+    """Seconds of that which are not the deadline's: it looks at that itself, and is only stopped if it cannot."""
 
 
 def limits(recipe: Recipe) -> dict[str, Limit]:
@@ -53,10 +60,14 @@ def limits(recipe: Recipe) -> dict[str, Limit]:
     rounds = 1 + (recipe.evaluate.pass_k > 1)
     evaluate = rounds * (given.generate + given.reward)
     step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
+
+    def spared(seconds: float, key: str, spare: float = SPARE) -> Limit:
+        return Limit(seconds=seconds + spare, key=key, spare=spare)
+
     return {
-        "step": Limit(seconds=step + PATIENCE, key="deadlines.generate"),
-        "start": Limit(seconds=given.start + PATIENCE / 2, key="deadlines.start"),
-        "evaluate": Limit(seconds=evaluate + PATIENCE, key="deadlines.generate"),
+        "step": spared(step, "deadlines.generate"),
+        "start": spared(given.start, "deadlines.start"),
+        "evaluate": spared(evaluate, "deadlines.generate"),
     }
 
 
@@ -68,10 +79,13 @@ class Watch:
     """Stage -> its limit; others are not watched."""
     folder: Path
     """Where the stacks of a stage that overran go."""
+    moved: Callable[[], float] = lambda: 0.0
+    """When (`time.monotonic`) the processes that judge answers last got on: while they do, no stage is interrupted for
+    their sake, because many answers take long."""
     last_words: Callable[[], None] = lambda: None
     """Called in another thread before the process is ended by force."""
     patience: float = PATIENCE
-    """Seconds between the interruption and that."""
+    """Seconds between the deadline and that."""
 
     @contextmanager
     def stage(self, stage: str, step: int, last: str) -> Iterator[None]:
@@ -94,16 +108,19 @@ class Watch:
                 raise DeadlineError(text)
 
         def look() -> None:
-            if left.wait(limit.seconds):
-                return
-            with suppress(OSError), stacks.open("w") as file:
+            patience = limit.seconds
+            while patience > 0:
+                if left.wait(patience):
+                    return
+                patience = self.moved() + limit.seconds - time.monotonic()
+            with suppress(OSError), stacks.open("w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
             for _ in range(TIMES):
                 with changing:  # a signal that is sent before the stage is left arrives before the next one begins
                     if left.is_set():
                         return
                     signal.pthread_kill(main, SIGNAL)
-                if left.wait(self.patience / TIMES):
+                if left.wait((self.patience - limit.spare) / TIMES):
                     return
             self._end(text)
 
@@ -127,4 +144,4 @@ class Watch:
         shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a live display hides the cursor
         with suppress(OSError):
             os.write(2, f"{shown}{text}\n".encode())
-        os._exit(DeadlineError.exit_code)
+        end(DeadlineError.exit_code)

@@ -1,9 +1,11 @@
 """The pool of worker processes that all user code runs in: `await pool.call("module:name", *args, deadline=...)`.
 
 A call gets a process of its own while it runs; when its deadline passes, the process is killed and the next call gets a
-fresh one. Arguments and results are JSON values, nothing is pickled, and no signal is used to interrupt Python. What
-user code prints goes to /dev/null (a model's answer printed there cannot disturb a terminal); its standard error is
-the run's. Workers start when they are first needed and keep imported modules. One event loop at a time.
+fresh one. Starting a process and importing a module have a deadline of their own and count in no call's. Arguments and
+results are JSON values, nothing is pickled, and no signal is used to interrupt Python. What user code prints goes to
+/dev/null (a model's answer printed there cannot disturb a terminal); its standard error is the run's. Workers start
+when they are first needed and keep imported modules. Those of built-in functions never see the user's folders. One
+event loop at a time.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError
+from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError, SandboxLimitError, SandboxStartError
 from stretto.sandbox.process import Process
 
 GB = 2**30
@@ -27,21 +30,31 @@ class Limits:
     """What one call may use. The kernel enforces it on the whole worker process."""
 
     memory_gb: float | None = None
-    """Address space, the interpreter's own included; beyond it Python raises MemoryError."""
+    """Address space beyond what the worker has already; beyond it Python raises MemoryError."""
     cpu_seconds: float | None = None
     """Processor time of this call, rounded up to whole seconds; beyond it the worker is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builtin:
+    """A function of stretto's own is called: in a worker that does not know the user's folders."""
+
+    prepare: tuple[Any, ...] | None = None
+    """`module:name` and arguments of a call that a worker makes once before, to load what the function needs."""
 
 
 class Pool:
     """Runs functions by name in worker processes. Calls beyond `workers` wait in the order they came in."""
 
     def __init__(self, *, workers: int = 2, paths: Sequence[str] = (), start_deadline: float = 30.0) -> None:
-        """`paths` come first on the workers' sys.path; `start_deadline` is for a worker to start, not for a call."""
+        """`paths` is where modules of the user's lie; `start_deadline` is for a worker to start, and for an import."""
         self.paths = tuple(os.path.abspath(path) for path in paths)
         self._start_deadline = start_deadline
         self._turns = asyncio.Semaphore(workers)
         self._idle: list[Process] = []
         self._unburied: set[Process] = set()
+        self._starting: dict[object, float] = {}
+        self._moved = time.monotonic()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -57,36 +70,85 @@ class Pool:
         """The worker processes that exist now."""
         return tuple(sorted(process.pid for process in self._unburied))
 
-    async def call(self, target: str, *args: Any, deadline: float, limits: Limits | None = None) -> Any:
-        """What `module:name` returns for `args`.
+    @property
+    def moved(self) -> float:
+        """When (`time.monotonic`) a call last ended; what starts has until the end of its own deadline."""
+        return max([self._moved, *list(self._starting.values())])
 
-        `deadline` counts from when a worker takes the call and includes the import of the module. Raises
-        SandboxDeadlineError when it passes, SandboxDiedError when the worker dies, SandboxError when the function
-        raises. Cancelling the call kills its worker.
+    async def call(
+        self,
+        target: str,
+        *args: Any,
+        deadline: float,
+        limits: Limits | None = None,
+        builtin: Builtin | None = None,
+    ) -> Any:
+        """What `module:name` returns for `args`; a function of the user's, unless it is `builtin`.
+
+        `deadline` counts from when a worker that has the module takes the call. Raises SandboxDeadlineError when it
+        passes, SandboxStartError when the import takes too long, SandboxLimitError at one of the `limits`,
+        SandboxDiedError when the worker dies, SandboxError when the function raises. Cancelling the call kills its
+        worker.
         """
-        request = _encode(target, args, limits or Limits())
+        limits = limits or Limits()
+        request = _encode(target, args, limits)
+        first = [_encode(target, None, Limits())]
+        if builtin and builtin.prepare:
+            first.append(_encode(builtin.prepare[0], builtin.prepare[1:], Limits()))
         async with self._turns:
-            process = await self._worker()
             try:
-                async with asyncio.timeout(deadline):
-                    answer = await process.exchange(request)
-            except TimeoutError:
-                await self._discard(process)
-                text = f"{target} did not answer within {deadline:g} s; its process was killed"
-                raise SandboxDeadlineError(text) from None
-            except (EOFError, OSError):
-                await self._discard(process)
-                raise SandboxDiedError(f"the process that ran {target} {self._end_of(process)}") from None
-            except ValueError as error:
-                await self._discard(process)
-                raise SandboxDiedError(f"the process that ran {target} wrote no valid answer: {error}") from error
-            except BaseException:
-                await self._discard(process)
-                raise
+                process = await self._worker(() if builtin else self.paths)
+                answer: dict[str, Any] = {}
+                for before in first:
+                    if "error" not in answer and before not in process.prepared:
+                        answer = await self._prepare(process, target, before)
+                if "error" not in answer:
+                    late = f"{target} did not answer within {deadline:g} s; its process was killed"
+                    answer = await self._exchange(process, target, request, deadline, SandboxDeadlineError(late))
+            finally:
+                self._moved = time.monotonic()
             self._idle.append(process)
         if "error" in answer:
-            raise SandboxError(_describe(target, answer["error"]))
+            kind = SandboxError
+            if answer["error"]["type"] == "MemoryError" and limits.memory_gb is not None:
+                kind = SandboxLimitError
+            raise kind(_describe(target, answer["error"]))
         return answer["result"]
+
+    async def _prepare(self, process: Process, target: str, request: bytes) -> dict[str, Any]:
+        """Imports a module, or loads what a function needs, once in each process."""
+        seconds = self._start_deadline
+        module = target.partition(":")[0]
+        late = f"importing {module} took longer than {seconds:g} s (for {target}); its process was killed"
+        self._starting[process] = time.monotonic() + seconds
+        try:
+            answer = await self._exchange(process, target, request, seconds, SandboxStartError(late))
+        finally:
+            del self._starting[process]
+        if "error" not in answer:
+            process.prepared.add(request)
+        return answer
+
+    async def _exchange(
+        self, process: Process, target: str, request: bytes, seconds: float, late: SandboxDeadlineError
+    ) -> dict[str, Any]:
+        """One request and its answer; whatever goes wrong costs the process."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await process.exchange(request)
+        except TimeoutError:
+            await self._discard(process)
+            raise late from None
+        except (EOFError, OSError):
+            await self._discard(process)
+            kind = SandboxLimitError if process.used_up else SandboxDiedError
+            raise kind(f"the process that ran {target} {self._end_of(process)}") from None
+        except ValueError as error:
+            await self._discard(process)
+            raise SandboxDiedError(f"the process that ran {target} wrote no valid answer: {error}") from error
+        except BaseException:
+            await self._discard(process)
+            raise
 
     def kill(self) -> None:
         """Kills every worker without waiting; from any thread, for a process that is about to end."""
@@ -105,32 +167,35 @@ class Pool:
         if stuck:
             raise SandboxError("; ".join(f"worker process {process.pid} {process.epitaph()}" for process in stuck))
 
-    async def _worker(self) -> Process:
-        """A process that waits for a call: the one used last, or a new one."""
-        while self._idle:
-            process = self._idle.pop()
+    async def _worker(self, paths: tuple[str, ...]) -> Process:
+        """A process with these paths that waits for a call: the one used last, or a new one."""
+        while process := next((each for each in reversed(self._idle) if each.paths == paths), None):
+            self._idle.remove(process)
             if process.alive:
                 return process
             await self._discard(process)
         if self._closed:
             raise SandboxError("the pool of worker processes is closed")
         try:
-            process = Process(self.paths)
+            process = Process(paths)
         except OSError as error:
             raise SandboxError(f"no worker process could be started: {error}") from error
         self._unburied.add(process)
+        self._starting[process] = time.monotonic() + self._start_deadline
         try:
             async with asyncio.timeout(self._start_deadline):
                 await process.connect()
         except TimeoutError:
             await self._discard(process)
-            raise SandboxDeadlineError(f"a worker process did not start within {self._start_deadline:g} s") from None
+            raise SandboxStartError(f"a worker process did not start within {self._start_deadline:g} s") from None
         except (EOFError, OSError):
             await self._discard(process)
             raise SandboxDiedError(f"a worker process did not start: it {self._end_of(process)}") from None
         except BaseException:
             await self._discard(process)
             raise
+        finally:
+            del self._starting[process]
         return process
 
     async def _discard(self, process: Process) -> None:
@@ -143,8 +208,8 @@ class Pool:
         return "was killed because the pool was closed" if self._closed else process.epitaph()
 
 
-def _encode(target: str, args: tuple[Any, ...], limits: Limits) -> bytes:
-    """The line that a worker reads."""
+def _encode(target: str, args: tuple[Any, ...] | None, limits: Limits) -> bytes:
+    """What a worker reads; without arguments it only imports the module."""
     memory = None if limits.memory_gb is None else int(limits.memory_gb * GB)
     request = {"target": target, "args": args, "memory_bytes": memory, "cpu_seconds": limits.cpu_seconds}
     try:

@@ -1,7 +1,8 @@
 """One worker process as its parent sees it: start, exchange a line, kill, bury.
 
-It knows nothing of queues, deadlines of calls or retries; that is `pool`. A process is only ever signalled between
-its start and its burial, while the kernel cannot have given its id to anybody else.
+Every request has a number, and an answer says which it answers: one that a stray writer leaves behind is not taken for
+the next. It knows nothing of queues, deadlines of calls or retries; that is `pool`. A process is only ever signalled
+between its start and its burial, while the kernel cannot have given its id to anybody else.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class Process:
     """A running worker. Its standard input and output are /dev/null; its standard error is the parent's."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Starts the process; `connect` then waits until it is ready."""
+        """Starts the process; `connect` then waits until it is ready. With `paths` it is for code of the user's."""
+        self.paths = tuple(paths)
+        self.prepared: set[bytes] = set()
+        """Requests that it has answered and that need not be made again: imports."""
+        self._number = 0
         self._socket, theirs = socket.socketpair()
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         arguments = [str(theirs.fileno()), str(os.getpid()), str(MAX_REPLY), *paths]
@@ -63,17 +68,19 @@ class Process:
         await self._stream[0].readuntil(b"\n")
 
     async def exchange(self, request: bytes) -> dict[str, Any]:
-        """One request, one answer. EOFError or OSError if it died, ValueError if what it wrote is no answer."""
+        """One request, one answer. EOFError or OSError if it died, ValueError if what it wrote is no answer to it."""
         assert self._stream is not None, "exchange before connect"
         reader, writer = self._stream
-        writer.write(request)
+        self._number += 1
+        writer.write(b"%d %s" % (self._number, request))
         await writer.drain()
         try:
-            answer = json.loads(await reader.readuntil(b"\n"))
+            number, _, text = (await reader.readuntil(b"\n")).partition(b" ")
+            answer = json.loads(text) if number == b"%d" % self._number else None
         except (asyncio.LimitOverrunError, RecursionError) as error:
             raise ValueError(str(error)) from error
         if not isinstance(answer, dict) or not answer.keys() & {"result", "error"}:
-            raise ValueError("neither a result nor an error")
+            raise ValueError("neither a result nor an error of this request")
         return answer
 
     def strike(self) -> None:
@@ -100,6 +107,11 @@ class Process:
             wait = min(2 * wait, 0.05)
         await asyncio.sleep(0)
         return self._child.returncode is not None
+
+    @property
+    def used_up(self) -> bool:
+        """True if a buried process was ended because its CPU time was used up."""
+        return self._child.returncode == -signal.SIGXCPU
 
     def epitaph(self) -> str:
         """How a buried process ended, in words."""

@@ -47,6 +47,45 @@ def exists(target: str, paths: Sequence[str] = ()) -> str | None:
     return f"{spec.origin} defines no {name!r}{hint}"
 
 
+def foreign(target: str, paths: Sequence[str] = ()) -> str | None:
+    """A sentence on why an existing `target` is no function of a Python file below one of the `paths`, or None.
+
+    So a recipe alone runs no code. Libraries have functions that would run what a model wrote: `builtins:exec`,
+    `os:system`, `sympy:sympify`. A file of the user's may import what it likes from packages, and nothing from Python
+    itself that would be the reward as it is.
+    """
+    module, _, name = target.partition(":")
+    top = module.partition(".")[0]
+    spec, _ = _find(module, [os.path.abspath(path) for path in paths])
+    origin = spec.origin if spec else None
+    own = origin is not None and _within(origin, paths)
+    if top in sys.stdlib_module_names:
+        if own:
+            return f"{origin} has the name of a module of Python's own; give the file another name"
+        return f"{target} belongs to Python itself and is no function of yours"
+    if origin is None or not own:
+        return f"{target} belongs to an installed package and is no function of yours"
+    if not origin.endswith(".py"):
+        return f"{origin} is not a Python file, so what it would do with an answer cannot be read"
+    imported = next(_imported(name, origin), None)
+    return f"{name} in {origin} is only imported from {imported}, which belongs to Python itself" if imported else None
+
+
+def _imported(name: str, file: str) -> Iterator[str]:
+    """The modules of Python's own from which a file imports a name."""
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            top = (node.module or "").partition(".")[0]
+            if node.level == 0 and top in sys.stdlib_module_names:
+                yield top
+
+
+def _within(origin: str, paths: Sequence[str]) -> bool:
+    """True if a file lies below one of the paths, and not among the packages that happen to be installed there."""
+    places = [os.path.join(os.path.abspath(path), "") for path in paths]
+    return "site-packages" not in Path(origin).parts and any(origin.startswith(place) for place in places)
+
+
 def source_of(target: str, paths: Sequence[str] = ()) -> Path | None:
     """The Python file that a `module:name` means, if it is one."""
     spec, _ = _find(target.partition(":")[0], [os.path.abspath(path) for path in paths])
@@ -72,10 +111,14 @@ def _find(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
 
 def _names(file: str) -> set[str]:
     """Every name that the module's top level binds."""
+    return set(_bound(_tree(file).body))
+
+
+def _tree(file: str) -> ast.Module:
+    """What a file says; old-fashioned escapes in it are nobody's concern here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = ast.parse(Path(file).read_bytes(), file)
-    return set(_bound(tree.body))
+        return ast.parse(Path(file).read_bytes(), file)
 
 
 def _bound(body: Sequence[ast.AST]) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 It is started as a file (`python -P worker.py FD PARENT MAX_REPLY PATH...`) and not as a module of the package, so that
 it imports nothing but a few modules of the standard library. The lines travel over a descriptor of their own: the
-user's prints cannot corrupt them. It leaves when that descriptor ends, and the kernel kills it when its parent dies,
-even in the middle of a call. What it does not stop: processes that user code starts and detaches from its group.
+user's prints cannot corrupt them. Each begins with the number of its request, and a forked child loses the descriptor,
+so that no answer is taken for that of another call. The paths come last on sys.path, so that a file there replaces no
+library; only the module that a call names is looked for there first, and loaded from its file. The process leaves when
+the descriptor ends, and the kernel kills it when its parent dies, even in the middle of a call. What it does not stop:
+processes that user code starts and detaches from its group.
 """
 
 from __future__ import annotations
@@ -16,6 +19,11 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from typing import Any
 
 MAX_MESSAGE = 2000
@@ -23,6 +31,8 @@ MAX_MESSAGE = 2000
 TRACE_LINES = 3
 """Frames of the user's file that are reported."""
 PR_SET_PDEATHSIG = 1
+LOADED: set[str] = set()
+"""The user's top-level modules that are imported."""
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -36,19 +46,59 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
-def find(target: str) -> Any:
-    """Imports the module of `module:name` and returns what `name` is there."""
+def find(target: str, paths: Sequence[str]) -> Any:
+    """Imports the module of `module:name` and returns what `name` is there; with `paths`, a function of the user's."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise ValueError(f"{target!r} is not of the form module:name")
-    return getattr(importlib.import_module(module), name)
+    if paths:
+        load(module.partition(".")[0], paths)
+    found = getattr(importlib.import_module(module), name)
+    if paths:
+        refuse_foreign(found, target)
+    return found
+
+
+def load(top: str, paths: Sequence[str]) -> None:
+    """Imports a module or package that lies on `paths` from there, whatever else has its name."""
+    if top in sys.stdlib_module_names:
+        raise ImportError(f"{top!r} is the name of a module of Python's own; give the file another name")
+    if top in LOADED:
+        return
+    spec = PathFinder.find_spec(top, list(paths))
+    if spec is not None and spec.origin is not None:  # a mere folder does not hide an installed package
+        known = sys.modules.get(top)
+        if known is not None and spec.origin != getattr(known, "__file__", None):
+            raise ImportError(f"{top!r} is also the name of a library that is in use; give {spec.origin} another name")
+        if known is None:
+            sys.modules[top] = module = module_from_spec(spec)
+            if spec.loader is not None:
+                try:
+                    spec.loader.exec_module(module)
+                except BaseException:
+                    sys.modules.pop(top, None)
+                    raise
+    LOADED.add(top)
+
+
+def refuse_foreign(found: Any, target: str) -> None:
+    """A user's file may import exec or os.system, but they are no reward: that is a function written in Python, and
+    not one of the standard library."""
+    while isinstance(found, partial) or hasattr(found, "__wrapped__"):
+        found = found.func if isinstance(found, partial) else found.__wrapped__
+    if not callable(found):
+        raise TypeError(f"{target} is no function but a {type(found).__name__}")
+    home = str(getattr(found, "__module__", "")).partition(".")[0]
+    written = hasattr(found, "__code__") or isinstance(found, type) or hasattr(type(found).__call__, "__code__")
+    if home in sys.stdlib_module_names or not written:
+        raise TypeError(f"{target} is no function of a Python file of yours, but one of {home or 'a compiled module'}")
 
 
 def limit(memory_bytes: int | None, cpu_seconds: float | None) -> list[tuple[int, tuple[int, int]]]:
-    """Lowers the soft limits for one call and returns what they were. CPU time counts from now on."""
+    """Lowers the soft limits for one call and returns what they were. Both count from what is used now."""
     wanted: dict[int, int] = {}
     if memory_bytes is not None:
-        wanted[resource.RLIMIT_AS] = memory_bytes
+        wanted[resource.RLIMIT_AS] = occupied() + memory_bytes
     if cpu_seconds is not None:
         wanted[resource.RLIMIT_CPU] = math.ceil(sum(os.times()[:2]) + cpu_seconds)
     before = [(kind, resource.getrlimit(kind)) for kind in wanted]
@@ -56,6 +106,15 @@ def limit(memory_bytes: int | None, cpu_seconds: float | None) -> list[tuple[int
         soft = wanted[kind] if hard == resource.RLIM_INFINITY else min(wanted[kind], hard)
         resource.setrlimit(kind, (soft, hard))
     return before
+
+
+def occupied() -> int:
+    """Bytes of address space that this process has, where the system says so."""
+    try:
+        with open("/proc/self/statm") as numbers:
+            return int(numbers.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def plain(value: Any) -> Any:
@@ -88,13 +147,17 @@ def failure(error: BaseException, target: str) -> dict[str, str]:
     return {"type": type(error).__name__, "message": said(error), "trace": "".join(traceback.format_list(shown))}
 
 
-def run(request: dict[str, Any], max_reply: int) -> bytes:
-    """One call: the encoded result, or the encoded failure. SystemExit and KeyboardInterrupt are failures too."""
-    target = request["target"]
+def run(request: dict[str, Any], max_reply: int, paths: Sequence[str]) -> bytes:
+    """One call: the encoded result, or the encoded failure. SystemExit and KeyboardInterrupt are failures too.
+
+    Without arguments (not even an empty list of them) the function is only looked up.
+    """
+    target, arguments = request["target"], request["args"]
     before: list[tuple[int, tuple[int, int]]] = []
     try:
+        function = find(target, paths)
         before = limit(request["memory_bytes"], request["cpu_seconds"])
-        reply = encode({"result": find(target)(*request["args"])})
+        reply = encode({"result": None if arguments is None else function(*arguments)})
         if len(reply) > max_reply:
             raise ValueError(f"the result has {len(reply)} bytes, more than the {max_reply} allowed")
     except BaseException as error:
@@ -118,18 +181,30 @@ def send(fd: int, line: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
+def close(fd: int) -> None:
+    """Ends it, unless user code did so before."""
+    with suppress(OSError):
+        os.close(fd)
+
+
 def main(fd: int, parent: int, max_reply: int, paths: list[str]) -> None:
     """Serves calls until the descriptor ends."""
     die_with(parent)
     os.set_inheritable(fd, False)
+    os.register_at_fork(after_in_child=partial(close, fd))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.path[:0] = paths
-    if PACKAGE_ROOT not in sys.path:
-        sys.path.append(PACKAGE_ROOT)
-    send(fd, encode({"ready": os.getpid()}))
+    for path in (PACKAGE_ROOT, *paths):
+        if path not in sys.path:
+            sys.path.append(path)
+    me = os.getpid()
+    send(fd, encode({"ready": me}))
     with os.fdopen(fd, "rb", closefd=False) as requests:
         for line in requests:
-            send(fd, run(json.loads(line), max_reply))
+            number, _, call = line.partition(b" ")
+            reply = run(json.loads(call), max_reply, paths)
+            if os.getpid() != me:  # a child that the call forked came back from it, too
+                os._exit(0)
+            send(fd, number + b" " + reply)
     os._exit(0)
 
 

@@ -8,9 +8,8 @@ Why nothing here changes a gradient: weights stand still until an update, and gr
 who is trained: groups are accepted in the order of their launch, and one is trained only when it is certain to be
 accepted, that is, when fewer than `groups` of those before it are alive or undecided.
 
-Where the plan lets samplers lag behind (`staleness`), a step trains on groups that the step before has generated
-(`carry`), and generates what the next one trains on. It ends when both are done, so that all of a batch is sampled
-from one version.
+Where the plan lets samplers lag behind (`staleness`), a step trains on groups that the step before has made (`carry`),
+and makes and scores (*old*) what the next one trains on. It ends when all is done: a batch is of one version.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class Step:
         """
         self.certain = self.carried = len(groups)
         for index, group in enumerate(groups):
-            made = Progress(launch=group.launch, unfinished=0, judged=True, scores={"reward": 0})
+            made = Progress(launch=group.launch, unfinished=0, judged=True, scores={"reward": 0, "old": 0})
             made.attempts = frozenset(attempt for attempt, _ in group.sizes)
             made.sizes = {attempt: tokens for attempt, tokens in group.sizes if tokens}
             self.groups.append(made)
@@ -217,7 +216,7 @@ class Step:
     def finished(self) -> bool:
         """True when everything that was accepted is accumulated."""
         waits = self.undecided or self.running or self.cells.dead
-        return self.closed and not waits and self._gathered and not any(self.queues[s].groups for s in self.update)
+        return self.closed and not waits and self._gathered and not any(queue.groups for queue in self.queues.values())
 
     @property
     def _gathered(self) -> bool:
@@ -241,9 +240,11 @@ class Step:
         group = self.groups[index]
         if group.unfinished or group.handed or group.gone:
             return
-        certain = index < (self.carried if self.ahead else self.certain) and (group.judged or not self.terms.drops)
-        stages = [s for s in self.forward if s not in group.scores and (certain or s == "reward")]
-        scored = certain and group.judged and not any(group.scores.values())
+        certain = index < self.certain and (group.judged or not self.terms.drops)
+        ours = certain and (not self.ahead or index < self.carried)
+        due = self.forward if ours else ("reward", "old") if certain else ("reward",)
+        stages = [stage for stage in self.forward if stage in due and stage not in group.scores]
+        scored = ours and group.judged and not any(group.scores.values())
         if not (stages or scored):
             return
         chosen = group.sizes.keys() & group.attempts if group.judged else group.sizes.keys()

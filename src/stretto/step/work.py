@@ -15,7 +15,7 @@ Item = tuple[int, int]
 
 FORWARD = ("reward", "reference", "value", "old")
 """Stages that look at finished trajectories, and are bounded pieces on cells. *old* is what the policy says of them
-before the first of several updates."""
+while its weights are those that sampled: before the first of several updates, or before they lag behind."""
 
 UPDATE = ("train", "fit")
 """Stages that accumulate gradients."""

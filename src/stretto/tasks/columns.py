@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from stretto.config.schema import Task
-from stretto.tasks.template import as_text, chat, fill, pick_one
+from stretto.tasks.template import LONGEST, TooLongError, as_text, chat, fill, pick_one
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Message, Prompt
+
+LONGEST_ID = 1000
+"""Characters of an id, which every record of a run repeats."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -79,10 +82,15 @@ class Columns:
     def read(self, row: Row) -> Prompt:
         """The prompt that a row describes."""
         special = {self.id, self.answer, self.prompt, self.messages}
+        messages, reference = self._chat(row), self._reference(row)
+        _refuse_long(
+            "messages", sum(len(str(message["content"])) for message in messages), "task.source.columns.prompt"
+        )
+        _refuse_long("answer", len(reference or ""), "task.source.columns.answer")
         return Prompt(
             id=self._id(row),
-            messages=self._chat(row),
-            reference=self._reference(row),
+            messages=messages,
+            reference=reference,
             tags={name: value for name, value in row.items() if name not in special},
         )
 
@@ -93,7 +101,9 @@ class Columns:
         id = _column(row, self.id)
         if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
             raise RowError(f"the id in column {self.id!r} is neither text nor a whole number", "give each row an id")
-        return str(id)
+        if len(name := as_text(id)) > LONGEST_ID:
+            raise RowError(f"the id has {len(name):,} characters, more than {LONGEST_ID:,}", "give the row a short id")
+        return name
 
     def _reference(self, row: Row) -> str | None:
         answer = None if self.answer is None else row.get(self.answer)
@@ -111,11 +121,23 @@ class Columns:
             except KeyError as error:
                 name = str(error.args[0])
                 raise RowError(f"there is no column {name!r}, which task.prompt names", pick_one(name, row)) from None
+            except TooLongError as error:
+                raise RowError(str(error), SHORTEN) from None
         text = _column(row, str(self.prompt))
         if not isinstance(text, str) or not text:
             fix = "write the question as text, or remove the row"
             raise RowError(f"the message in column {self.prompt!r} is no text, or empty", fix)
         return chat(text, self.system)
+
+
+SHORTEN = "shorten it, or take the row out"
+
+
+def _refuse_long(what: str, length: int, key: str) -> None:
+    """Refuses text that no model could read, before anything is done with it."""
+    if length > LONGEST:
+        reason = f"the {what} ({key}) has {length:,} characters, more than the {LONGEST:,} that are read"
+        raise RowError(reason, SHORTEN)
 
 
 def _column(row: Row, name: str) -> Any:

@@ -56,7 +56,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     answer = json.dumps(make(**json.load(sys.stdin)))
-    with os.fdopen(answers, "w") as out:
+    with os.fdopen(answers, "w", encoding="utf-8") as out:
         out.write(answer)
 
 

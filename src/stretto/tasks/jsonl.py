@@ -10,6 +10,7 @@ import codecs
 import json
 import os
 from collections.abc import Iterator
+from itertools import count as counting
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from stretto.tasks.rows import find, gather
 from stretto.types import Prompt
 
 OBJECT = "write one JSON object per line"
+LONGEST_ROW = 4 * 2**20
+"""Bytes of a line; nothing of a longer one is kept or parsed."""
 
 
 def locate(task: Task, root: Path) -> Path | Problem:
@@ -43,9 +46,14 @@ def read(task: Task, path: Path, limit: int | None = None) -> tuple[list[Prompt]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line that is not blank, with its number."""
+    """Every line that is not blank, with its number; of one that is too long, the beginning."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number in counting(1):
+            line = rest = file.readline(LONGEST_ROW + 1)
+            while len(rest) > LONGEST_ROW and not rest.endswith(b"\n"):
+                rest = file.readline(LONGEST_ROW + 1)
+            if not line:
+                return
             content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if content.strip():
                 yield number, content
@@ -53,6 +61,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _row(line: bytes) -> Row:
     """One line as an object. RowError if it is none."""
+    if len(line) > LONGEST_ROW:
+        raise RowError(f"the line has more than {LONGEST_ROW // 2**20} MiB", "shorten it, or take it out")
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_refuse)
         json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8")

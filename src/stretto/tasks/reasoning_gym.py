@@ -126,7 +126,7 @@ def _made(request: str) -> dict[str, Any]:
             [sys.executable, "-P", gym.__file__],
             input=request,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             env=surroundings,
             timeout=SECONDS,
         )

@@ -137,6 +137,7 @@ class PromptSource:
         self._prompts = tuple(prompts)
         self._seed = seed
         self._drawn = 0
+        self.takes_others = False
         self._order: tuple[int, list[Prompt]] = (-1, [])
         ids = hashlib.blake2b(f"{seed}|".encode(), digest_size=16)
         for id in sorted(prompt.id for prompt in prompts):
@@ -157,11 +158,14 @@ class PromptSource:
         return {"drawn": self._drawn, "fingerprint": self._fingerprint}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state` was taken. CheckpointError if it belongs to other prompts or another seed."""
-        if state.get("fingerprint") != self._fingerprint:
+        """Continues where `state` was taken. CheckpointError if it belongs to other prompts or another seed.
+
+        Other prompts that are accepted (`takes_others`) are drawn from the same place of their own order.
+        """
+        if state.get("fingerprint") != self._fingerprint and not self.takes_others:
             raise CheckpointError(
                 "the checkpoint was written with other prompts or another seed; restore the data and the recipe it "
-                "was made with, or start a new run"
+                "was made with, or pass --allow task.source to go on with the prompts that there are now"
             )
         drawn = state.get("drawn")
         if not isinstance(drawn, int) or drawn < 0:

@@ -14,7 +14,7 @@ from itertools import product
 
 from stretto.config.schema import Source, Task
 from stretto.errors import Problem
-from stretto.tasks.template import chat, fill
+from stretto.tasks.template import LONGEST, chat, fill
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Prompt
 
@@ -64,6 +64,9 @@ def problems(task: Task) -> Iterator[Problem]:
     yield from _size_problems(source)
     if task.prompt is not None:
         yield from template_problems(task.prompt, COLUMNS[source.name])
+        if (length := task.prompt.count("{") * MAX_LENGTH) > LONGEST:
+            reason = f"names columns so often that a message may have {length:,} characters"
+            yield Problem(field="task.prompt", reason=reason, fix="name each once")
 
 
 def _size_problems(source: Source) -> Iterator[Problem]:

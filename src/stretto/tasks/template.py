@@ -17,6 +17,12 @@ from stretto.types import Message
 
 FIELD = "task.prompt"
 """The recipe key that holds the template."""
+LONGEST = 2_000_000
+"""Characters that the messages of a prompt may have, and its answer. The longest contexts hold about as many."""
+
+
+class TooLongError(ValueError):
+    """A template that would make too long a text."""
 
 
 def problems(template: str, columns: Collection[str]) -> Iterator[Problem]:
@@ -38,12 +44,16 @@ def problems(template: str, columns: Collection[str]) -> Iterator[Problem]:
 
 
 def fill(template: str, columns: Mapping[str, Any]) -> str:
-    """The template with the row's text in it. KeyError for a column that the row lacks."""
+    """The template with the row's text in it. KeyError for a column that the row lacks, TooLongError for too much."""
     pieces: list[str] = []
+    length = 0
     for literal, name, _, _ in Formatter().parse(template):
         pieces.append(literal)
         if name is not None:
             pieces.append(as_text(columns[name]))
+        length += sum(map(len, pieces[-2:]))
+        if length > 2 * LONGEST:  # asked early, because a template can name a column many times
+            raise TooLongError(f"the message has more than {LONGEST:,} characters")
     return "".join(pieces)
 
 

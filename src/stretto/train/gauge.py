@@ -25,14 +25,18 @@ from transformers.utils import logging as transformers_logging
 
 from stretto.config.locate import ModelFiles
 from stretto.config.schema import Model
-from stretto.errors import DeadlineError, RecipeError, TrainingError
+from stretto.errors import RecipeError, TrainingError
 from stretto.train import attention, probe
 from stretto.train.attention import TreeLayout
 from stretto.train.memory import memory_errors
 from stretto.train.model import hidden_states, load, refuse_unknown_attention, switch_dropout_off
 from stretto.train.packing import merge
+from stretto.train.reading import reading_model
 from stretto.train.rows import by_rows, halved
 from stretto.types import Conversation, Sample
+
+CLASSIFIER = "name a decoder with one label, such as a Llama or a Qwen, or scratch"
+"""What to do about a model that cannot serve."""
 
 Reads = Callable[[Conversation], NDArray[np.int64]]
 """Conversation -> the places of the tokens at which the model is read."""
@@ -146,13 +150,10 @@ def _classifier(kind: Kind, files: ModelFiles, *, dtype: torch.dtype, device: to
     transformers_logging.disable_progress_bar()
     where = files.name if files.kind == "hub" else str(files.folder)
     network: PreTrainedModel
-    try:
-        network, found = kind.classifier.from_pretrained(where, dtype=dtype, output_loading_info=True)
-    except DeadlineError:  # it is not the files' fault
-        raise
-    except Exception as error:  # torn and foreign files make the libraries below raise anything
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _refusal(f"{files.name} could not be loaded: {first_line}") from error
+    with reading_model(files.name, fix=CLASSIFIER):
+        network, found = kind.classifier.from_pretrained(
+            where, dtype=dtype, output_loading_info=True, trust_remote_code=False
+        )
     if missing := sorted(found["missing_keys"]):  # they would be filled with noise
         raise _refusal(f"{files.name} lacks {len(missing)} of its weights ({', '.join(missing[:3])})")
     refuse_unknown_attention(network.config)
@@ -181,4 +182,4 @@ def _fresh_head(network: PreTrainedModel, *, seed: int) -> nn.Linear:
 
 def _refusal(reason: str) -> RecipeError:
     """What to tell the user; the field is filled in by `concerning`."""
-    return RecipeError.of("model.name", reason, "name a decoder with one label, such as a Llama or a Qwen, or scratch")
+    return RecipeError.of("model.name", reason, CLASSIFIER)

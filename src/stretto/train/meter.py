@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from stretto.algorithms.base import Denominator, Term
@@ -36,7 +37,9 @@ class Meter:
         sampling = sampling_logprobs(logprobs, rows).double()
         log_weight = (sampling - rows.engine).double().clamp(-FARTHEST, FARTHEST)
         weight = log_weight.exp()
-        sums["k3"] += float(k3(rows.engine.double(), sampling).sum())
+        # Where the engine's word stands for the trainer's, it cannot be held against itself: then the lag counts too.
+        alone = rows.old is not None and torch.equal(rows.old, rows.engine)
+        sums["k3"] += float(k3(rows.engine.double(), logprobs.double() if alone else sampling).sum())
         sums["weight"] += float(weight.sum())
         sums["weight squared"] += float(weight.square().sum())
         sums["largest"] = max(sums["largest"], float(log_weight.abs().max()))

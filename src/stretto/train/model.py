@@ -22,13 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from stretto.config.locate import ModelFiles
+from stretto.config.plausible import wrong_token_id
 from stretto.config.schema import Model, Scratch
-from stretto.errors import DeadlineError, RecipeError
+from stretto.errors import RecipeError
 from stretto.train import attention, gguf_reading, probe
 from stretto.train.adapters import add_adapter
 from stretto.train.apart import is_apart, set_apart, states_apart
 from stretto.train.backward import take_over
 from stretto.train.head import Head
+from stretto.train.reading import reading_model
 from stretto.train.scratch import character_tokenizer, fresh_network, keep_norms_exact
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -65,15 +67,7 @@ class Policy:
     @property
     def stop_tokens(self) -> frozenset[int]:
         """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
-        found: set[int] = set()
-        settings = self.network.generation_config
-        for value in (
-            self.tokenizer.eos_token_id,
-            self.network.config.eos_token_id,
-            settings and settings.eos_token_id,
-        ):
-            found.update([value] if isinstance(value, int) else value or [])
-        return frozenset(found)
+        return stop_tokens(self.network, self.tokenizer)
 
     @property
     def apart(self) -> bool:
@@ -111,6 +105,17 @@ class Policy:
         if base is not None:
             self.adapted.peft_config["default"].base_model_name_or_path = str(base.resolve())
         self.adapted.save_pretrained(folder)
+
+
+def stop_tokens(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
+    found: set[int] = set()
+    for told in (tokenizer, network.config, network.generation_config):
+        value = getattr(told, "eos_token_id", None)
+        if why := wrong_token_id("eos_token_id", value):
+            raise RecipeError.of("model.name", why, "correct it in the model's files, or use another model")
+        found.update([value] if isinstance(value, int) else value or [])
+    return frozenset(found)
 
 
 def hidden_states(network: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
@@ -154,7 +159,8 @@ def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, 
     switch_dropout_off(network)
     take_over(network)
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.kind in ("hub", "folder"))
-    take_over_attention(policy)
+    with reading_model(files.name, failing="cannot be run"):
+        take_over_attention(policy)
     if section.adapter is None:
         return policy
     return replace(policy, adapted=add_adapter(network, section.adapter, seed=seed))
@@ -186,7 +192,7 @@ def switch_dropout_off(network: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
+            if "dropout" in name and isinstance(value, int | float):
                 setattr(module, name, 0.0)
 
 
@@ -194,7 +200,7 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     """Reads weights and tokenizer from a hub id, a folder or a GGUF file."""
     where = files.name if files.kind == "hub" else str(files.folder)
     keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
-    try:
+    with reading_model(files.name):
         config, tokenizer = describe(files)
         # transformers shows a bar of its own for GGUF files that no setting switches off; failures are raised anyway.
         with quietly_once() if keywords else nullcontext():
@@ -203,17 +209,9 @@ def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerB
                 config=config,
                 dtype="auto" if not keywords else torch.float32,
                 output_loading_info=True,
+                trust_remote_code=False,
                 **keywords,
             )
-    except DeadlineError:  # it is not the files' fault
-        raise
-    except Exception as error:  # torn and foreign files make the libraries below raise anything
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RecipeError.of(
-            "model.name",
-            f"{files.name} could not be loaded: {first_line}",
-            "name a causal language model with a tokenizer",
-        ) from error
     if missing := sorted(found["missing_keys"]):  # they would be filled with noise
         raise RecipeError.of(
             "model.name",
@@ -241,7 +239,7 @@ def plain_copy(network: PreTrainedModel) -> PreTrainedModel:
     settings.pop("quantization_config", None)
     config = type(network.config).from_dict(settings)
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config)
+        plain = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     plain.load_state_dict(network.state_dict(), assign=True)
     plain.tie_weights()
     # Buffers that no state dict holds (rotary frequencies) still are on "meta"; the loaded model has them.
@@ -288,7 +286,10 @@ def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of a hub id, a folder or a GGUF file, without its weights; the caller's own."""
     if files.kind != "gguf" or files.folder is None or files.file is None:
         where = files.name if files.kind == "hub" else str(files.folder)
-        return AutoConfig.from_pretrained(where), AutoTokenizer.from_pretrained(where)
+        return (
+            AutoConfig.from_pretrained(where, trust_remote_code=False),
+            AutoTokenizer.from_pretrained(where, trust_remote_code=False),
+        )
     stamp = (files.folder / files.file).stat()
     return copy.deepcopy(_describe_gguf(str(files.folder), files.file, (stamp.st_mtime_ns, stamp.st_size)))
 
@@ -298,6 +299,6 @@ def _describe_gguf(folder: str, file: str, stamp: tuple[int, int]) -> tuple[Any,
     """Kept between the checks before a run and its loading: each reading of the vocabulary takes some three seconds."""
     with gguf_reading.read_once():
         return (
-            AutoConfig.from_pretrained(folder, gguf_file=file),
-            AutoTokenizer.from_pretrained(folder, gguf_file=file),
+            AutoConfig.from_pretrained(folder, gguf_file=file, trust_remote_code=False),
+            AutoTokenizer.from_pretrained(folder, gguf_file=file, trust_remote_code=False),
         )

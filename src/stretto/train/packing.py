@@ -209,6 +209,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         reference=stream([sample.reference for sample in samples]),
         values=stream([sample.values for sample in samples]),
         returns=stream([sample.returns for sample in samples]),
+        siblings=torch.as_tensor([sample.siblings for sample in samples], device=device),
     )
     return MicroBatch(
         samples=tuple(samples),

@@ -14,18 +14,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stretto.config.schema import Scratch
+from stretto.config.schema import SCRATCH_TEMPLATE, Scratch
 from stretto.errors import RecipeError
 
 USER, ASSISTANT, SYSTEM, END, UNKNOWN = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|unknown|>"
 SPECIAL = (END, USER, ASSISTANT, SYSTEM, UNKNOWN)
-
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-"""One token opens a turn, and one ends the assistant's."""
 
 
 class ExactNorm(nn.Module):
@@ -63,7 +56,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
         additional_special_tokens=[USER, ASSISTANT, SYSTEM],
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = SCRATCH_TEMPLATE
     return fast
 
 

@@ -108,13 +108,19 @@ class Trainer:
             if not self.version - self.staleness <= sampled <= self.version:
                 older = f", nor from the {self.staleness} before" if self.staleness else ""
                 raise StaleSampleError(f"sample {sample.key} comes from weights {sampled}, not {self.version}{older}")
-        useful = [sample for sample in samples if sample.conversation.trained.any()]
+        useful = [self._against_its_sampler(sample) for sample in samples if sample.conversation.trained.any()]
         self.ledger += useful
         with suppress(OutOfMemory):
             self._accumulate(useful)
             return
         # Not inside a handler: the exception holds the frames that hold the failed row, and so its memory.
         self._redo()
+
+    def _against_its_sampler(self, sample: Sample) -> Sample:
+        """A sample of older weights has its ratio to those; where nobody asked them, the engine has their word."""
+        if sample.old is not None or sample.conversation.version == self.version:
+            return sample
+        return replace(sample, old=sample.conversation.logprobs[sample.conversation.trained])
 
     def reduce(self, add: Callable[[Tensor], None], sums: Mapping[str, float], *, keep: bool = True) -> None:
         """Makes the step's sums those of all cells that train: `add` adds a tensor over them, `sums` is the counters'.
@@ -216,7 +222,9 @@ class Trainer:
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Rows in order; a row whose forward does not fit is cut in two."""
-        queue = deque(divide(samples, self.token_budget, share=not self.policy.apart))
+        # A row is of one kind.
+        alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
+        queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
         while queue:
             piece = queue.popleft()
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import CATALOG, PULLING
 from stretto.config.resolve import best_was_asked
 from stretto.config.rules.base import Scene, is_default
 from stretto.config.schema import Recipe, Vstar
@@ -38,6 +38,12 @@ def _no_kl(recipe: Recipe) -> bool:
     return recipe.algorithm.kl.coef == 0
 
 
+def _no_estimate(recipe: Recipe) -> bool:
+    """An estimator that is spelled out where `auto` is the same says nothing new, as recipes of older runs do."""
+    kl = recipe.algorithm.kl
+    return kl.coef == 0 and kl.estimator != PULLING[kl.where]
+
+
 def _without(need: str) -> Callable[[Recipe], bool]:
     """Whether the recipe's algorithm can do without a stream; an unknown algorithm is another rule's problem."""
     return lambda recipe: recipe.algorithm.name in CATALOG and need not in CATALOG[recipe.algorithm.name].needs
@@ -48,7 +54,7 @@ def _regresses(recipe: Recipe) -> bool:
 
 
 IDLE = (
-    Idle(field="algorithm.kl.estimator", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
+    Idle(field="algorithm.kl.estimator", when=_no_estimate, reason=NO_KL, fix=NO_KL_FIX),
     Idle(field="algorithm.kl.where", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
     Idle(
         field="roles.reference",

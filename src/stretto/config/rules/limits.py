@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import CATALOG, PULLING
 from stretto.config.rules.base import Scene
 from stretto.config.schema import Recipe
 from stretto.errors import Problem
@@ -230,6 +230,19 @@ def kl_has_a_reference(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     elif facts and facts.needs & {"reference", "vstar"}:
         reason = f"is null, but algorithm.name is {facts.name}, which needs a reference"
         yield Problem(field="roles.reference", reason=reason, fix="use adapter-off, or another algorithm")
+
+
+def kl_in_the_reward_pulls(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """In the reward only k1 has the gradient of the KL in expectation; a run with another drifts or collapses."""
+    kl = recipe.algorithm.kl
+    if kl.coef > 0 and kl.where == "reward" and kl.estimator in ("k2", "k3"):
+        why = {
+            "k2": "it punishes tokens that have become too rare like those that have become too likely",
+            "k3": "its expected gradient is that of the KL less that of the KL the other way round",
+        }
+        reason = f"{kl.estimator} in the reward does not pull towards the reference: {why[kl.estimator]}"
+        fix = f"leave it out (auto is {PULLING['reward']} there), or use algorithm.kl.where: loss"
+        yield Problem(field="algorithm.kl.estimator", reason=reason, fix=fix)
 
 
 def stale_answers_are_corrected(recipe: Recipe, scene: Scene) -> Iterator[Problem]:

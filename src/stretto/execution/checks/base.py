@@ -29,6 +29,8 @@ class Check:
     """What was found, in one sentence."""
     fix: str | None = None
     """What the user can do; none where nothing is wrong."""
+    silent: bool = False
+    """True if what is wrong is that somebody did not answer in time, as whoever waits for a deadline would be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

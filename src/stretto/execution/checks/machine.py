@@ -85,7 +85,7 @@ def memory_of_group(groups: Path) -> int | None:
 def _numbers(path: Path) -> list[int]:
     """The whole numbers in a file, or none if there are other words in it or it cannot be read."""
     try:
-        return [int(word) for word in path.read_text().split()]
+        return [int(word) for word in path.read_text(encoding="utf-8").split()]
     except (OSError, ValueError):
         return []
 

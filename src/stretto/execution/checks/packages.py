@@ -75,7 +75,9 @@ def import_error(module: str) -> str | None:
     """The last line of what importing a module says, or none if that works."""
     command = [sys.executable, "-c", f"import {module}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return f"it took longer than {PATIENCE:g} s"
     if done.returncode == 0:

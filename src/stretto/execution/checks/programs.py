@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 
+from packaging.version import InvalidVersion, Version
+
 from stretto.execution.checks.base import Check, Setting
 from stretto.extras import install
 
@@ -14,15 +16,31 @@ PATIENCE = 2.0
 SANDBOX = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
 """What isolation asks of bubblewrap: namespaces of its own, and nothing to write to."""
 
+RAY = "2.52"
+"""The first Ray that refuses who does not have a cluster's token; pyproject.toml asks for it, too."""
+
+TOO_OLD = f"ray {{}} is installed, and only {RAY} and later refuse whoever does not have the token of a run"
+"""Of an older one."""
+
 
 def ray_is_installed(setting: Setting) -> Check | None:
     """Several devices are several processes, which Ray starts."""
     if setting.recipe is None or setting.devices == 1:
         return None
     if version := setting.machine.versions.get("ray"):
+        if too_old(version):
+            return Check(name="ray", ok=False, text=TOO_OLD.format(version), fix=f"pip install 'ray>={RAY}'")
         return Check(name="ray", ok=True, text=f"ray {version} is installed")
     text = f"the recipe uses {setting.devices} devices, and ray, which starts their processes, is not installed"
     return Check(name="ray", ok=False, text=text, fix=f"{install('ray')}, or use one device")
+
+
+def too_old(version: str) -> bool:
+    """True for a Ray that lets in anybody; one that is no version is nobody's to judge."""
+    try:
+        return Version(version) < Version(RAY)
+    except InvalidVersion:
+        return False
 
 
 def bubblewrap_starts(setting: Setting) -> Check | None:
@@ -36,7 +54,12 @@ def sandbox_check(program: str) -> Check:
     fix = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or your container's settings)"
     try:
         done = subprocess.run(
-            [program, *SANDBOX, "true"], capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+            [program, *SANDBOX, "true"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
         )
         why = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1:] or f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:

@@ -1,0 +1,61 @@
+"""Lines of JSON in a run folder, read back without trust: each is an object with a whole `step`, or it is passed over.
+
+A kill tears the last line of a file, and a failing disk any. A torn last line was never finished and nobody misses it;
+a damaged one that was finished is counted, so that whoever rewrites the file can keep what it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What could be read of a file of lines."""
+
+    lines: tuple[tuple[int, str], ...]
+    """The step and the text of each whole line."""
+    damaged: int
+    """How many finished lines are no rows."""
+
+    def __iter__(self) -> Any:
+        """The rows themselves."""
+        return (json.loads(text) for _, text in self.lines)
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of a file; of one that is not there, none."""
+    content = path.read_bytes() if path.exists() else b""
+    *finished, last = content.split(b"\n")
+    lines, damaged = list[tuple[int, str]](), 0
+    for line in (*finished, last):
+        row = parsed(line)
+        step = None if row is None else whole(row.get("step"))
+        if step is not None:
+            lines.append((step, line.decode("ascii")))
+        elif line.strip() and line is not last:
+            damaged += 1
+    return Rows(lines=tuple(lines), damaged=damaged)
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The object on a line, which is ASCII wherever stretto wrote it; none if there is no object."""
+    try:
+        found = json.loads(line.decode("ascii"))
+    except (ValueError, RecursionError):  # numbers of thousands of digits are a ValueError, too
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def whole(value: object) -> int | None:
+    """A step, or none if it is no whole number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """What of a row is a number."""
+    return {name: value for name, value in row.items() if type(value) in (int, float)}
