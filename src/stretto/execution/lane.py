@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
@@ -203,3 +203,27 @@ def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio
             logprobs=np.concatenate([first.logprobs, rest.logprobs]),
         )
     )
+
+
+class RoutedClient:
+    """The model as one trajectory asks it, on whatever cell that is."""
+
+    def __init__(self, lanes: Mapping[str, Lane], cell: str) -> None:
+        self.lanes, self.cell = lanes, cell
+        self.waits: set[int] = set()
+        self.over = asyncio.Event()
+
+    async def ask(self, request: Request) -> Completion:
+        """Waits for the answer."""
+        self.waits.add(request.key)
+        try:
+            return await self.lanes[self.cell].ask(request)
+        finally:
+            self.give_up([request.key])
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these answers any more."""
+        for key in keys:
+            if key in self.waits:
+                self.waits.discard(key)
+                self.lanes[self.cell].give_up([key])

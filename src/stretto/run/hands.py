@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.execution.crew import Crew
+from stretto.execution.lane import RoutedClient
 from stretto.rewards.base import Scores
 from stretto.rewards.score import Scored
-from stretto.rollout.base import Completion, Request
 from stretto.rollout.collect import Launch, Outside, run_trajectory
 from stretto.run import guards
 from stretto.run.batch import Batch
@@ -60,7 +60,7 @@ class Hands:
         self.min_samples = parts.algorithm.min_samples
         self.asked: list[list[Launch]] = []
         self.rounds = 0
-        self.asking: dict[Item, _Asking] = {}
+        self.asking: dict[Item, RoutedClient] = {}
         self.trajectories: dict[Item, Trajectory] = {}
         self.active: Counter[str] = Counter()
         self.lanes: dict[str, ExitStack] = {}
@@ -119,7 +119,7 @@ class Hands:
 
     async def generate(self, item: Item, cell: str) -> int:
         """Runs a trajectory; returns its sampled tokens, 0 if it failed."""
-        before, asking = self.asking.get(item), _Asking(self.crew, cell)
+        before, asking = self.asking.get(item), RoutedClient(self.crew.lanes, cell)
         self.asking[item] = asking
         self._busy(cell, +1)
         try:
@@ -145,7 +145,7 @@ class Hands:
             if "tokens" in counts:
                 self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
 
-    async def _generate(self, item: Item, asking: _Asking) -> int:
+    async def _generate(self, item: Item, asking: RoutedClient) -> int:
         trajectory = await run_trajectory(
             self.asked[item[0]][item[1]],
             model=asking,
@@ -330,27 +330,3 @@ class Hands:
         scored = [self.scored[index] for index in range(self.first, len(self.asked))]
         groups: tuple[Group, ...] = tuple(group for each in scored for group in each.groups)
         return Scored(groups=groups, failed=tuple(each for one in scored for each in one.failed))
-
-
-class _Asking:
-    """The model as one trajectory asks it, on whatever cell that is."""
-
-    def __init__(self, crew: Crew, cell: str) -> None:
-        self.crew, self.cell = crew, cell
-        self.waits: set[int] = set()
-        self.over = asyncio.Event()
-
-    async def ask(self, request: Request) -> Completion:
-        """Waits for the answer."""
-        self.waits.add(request.key)
-        try:
-            return await self.crew.lanes[self.cell].ask(request)
-        finally:
-            self.give_up([request.key])
-
-    def give_up(self, keys: Iterable[int]) -> None:
-        """Nobody waits for these answers any more."""
-        for key in keys:
-            if key in self.waits:
-                self.waits.discard(key)
-                self.crew.lanes[self.cell].give_up([key])

@@ -58,14 +58,13 @@ class Step:
 
     def __init__(self, plan: Plan, terms: Terms, *, spread: float = 1.0) -> None:
         self.plan, self.terms, self.spread = plan, terms, spread
-        self.ahead = plan.staleness > 0
+        self.ahead, self.phased = plan.staleness > 0, plan.flow == "phased"
         self.carried = 0
         self.cells = Cells(plan)
         self.lanes = Lanes(terms.slots, speeds=terms.speeds, longest=terms.longest)
         self.forward = [stage for stage in FORWARD if stage in terms.stages]
         self.update = [stage for stage in UPDATE if stage in terms.stages]
-        in_order = plan.flow == "phased"
-        self.queues = {stage: Queue(in_order=in_order) for stage in (*self.forward, *self.update)}
+        self.queues = {stage: Queue(in_order=self.phased) for stage in (*self.forward, *self.update)}
         self.roles = {stage: role_of(stage) for stage in self.queues}
         self.served = {role: [s for s in self.queues if self.roles[s] == role] for role in self.roles.values()}
         self.groups: list[Progress] = []
@@ -275,7 +274,7 @@ class Step:
             self.cells.take(join.cell, lane=True)
             works.append(join)
             begun.add(join.cell)
-        if self.plan.tail["move"] and self.plan.flow == "streamed" and not self.lanes.work:
+        if self.plan.tail["move"] and not self.phased and not self.lanes.work:
             for cell in touched:
                 if cell not in begun:  # whoever carries out a move must have begun what moves
                     works += self._tail(cell, now)
@@ -309,13 +308,13 @@ class Step:
             return works
         role = self.roles[stage]
         serving, count = self.cells.serving[role], self.cells.count[role]
-        alone = count == 1 and self.plan.flow == "phased"  # nobody to share with, and nothing else to begin sooner
-        if self.plan.flow == "phased" or self.ahead or not self.unfinished:
+        if self.phased or self.ahead or not self.unfinished:
             cells = max(1, serving)
             share = queue.tokens / cells
         else:  # Others get what comes: no group is cut for them.
             cells, share = 1, (queue.tokens + self.coming) / (2 * max(1, count))
         for cell in self.cells.free_for(role, self._has_work):
+            alone = count == 1 and self.phased  # nobody to share with, and nothing else to begin sooner
             budget = queue.tokens if alone else self.terms.budgets[cell]
             items, tokens = queue.cut(budget=budget, share=share, cells=cells)
             self.pieces += 1
@@ -330,12 +329,10 @@ class Step:
     def _tokens(self, stage: str) -> int:
         """Tokens that wait for a stage, if its turn has come: between phases stands a barrier."""
         if stage in FORWARD:
-            # Who is scored must not depend on whose verdict came first, but the reward model's is a verdict itself.
-            decided = stage == "reward" or not (self.terms.drops and self.undecided)
-            opened = self.plan.flow == "streamed" or (decided and not self.unfinished)
+            undecided = self.terms.drops and self.undecided and stage != "reward"  # which is a verdict itself
+            opened = not self.phased or not (undecided or self.unfinished)
         else:
-            together = self.plan.flow == "phased" or self.terms.barrier
-            opened = not together or self._gathered
+            opened = not (self.phased or self.terms.barrier) or self._gathered
         return self.queues[stage].tokens if opened else 0
 
     def _has_work(self, role: str) -> bool:
