@@ -33,6 +33,14 @@ class Patience:
     """Handing weights round."""
 
 
+KEYS = {
+    **dict.fromkeys(("start", "meet", "listen", "unreached", "shut"), "start"),
+    **dict.fromkeys(("generate", "settle"), "generate"),
+    **dict.fromkeys(("fetch", "holds", "peak_memory"), "publish"),
+}
+"""What is called -> the recipe's deadline that it has; that of training, if it is none of these."""
+
+
 class Called(Protocol):
     """Whose workers are called."""
 
@@ -72,7 +80,7 @@ class Deadline:
             raise DeadlineError(
                 f"{self.crew.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
                 f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
-                "    fix: look what that process does, or raise the deadline"
+                f"    fix: look what that process does, or raise deadlines.{KEYS.get(self.stage, 'train')}"
             ) from late
 
 

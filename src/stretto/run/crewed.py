@@ -143,26 +143,11 @@ async def assemble_crew(
     """
     begun = time.monotonic()
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
-    lone = len(plan.devices) == 1
+    lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
     base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
-    mates = {device: len(cell.devices) for cell in plan.cells if cell.role == "train" for device in cell.devices}
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
-
-    def assign(device: str) -> Assignment:
-        return Assignment(
-            recipe=recipe,
-            root=root,
-            base=base,
-            device=device,
-            roles=frozenset(cell.role for cell in plan.cells if device in cell.devices),
-            token_budget=budgets[device],
-            threads=None if lone else 1,
-            mates=mates.get(device, 1),
-            sharers=plan.sharers,
-            sleeps=plan.sleeps_on(device),
-        )
-
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = Threads(partial(worker_of, make_engine=make_engine))
@@ -184,7 +169,26 @@ async def assemble_crew(
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=Pace(round_seconds=SLICE),
-        draft=folder / ".model.draft" if folder and mates else None,  # who only asks must not touch that of a run
+        draft=folder / ".model.draft" if folder and plan_trains else None,  # who only asks must not touch that of a run
+    )
+
+
+def _assignment(
+    recipe: Recipe, plan: Plan, device: str, *, root: Path, base: Path | None, budgets: Mapping[str, int]
+) -> Assignment:
+    """What the worker of a device is told to be. Several on one host have a thread each; one has them all."""
+    mine = [cell for cell in plan.cells if device in cell.devices]
+    return Assignment(
+        recipe=recipe,
+        root=root,
+        base=base,
+        device=device,
+        roles=frozenset(cell.role for cell in mine),
+        token_budget=budgets[device],
+        threads=None if len(plan.devices) == 1 else 1,
+        mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        sharers=plan.sharers,
+        sleeps=plan.sleeps_on(device),
     )
 
 

@@ -303,10 +303,9 @@ class Step:
 
     def _pieces(self, stage: str) -> list[Work]:
         """Pieces of a stage for the cells whose turn it is."""
-        queue, works = self.queues[stage], list[Work]()
+        queue, works, role = self.queues[stage], list[Work](), self.roles[stage]
         if not self._tokens(stage):
             return works
-        role = self.roles[stage]
         serving, count = self.cells.serving[role], self.cells.count[role]
         if self.phased or self.ahead or not self.unfinished:
             cells = max(1, serving)
@@ -314,8 +313,8 @@ class Step:
         else:  # Others get what comes: no group is cut for them.
             cells, share = 1, (queue.tokens + self.coming) / (2 * max(1, count))
         for cell in self.cells.free_for(role, self._has_work):
-            alone = count == 1 and self.phased  # nobody to share with, and nothing else to begin sooner
-            budget = queue.tokens if alone else self.terms.budgets[cell]
+            # One that is alone takes all at once: there is nobody to share with, and nothing else to begin sooner.
+            budget = queue.tokens if count == 1 and self.phased else self.terms.budgets[cell]
             items, tokens = queue.cut(budget=budget, share=share, cells=cells)
             self.pieces += 1
             piece = Piece(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
@@ -329,8 +328,8 @@ class Step:
     def _tokens(self, stage: str) -> int:
         """Tokens that wait for a stage, if its turn has come: between phases stands a barrier."""
         if stage in FORWARD:
-            undecided = self.terms.drops and self.undecided and stage != "reward"  # which is a verdict itself
-            opened = not self.phased or not (undecided or self.unfinished)
+            waits = self.unfinished or (self.terms.drops and self.undecided and stage != "reward")  # itself a verdict
+            opened = not (self.phased and waits)
         else:
             opened = not (self.phased or self.terms.barrier) or self._gathered
         return self.queues[stage].tokens if opened else 0
