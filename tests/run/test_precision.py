@@ -128,7 +128,7 @@ def test_the_ratio_is_measured():
 
 
 def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, cpu, tmp_path):
-    recipe = recipe_in(tmp_path)
+    recipe = recipe_in(tmp_path, run__folder=str(tmp_path / "run"))
     model = Model.model_validate(recipe.model.model_dump(exclude={"dtype"}))
     recipe = resolve(recipe.model_copy(update={"model": model}))
     quiet = Quiet()
