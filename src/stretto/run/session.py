@@ -186,9 +186,8 @@ async def _run(
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
-        if told:
-            screen.note(told)
-        screen.note(f"run folder {folder}")
+        for text in (*[told] * bool(told), f"run folder {folder}"):
+            screen.note(text)
         recipe = settled(recipe, root, screen.note)
         course = planned(recipe, root, screen.note)
         every = (recipe_of(folder)[0] if again else recipe).checkpoint.every

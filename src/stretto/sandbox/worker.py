@@ -111,7 +111,7 @@ def limit(memory_bytes: int | None, cpu_seconds: float | None) -> list[tuple[int
 def occupied() -> int:
     """Bytes of address space that this process has, where the system says so."""
     try:
-        with open("/proc/self/statm") as numbers:
+        with open("/proc/self/statm", encoding="ascii") as numbers:
             return int(numbers.read().split()[0]) * resource.getpagesize()
     except OSError:
         return 0
