@@ -6,7 +6,7 @@ import pytest
 
 from crewed import alone, distance, together
 from running import recipe_in
-from stretto.run import crewed
+from stretto.run import schedule
 from stretto.step.work import Launch
 
 RATE = 1e-4
@@ -110,8 +110,8 @@ def test_groups_are_dropped_by_what_a_reward_model_says_alike_everywhere(name, t
 
 @pytest.mark.parametrize("strategy", ["flatten", "elastic"])
 def test_a_cell_is_given_what_its_cache_holds_and_the_weights_stay_those_of_one_device(strategy, tmp_path, monkeypatch):
-    given, terms_of = [], crewed.terms_of
-    monkeypatch.setattr(crewed, "terms_of", lambda *rest: given.append(terms_of(*rest)) or given[-1])
+    given, terms_of = [], schedule.terms_of
+    monkeypatch.setattr(schedule, "terms_of", lambda *rest: given.append(terms_of(*rest)) or given[-1])
     recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=RATE, engine__memory_share=1e-7)
     single, _ = asyncio.run(alone(recipe, tmp_path))
     weights, *_ = asyncio.run(together(recipe, tmp_path, strategy))
@@ -123,9 +123,9 @@ def test_a_cell_is_given_what_its_cache_holds_and_the_weights_stay_those_of_one_
 
 def test_a_prompt_is_counted_once_for_its_group():
     asked = Launch(prompt="p", prompt_tokens=800, samples=8, expected=10.0)
-    assert crewed.slots_of(2100, [asked], longest=110) == 10
-    assert crewed.slots_of(100, [asked], longest=110) == 1
-    assert crewed.slots_of(1100, [], longest=110) == 10
+    assert schedule.slots_of(2100, [asked], longest=110) == 10
+    assert schedule.slots_of(100, [asked], longest=110) == 1
+    assert schedule.slots_of(1100, [], longest=110) == 10
 
 
 def test_reward_functions_take_seconds_where_there_is_no_reward_model(tmp_path):

@@ -250,13 +250,13 @@ def test_a_run_that_goes_back_does_not_begin_again_where_its_checkpoints_cannot_
             for path in tmp_path.glob("run*/checkpoints/*/state/manifest.json"):
                 path.write_text("torn")
             raise StateLostError("localhost/cpu:1: its process died")
-        return await begin(parts, clock, step=step)
+        return await run_step(parts, clock, step=step)
 
     async def nothing(*rest, **more):
         """Nobody is left to ask for a checkpoint."""
 
-    begin = loop.begin
-    monkeypatch.setattr(loop, "begin", lost)
+    run_step = loop.run_step
+    monkeypatch.setattr(loop, "run_step", lost)
     monkeypatch.setattr(loop, "save_before", nothing)
     with pytest.raises(CheckpointError, match="no checkpoint can be read"):
         start(tmp_path)

@@ -329,10 +329,9 @@ class Step:
         """Tokens that wait for a stage, if its turn has come: between phases stands a barrier."""
         if stage in FORWARD:
             waits = self.unfinished or (self.terms.drops and self.undecided and stage != "reward")  # itself a verdict
-            opened = not (self.phased and waits)
-        else:
-            opened = not (self.phased or self.terms.barrier) or self._gathered
-        return self.queues[stage].tokens if opened else 0
+            return 0 if self.phased and waits else self.queues[stage].tokens
+        together = self.phased or self.terms.barrier
+        return 0 if together and not self._gathered else self.queues[stage].tokens
 
     def _has_work(self, role: str) -> bool:
         if role == "generate":
