@@ -86,12 +86,6 @@ def _within(origin: str, paths: Sequence[str]) -> bool:
     return "site-packages" not in Path(origin).parts and any(origin.startswith(place) for place in places)
 
 
-def source_of(target: str, paths: Sequence[str] = ()) -> Path | None:
-    """The Python file that a `module:name` means, if it is one."""
-    spec, _ = _find(target.partition(":")[0], [os.path.abspath(path) for path in paths])
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
-
-
 def _find(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
     """The module's spec, and the dotted name that is missing where there is none. Imports no package on the way."""
     importlib.invalidate_caches()
