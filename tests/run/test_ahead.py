@@ -104,10 +104,12 @@ def test_a_lagging_crew_ends_with_the_weights_of_the_plain_sequence(devices, cha
 
     taken, masters = asyncio.run(crewed())
     # A young adapter has gradients that are 0 but for rounding, and Adam divides them by their own size.
-    assert distance(weights, masters) < (1e-7 if "model__adapter" in changes else 1e-10)
-    for name in ("loss", "grad_norm", "ess", "tokens/trained", "clip/share"):
+    young = "model__adapter" in changes
+    assert distance(weights, masters) < (1e-7 if young else 1e-10)
+    # Where it has not left its reference, the KL in the reward is rounding too, and with it whether a token counts as clipped.
+    for name in ("loss", "grad_norm", "ess", "tokens/trained", *(() if young else ("clip/share",))):
         found, plain = [each.report[name] for each in taken], [report[name] for report in reports]
-        assert found == pytest.approx(plain, rel=1e-6 if "model__adapter" in changes else 1e-8, abs=1e-12)
+        assert found == pytest.approx(plain, rel=1e-6 if young else 1e-8, abs=1e-12)
     clipped = [each.report["clip/share"] for each in taken]
     assert clipped[0] == 0 < max(clipped[1:]), "the first batch is trained on by the weights that sampled it"
     assert max(each.report["kl/engine_trainer"] for each in taken) < 1e-15, "the lag is in the ratio alone"
