@@ -22,9 +22,9 @@ from stretto.algorithms.catalog import CATALOG, CLIPPED, Facts
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
 from stretto.cli.recipe import folder_of, open_recipe
-from stretto.config.schema import AlgorithmSection
 from stretto.errors import StrettoError
-from stretto.run import session
+from stretto.recipe.schema import AlgorithmSection
+from stretto.runtime import session
 
 RECIPE = Path(__file__).parent / "own_reward" / "letters.yaml"
 

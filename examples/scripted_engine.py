@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.cli.recipe import folder_of, open_recipe
+from stretto.engines.base import Request
+from stretto.engines.scripted import ScriptedEngine
+from stretto.environments.render import Renderer
 from stretto.errors import StrettoError
-from stretto.rollout.base import Request
-from stretto.rollout.render import Renderer
-from stretto.rollout.scripted import ScriptedEngine
-from stretto.run import session
-from stretto.train.model import Policy
+from stretto.models.load import Policy
+from stretto.runtime import session
 
 RECIPE = Path(__file__).parent / "own_reward" / "letters.yaml"
 SETTINGS = [

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from rounding import forward_sums, rounding
-from stretto.rollout.sampling import draw, signed
+from stretto.engines.native.sampling import draw, signed
 
 PATIENCE = 60.0
 DECODER = LlamaConfig(hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)

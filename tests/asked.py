@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from stretto.rollout.base import Request
-from stretto.rollout.native import NativeEngine
+from stretto.engines.base import Request
+from stretto.engines.native.engine import NativeEngine
 
 
 def requests(count):

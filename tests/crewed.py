@@ -7,13 +7,13 @@ import signal
 from dataclasses import replace
 
 from sequential import Sequential
-from stretto.config.describe import roles_of
-from stretto.execution.member import Threads
-from stretto.placement.choose import plan_of
-from stretto.run import guards
-from stretto.run.clock import Clock
-from stretto.run.crewed import assemble_crew
-from stretto.run.schedule import run_step
+from stretto.placement.build import plan_of
+from stretto.recipe.describe import roles_of
+from stretto.runtime import guards
+from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.schedule import run_step
+from stretto.runtime.spans import Clock
+from stretto.workers.launchers.inprocess import Threads
 
 STEPS = 3
 """Steps taken."""

@@ -26,8 +26,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from stretto.config.schema import Adapter
-from stretto.train.adapters import add_adapter
+from stretto.models.lora import add_adapter
+from stretto.recipe.schema import Adapter
 from tiny import VOCABULARY, finished, policy_from
 
 SIZES = {

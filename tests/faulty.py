@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from stretto.execution.worker import Worker
 from stretto.weights.carrier import Carrier
+from stretto.workers.worker import Worker
 
 STEP = 2
 """The step whose publish goes wrong."""

@@ -6,7 +6,7 @@
 import torch
 
 from stretto.algorithms.base import Rows
-from stretto.config.schema import Correction
+from stretto.recipe.schema import Correction
 
 LENGTHS = [3, 2, 4, 1]
 OLD = [-0.5, -1.0, -0.2, -1.5, -0.7, -0.3, -0.9, -2.0, -0.1, -1.6]

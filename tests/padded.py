@@ -13,7 +13,7 @@ import torch
 
 from stretto.algorithms.base import Rows, build
 from stretto.algorithms.kl import ESTIMATORS
-from stretto.config.schema import AlgorithmSection
+from stretto.recipe.schema import AlgorithmSection
 from stretto.types import Group, Outcome, Prompt, Reward, Trajectory
 from tiny import conversation
 

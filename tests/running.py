@@ -12,10 +12,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from stretto.checks.recipe import checked_recipe
 from stretto.cli.recipe import PROBES
-from stretto.config.check import checked_recipe
-from stretto.rollout.scripted import ScriptedEngine
-from stretto.run import session
+from stretto.engines.scripted import ScriptedEngine
+from stretto.runtime import session
 
 RECIPE = {
     "seed": 5,

@@ -8,19 +8,19 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from stretto.config.describe import roles_of
-from stretto.config.locate import locate
-from stretto.execution.assignment import Assignment
-from stretto.execution.worker import Worker
+from stretto.environments.chat import Sampling
+from stretto.environments.trajectory import Launch, Outside, run_trajectory
+from stretto.models.source import locate
+from stretto.recipe.describe import roles_of
+from stretto.rewards.model_scores import rated
 from stretto.rewards.score import Scored, score
-from stretto.rollout.collect import Launch, Outside, run_trajectory
-from stretto.rollout.model_handle import Sampling
-from stretto.run import guards
-from stretto.run.base import prepare_base
-from stretto.run.batch import Batch
-from stretto.run.learn import credit, keyed_conversations, merged, minibatches, value_streams
-from stretto.run.parts import connect, load_task, make_plan, token_budget
-from stretto.run.rated import rated
+from stretto.runtime import guards
+from stretto.runtime.base_copy import prepare_base
+from stretto.runtime.batch import Batch
+from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
+from stretto.runtime.parts import connect, load_task, make_plan, token_budget
+from stretto.workers.worker import Worker
+from stretto.workers.worker_spec import Assignment
 from tiny import CPU
 
 STREAMS = {"reference": "reference", "values": "value"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stretto.placement.strategies import ORDER, Layout, elastic, flatten, interleave, separate
-from stretto.step.state import Step
-from stretto.step.virtual import Simulation
-from stretto.step.work import Carried, Launch, Speeds, Terms
+from stretto.scheduler.records import Carried, Launch, Speeds, Terms
+from stretto.scheduler.simulator import Simulation
+from stretto.scheduler.state import Step
 
 MAKE = {"flatten": flatten, "I1": interleave, "separate": separate, "elastic": elastic}
 

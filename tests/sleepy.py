@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stretto.execution.sleepers import Shelf
-from stretto.execution.worker import Worker
+from stretto.workers.offload import Shelf
+from stretto.workers.worker import Worker
 from tiny import CPU
 
 

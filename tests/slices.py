@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 
 from stretto.algorithms.base import build
-from stretto.config.schema import AlgorithmSection, Optimizer
-from stretto.train.meter import together
-from stretto.train.parallel import ShardedAdamW, ShardedTrainer, Shards, join, leave
+from stretto.recipe.schema import AlgorithmSection, Optimizer
+from stretto.training.loss_counters import together
+from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
 from tiny import CPU, SETTINGS, credited, random_groups, scratch_policy
 
 SIZE = 2

@@ -1,7 +1,7 @@
 """Tables of V* of tiny recipes."""
 
 from running import Quiet, lines, recipe_in
-from stretto.run.value import value
+from stretto.runtime.value import value
 
 ASTAR = {
     "algorithm__name": "astar_po",

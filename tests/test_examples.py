@@ -8,7 +8,7 @@ import pytest
 
 from running import lines
 from stretto.cli.main import main
-from stretto.config.load import load_recipe
+from stretto.recipe.load import load_recipe
 from stretto.tasks.jsonl import read
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

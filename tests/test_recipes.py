@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from stretto.checks.recipe import examine
 from stretto.cli.recipe import PROBES
-from stretto.config import locate
-from stretto.config.check import examine
 from stretto.errors import Problem
+from stretto.models import source as locate
 from stretto.tasks import hf
 
 ROOT = Path(__file__).parents[1]

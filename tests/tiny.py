@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stretto.algorithms.base import Rows, build
-from stretto.config.locate import ModelFiles
-from stretto.config.schema import AlgorithmSection, Model, Scratch
-from stretto.run.learn import credit
-from stretto.train.backward import take_over
-from stretto.train.model import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
-from stretto.train.scratch import character_tokenizer
-from stretto.train.trainer import Trainer
+from stretto.kernels.cpu.backward import take_over
+from stretto.models.load import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
+from stretto.models.scratch import character_tokenizer
+from stretto.models.source import ModelFiles
+from stretto.recipe.schema import AlgorithmSection, Model, Scratch
+from stretto.runtime.minibatches import credit
+from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, Trajectory, trajectory_key
 
 CHARACTERS = "0123456789="

@@ -7,13 +7,14 @@ from functools import lru_cache
 
 from cases import Case, number
 
-from stretto.placement import closed, memory
-from stretto.placement.closed import Stages
-from stretto.placement.cost import Costs
-from stretto.placement.lane import decode
-from stretto.placement.lengths import Counts, Lengths
-from stretto.placement.load import Load
-from stretto.placement.mesh import Mesh, Site
+from stretto.planner.cost import closed_forms as closed
+from stretto.planner.cost import memory
+from stretto.planner.cost.closed_forms import Stages
+from stretto.planner.cost.decode_time import decode
+from stretto.planner.cost.lengths import Counts, Lengths
+from stretto.planner.cost.mesh import Mesh, Site
+from stretto.planner.cost.seconds import Costs
+from stretto.planner.cost.token_load import Load
 
 
 @lru_cache(maxsize=256)

@@ -12,12 +12,12 @@ from statistics import mean
 from placements import PPO, four_models
 
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.cost import Costs
-from stretto.placement.lengths import Lengths
-from stretto.placement.shapes import named_shape
-from stretto.planner.grid import Variant
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.seconds import Costs
+from stretto.planner.cost.shapes import named_shape
+from stretto.planner.enumerate import Variant
+from stretto.planner.problem import Setting
 from stretto.planner.search import search, smallest_cluster
-from stretto.planner.setting import Setting
 from stretto.planner.workload import Workload
 
 GRPO = ("generate", "reference", "train")

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.errors import RecipeError
-from stretto.placement.cost import Precision
 from stretto.placement.devices import find_device
-from stretto.placement.lengths import Lengths
-from stretto.placement.mesh import Mesh, Site
-from stretto.placement.shapes import ModelShape, named_shape
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.mesh import Mesh, Site
+from stretto.planner.cost.seconds import Precision
+from stretto.planner.cost.shapes import ModelShape, named_shape
 
 CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "planner_cases.csv"
 SIGMA = 1.0

@@ -14,19 +14,19 @@ from itertools import combinations
 from answers import answer
 from cases import Case, Row, family, pose
 
-from stretto.placement import memory
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.cost import Costs
 from stretto.placement.devices import find_device
-from stretto.placement.lane import decode
-from stretto.placement.lengths import Lengths
-from stretto.placement.load import Load
-from stretto.placement.mesh import Mesh, Site
-from stretto.placement.shapes import ModelShape, named_shape
 from stretto.placement.strategies import PRESETS
-from stretto.planner.grid import Variant
+from stretto.planner.cost import memory
+from stretto.planner.cost.decode_time import decode
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.mesh import Mesh, Site
+from stretto.planner.cost.seconds import Costs
+from stretto.planner.cost.shapes import ModelShape, named_shape
+from stretto.planner.cost.token_load import Load
+from stretto.planner.enumerate import Variant
+from stretto.planner.problem import Setting
 from stretto.planner.search import search
-from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import Workload
 

@@ -1,7 +1,7 @@
 """stretto: strictly on-policy reinforcement learning for language models, from a laptop to a cluster.
 
 The public surface is small: the records of `stretto.types`, the errors of `stretto.errors`, and the protocols of the
-rooms (`stretto.environments.base`, `stretto.rollout.base`, `stretto.algorithms.base`). Importing this package loads
+rooms (`stretto.environments.base`, `stretto.engines.base`, `stretto.algorithms.base`). Importing this package loads
 neither torch nor any other heavy library.
 """
 

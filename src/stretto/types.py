@@ -4,7 +4,7 @@
     Prompt     Trajectory  Group    Sample    (train.packing.MicroBatch)     Weights
 
 All are frozen: a stage makes a new record, it never edits the previous one. Nothing here imports torch; token arrays
-are numpy. The packed tensors of a micro-batch live in `stretto.train.packing`, the only record that needs torch.
+are numpy. The packed tensors of a micro-batch live in `stretto.training.packing`, the only record that needs torch.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ import torch
 from padded import ANSWERS, INDEX, WIDTH, credited, gap, loss_and_gradient, random_answers
 from stretto.algorithms.base import build
 from stretto.algorithms.optimal import optimal_value
-from stretto.config.schema import AlgorithmSection, Correction, Kl, Vstar
+from stretto.models.logprob_head import Head, logprobs_of
+from stretto.recipe.schema import AlgorithmSection, Correction, Kl, Vstar
 from stretto.rewards.answer import overlong
-from stretto.train.head import Head, logprobs_of
 
 trl = pytest.importorskip("trl", reason="TRL is not installed; scripts/evidence/agreement installs it")
 grpo = pytest.importorskip("trl.trainer.grpo_trainer")

@@ -31,8 +31,8 @@ from stretto.algorithms.base import build
 from stretto.algorithms.correction import correction_weight, truncated_share
 from stretto.algorithms.critic import value_terms
 from stretto.algorithms.kl import ESTIMATORS
-from stretto.config.schema import AlgorithmSection, Correction, Gae, Kl
-from stretto.train.head import Head, logprobs_of
+from stretto.models.logprob_head import Head, logprobs_of
+from stretto.recipe.schema import AlgorithmSection, Correction, Gae, Kl
 
 verl = pytest.importorskip("verl", reason="verl is not installed; scripts/evidence/agreement installs it")
 core = pytest.importorskip("verl.trainer.ppo.core_algos")

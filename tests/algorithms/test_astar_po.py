@@ -12,9 +12,9 @@ from stretto.algorithms.astar_po import goals, squared_error
 from stretto.algorithms.astar_po_course import weighted_likelihood
 from stretto.algorithms.base import build
 from stretto.algorithms.optimal import optimal_value
-from stretto.config.schema import AlgorithmSection, Kl, Vstar
-from stretto.train.meter import Meter
-from stretto.train.packing import pack
+from stretto.recipe.schema import AlgorithmSection, Kl, Vstar
+from stretto.training.loss_counters import Meter
+from stretto.training.packing import pack
 from stretto.types import Group, Prompt, Reward, Trajectory
 from tiny import conversation
 

@@ -7,7 +7,7 @@ import pytest
 
 from stretto.algorithms.base import build, keep
 from stretto.algorithms.catalog import CATALOG
-from stretto.config.schema import AlgorithmSection, Kl
+from stretto.recipe.schema import AlgorithmSection, Kl
 from stretto.types import Group, Outcome, Prompt, Reward, Trajectory
 from tiny import conversation
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stretto.algorithms.base import Rows, build
-from stretto.config.schema import AlgorithmSection, Correction, Kl
+from stretto.recipe.schema import AlgorithmSection, Correction, Kl
 from stretto.types import Conversation, Group, Prompt, Reward, Trajectory
 
 LETTERS, LENGTH, COEF = 3, 2, 0.7

@@ -10,7 +10,7 @@ from stretto.algorithms.advantages import group_centred, whitened
 from stretto.algorithms.base import build
 from stretto.algorithms.correction import correction_weight, truncated_share
 from stretto.algorithms.losses import clipped_surrogate, clipped_weight, sequence_surrogate
-from stretto.config.schema import AlgorithmSection, Correction
+from stretto.recipe.schema import AlgorithmSection, Correction
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
 
 ADVANTAGES = [A, B, C, B]

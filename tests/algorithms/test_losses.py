@@ -18,7 +18,7 @@ from stretto.algorithms.losses import (
     negative_log_likelihood,
     policy_terms,
 )
-from stretto.config.schema import AlgorithmSection, Correction, Kl
+from stretto.recipe.schema import AlgorithmSection, Correction, Kl
 
 
 def surrogate_by_hand(low, high):

@@ -13,7 +13,7 @@ from stretto.algorithms.base import build
 from stretto.algorithms.critic import clipped_value_loss, clipped_value_share, value_terms
 from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
 from stretto.algorithms.losses import clipped_surrogate
-from stretto.config.schema import AlgorithmSection, Gae, Kl
+from stretto.recipe.schema import AlgorithmSection, Gae, Kl
 from stretto.types import Group, Outcome, Prompt, Reward, Trajectory
 from tiny import conversation
 

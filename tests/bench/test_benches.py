@@ -20,14 +20,14 @@ from stretto.bench.peer_generate import rollout as generate_rollout
 from stretto.bench.prepare import prepare, read_prompts
 from stretto.bench.run import Wish, find, measure, require
 from stretto.cli.main import main
-from stretto.config.locate import locate
+from stretto.engines.base import Completion
+from stretto.engines.native.engine import NativeEngine
+from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, StrettoError
+from stretto.models.load import load
+from stretto.models.source import locate
 from stretto.rewards.answer import numeric, overlong
-from stretto.rollout.base import Completion
-from stretto.rollout.native import NativeEngine
-from stretto.rollout.render import Renderer
-from stretto.run import precision
-from stretto.train.model import load
+from stretto.runtime import precision
 from stretto.types import Group, Outcome, Reward, Trajectory
 from tiny import CPU, conversation, naive_step
 

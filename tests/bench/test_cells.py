@@ -10,17 +10,17 @@ import pytest
 
 from stretto.bench import cells, run
 from stretto.bench.cases import STRATEGIES, answer_lengths
+from stretto.bench.forced_lengths import ToldEngine, ToldWorker
 from stretto.bench.prepare import prepare
 from stretto.bench.run import Wish, measure
 from stretto.bench.spread import PRECISE
-from stretto.bench.told import ToldEngine, ToldWorker
 from stretto.cli.main import main
-from stretto.config.locate import locate
-from stretto.config.schema import Model
+from stretto.engines.base import Request
 from stretto.errors import RecipeError
-from stretto.execution.member import Threads
-from stretto.rollout.base import Request
-from stretto.train.model import load
+from stretto.models.load import load
+from stretto.models.source import locate
+from stretto.recipe.schema import Model
+from stretto.workers.launchers.inprocess import Threads
 from tiny import CPU
 
 FEW = {"model": "scratch", "prompts": 2, "samples": 2}

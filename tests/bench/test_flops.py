@@ -57,7 +57,7 @@ def test_the_work_of_a_group_is_that_of_its_tree():
 def test_the_sizes_of_a_model_give_the_products_that_torch_counts(adapted):
     from torch.utils.flop_counter import FlopCounterMode
 
-    from stretto.config.schema import Adapter
+    from stretto.recipe.schema import Adapter
 
     policy = scratch_policy(dtype="float32", width=32, adapter=Adapter(rank=2) if adapted else None)
     sizes, shapes = measures(policy)

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+from stretto.bench.calibration_steps import TrialWorker, prompt_of, trial_recipe
 from stretto.bench.measure import PROBES, own, recipes, runnable, taken
-from stretto.bench.trials import TrialWorker, prompt_of, trial_recipe
-from stretto.config.schema import Adapter, Model, Placement, Recipe, RewardPart, RoleModel, Roles, Scratch
+from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
-from stretto.execution.member import Threads
+from stretto.models.scratch import character_tokenizer
 from stretto.placement.cluster import parse_cluster
 from stretto.planner.calibrate import fit, parts
+from stretto.planner.problem import Setting
 from stretto.planner.search import search, variants_of
-from stretto.planner.setting import Setting
 from stretto.planner.workload import workload_of
-from stretto.rollout.render import Renderer
-from stretto.train.scratch import character_tokenizer
+from stretto.recipe.schema import Adapter, Model, Placement, Recipe, RewardPart, RoleModel, Roles, Scratch
+from stretto.workers.launchers.inprocess import Threads
 
 SCRATCH = Scratch(layers=1, width=16, heads=2, characters="0123456789=")
 RECIPE = Recipe.model_validate(

@@ -18,8 +18,8 @@ from stretto.bench.cases import Case, answer_lengths
 from stretto.bench.jobs import Job
 from stretto.bench.prepare import prepare
 from stretto.bench.run import Wish, measure
-from stretto.placement import families
-from stretto.placement.shapes import ModelShape
+from stretto.planner.cost import families
+from stretto.planner.cost.shapes import ModelShape
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

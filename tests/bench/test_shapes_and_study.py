@@ -16,8 +16,8 @@ from stretto.bench.random_model import configuration, random_policy
 from stretto.bench.run import Wish, measure
 from stretto.cli.main import main
 from stretto.errors import RecipeError
-from stretto.placement import families
-from stretto.placement.shapes import ModelShape
+from stretto.planner.cost import families
+from stretto.planner.cost.shapes import ModelShape
 from tiny import CPU
 
 TINY = ModelShape(

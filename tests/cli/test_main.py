@@ -14,8 +14,8 @@ from stretto import __version__
 from stretto.cli import main as entry
 from stretto.cli import recipe as opening
 from stretto.cli.main import main
-from stretto.config.load import load_recipe
 from stretto.errors import DeadlineError, EngineError
+from stretto.recipe.load import load_recipe
 
 RECIPE = """
 model:
@@ -167,7 +167,7 @@ def test_a_bug_of_ours_is_admitted_and_kept_in_a_file(recipe, tmp_path, monkeypa
 
 def test_a_bug_is_admitted_where_nothing_can_be_written(recipe, monkeypatch, capsys):
     failing(monkeypatch, ZeroDivisionError())
-    monkeypatch.setattr("stretto.config.rules.place.unwritable", lambda folder: None)
+    monkeypatch.setattr("stretto.checks.rules.files.unwritable", lambda folder: None)
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     assert main(["check", recipe]) == 1
     assert "could not be written" in capsys.readouterr().err

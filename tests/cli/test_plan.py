@@ -9,7 +9,7 @@ import pytest
 from stretto.bench import measure
 from stretto.cli.main import main
 from stretto.errors import RecipeError
-from stretto.run import precision
+from stretto.runtime import precision
 
 SEVEN = ["model.shape=qwen2.5-7b", "model.adapter=null", "engine.max_new_tokens=1024"]
 

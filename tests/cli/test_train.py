@@ -10,7 +10,7 @@ import pytest
 
 from running import lines, metrics, written
 from stretto.cli.main import main
-from stretto.run.interrupt import HEARD
+from stretto.runtime.interrupt import HEARD
 
 EVAL_KEYS = ["accuracy", "interval", "pass_at_k", "length_mean", "n"]
 

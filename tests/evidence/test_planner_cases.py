@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from stretto.placement.cost import Costs
-from stretto.placement.shapes import named_shape
+from stretto.planner.cost.seconds import Costs
+from stretto.planner.cost.shapes import named_shape
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "evidence"
 

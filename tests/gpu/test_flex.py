@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from stretto.algorithms.base import build
-from stretto.config.schema import AlgorithmSection
-from stretto.train import flex
-from stretto.train.attention import TreeLayout
-from stretto.train.model import load
-from stretto.train.packing import merge
+from stretto.kernels.cuda import flex_attention as flex
+from stretto.models.attention import TreeLayout
+from stretto.models.load import load
+from stretto.recipe.schema import AlgorithmSection
+from stretto.training.packing import merge
 from tiny import SCRATCH_FILES, credited, distance, random_groups, scratch_model, step
 
 pytestmark = pytest.mark.gpu

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from stretto.algorithms.base import build
-from stretto.config.schema import AlgorithmSection
-from stretto.rollout.base import Request
-from stretto.rollout.graphs import Graph, RecordedSteps
-from stretto.rollout.native import NativeEngine
-from stretto.rollout.steps import Steps
-from stretto.train.model import load
-from stretto.train.trainer import Trainer
+from stretto.engines.base import Request
+from stretto.engines.native.decode_backend import Steps
+from stretto.engines.native.engine import NativeEngine
+from stretto.kernels.cuda.decode_graphs import Graph, RecordedSteps
+from stretto.models.load import load
+from stretto.recipe.schema import AlgorithmSection
+from stretto.training.trainer import Trainer
 from stretto.types import Weights
 from tiny import SCRATCH_FILES, SETTINGS, Recorder, scratch_model
 

@@ -6,12 +6,12 @@ import torch
 
 import running
 from stretto.algorithms.base import build
-from stretto.config.schema import Adapter, AlgorithmSection
-from stretto.rollout.base import Request
-from stretto.rollout.native import NativeEngine
-from stretto.train.model import load
-from stretto.train.optim import MasterAdamW
-from stretto.train.trainer import Trainer
+from stretto.engines.base import Request
+from stretto.engines.native.engine import NativeEngine
+from stretto.models.load import load
+from stretto.recipe.schema import Adapter, AlgorithmSection
+from stretto.training.optimizer import MasterAdamW
+from stretto.training.trainer import Trainer
 from tiny import SCRATCH_FILES, credited, random_groups, scratch_model
 
 pytestmark = pytest.mark.gpu
@@ -75,7 +75,7 @@ def test_groups_share_their_prompt_and_drafts_change_nothing_on_a_gpu():
 
 
 def gradients(policy, samples):
-    from stretto.config.schema import Optimizer
+    from stretto.recipe.schema import Optimizer
 
     algorithm = build(AlgorithmSection())
     optimizer = MasterAdamW(policy.trained(), Optimizer(), updates=1)

@@ -8,12 +8,12 @@ from torch import nn
 
 from crewed import STAGES, alone, distance, with_sleep
 from running import recipe_in
-from stretto.config.schema import Optimizer
-from stretto.execution.sleepers import Shelf, Tensors, sleepers_of
-from stretto.rollout.native import NativeEngine
-from stretto.run.parts import make_plan
-from stretto.train.model import load
-from stretto.train.optim import MasterAdamW
+from stretto.engines.native.engine import NativeEngine
+from stretto.models.load import load
+from stretto.recipe.schema import Optimizer
+from stretto.runtime.parts import make_plan
+from stretto.training.optimizer import MasterAdamW
+from stretto.workers.offload import Shelf, Tensors, sleepers_of
 from tiny import SCRATCH_FILES, scratch_model
 
 pytestmark = pytest.mark.gpu

@@ -5,28 +5,28 @@ from dataclasses import replace
 
 import pytest
 
-from stretto.config.schema import Placement
 from stretto.errors import RecipeError
-from stretto.placement.choose import plan_of
+from stretto.placement.build import plan_of
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.cost import Costs
-from stretto.placement.lengths import Lengths
 from stretto.placement.rates import THREADS, Rates
-from stretto.placement.shapes import named_shape
-from stretto.planner import kept
+from stretto.planner import saved_calibration as kept
 from stretto.planner.calibrate import Seen, fit, parts
-from stretto.planner.choice import Choice
-from stretto.planner.foresee import choose, forecast_of
-from stretto.planner.kept import ELSEWHERE, Kept, as_measured, keep, kept_for
-from stretto.planner.price import Priced, Prices
-from stretto.planner.room import Rooms
-from stretto.planner.setting import Setting
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.seconds import Costs
+from stretto.planner.cost.shapes import named_shape
+from stretto.planner.cost.stage_times import Priced, Prices
+from stretto.planner.forecast import choose, forecast_of
+from stretto.planner.problem import Setting
+from stretto.planner.saved_calibration import ELSEWHERE, Kept, as_measured, keep, kept_for
 from stretto.planner.simulate import simulate
 from stretto.planner.workload import Workload
-from stretto.step.drive import Notes, Told
-from stretto.step.state import Step
-from stretto.step.virtual import Simulation
-from stretto.step.work import Launch, Terms
+from stretto.recipe.schema import Placement
+from stretto.scheduler.asyncio_driver import Notes, Told
+from stretto.scheduler.records import Launch, Terms
+from stretto.scheduler.simulator import Simulation
+from stretto.scheduler.state import Step
 
 TRUE = replace(
     THREADS, matmul_share=0.6, backward=2.4, tick=4e-3, tick_layer=3e-4, tick_request=5e-4, piece=2e-3, phase=0.05

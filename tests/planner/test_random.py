@@ -5,16 +5,16 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.config.schema import Placement
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.lengths import Lengths
-from stretto.placement.shapes import named_shape
-from stretto.planner.price import Priced, Prices
-from stretto.planner.room import Rooms
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.shapes import named_shape
+from stretto.planner.cost.stage_times import Priced, Prices
+from stretto.planner.problem import Setting
 from stretto.planner.search import search, variants_of
-from stretto.planner.setting import Setting
 from stretto.planner.simulate import run_step
 from stretto.planner.workload import Workload
+from stretto.recipe.schema import Placement
 
 ALL = variants_of(Placement())
 POLICY = ("generate", "train")

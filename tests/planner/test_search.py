@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from stretto.config.schema import Placement
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.lengths import Lengths
-from stretto.placement.shapes import named_shape
 from stretto.planner import explain
-from stretto.planner.grid import Grid, Variant
-from stretto.planner.price import Prices
-from stretto.planner.room import Rooms
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.shapes import named_shape
+from stretto.planner.cost.stage_times import Prices
+from stretto.planner.enumerate import Grid, Variant
+from stretto.planner.problem import Setting
 from stretto.planner.search import named_by, search, smallest_cluster, variants_of
-from stretto.planner.setting import Setting
 from stretto.planner.workload import Workload
+from stretto.recipe.schema import Placement
 
 ALL = variants_of(Placement())
 PPO = ("generate", "train", "reference", "reward", "value", "fit")

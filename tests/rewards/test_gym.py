@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS, create_dataset
 
-from stretto.config.schema import RewardPart
 from stretto.errors import VerdictError
+from stretto.recipe.schema import RewardPart
 from stretto.rewards import gym
 from stretto.rewards.combine import Rewards
 from stretto.sandbox.pool import Pool

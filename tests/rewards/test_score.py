@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stretto.config.schema import RewardPart
 from stretto.errors import DeadlineError, RecipeError, VerdictError
+from stretto.recipe.schema import RewardPart
 from stretto.rewards import answer
 from stretto.rewards.combine import Rewards, full_marks
 from stretto.rewards.parts import problems

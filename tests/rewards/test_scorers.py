@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stretto.config.schema import RewardPart
 from stretto.errors import DeadlineError, SandboxDeadlineError, SandboxDiedError, SandboxLimitError, VerdictError
+from stretto.recipe.schema import RewardPart
 from stretto.rewards.base import Costly
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score

@@ -18,8 +18,8 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from stretto.config.schema import Source, Task
 from stretto.errors import Problem, RecipeError
+from stretto.recipe.schema import Source, Task
 from stretto.tasks import hf
 from stretto.tasks.columns import RowError
 from stretto.tasks.hf import plain
@@ -260,7 +260,7 @@ def test_reading_loads_no_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from stretto.config.schema import Source, Task
+from stretto.recipe.schema import Source, Task
 from stretto.tasks.source import load_prompts
 task = Task(source=Source(kind="hf", path={path!r}), prompt="{{question}}")
 print(len(load_prompts(task, Path({str(tmp_path)!r}))), "torch" in sys.modules)

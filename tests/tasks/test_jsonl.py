@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stretto.config.schema import Source, Task
 from stretto.errors import Problem, RecipeError
+from stretto.recipe.schema import Source, Task
 from stretto.tasks.source import load_prompts, peek
 from stretto.types import Prompt
 

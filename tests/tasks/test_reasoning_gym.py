@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stretto.config.schema import Holdout, Source, Task
 from stretto.errors import Problem, RecipeError
+from stretto.recipe.schema import Holdout, Source, Task
 from stretto.tasks import gym, reasoning_gym
 from stretto.tasks.source import load_prompts, peek, split
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.config.schema import Holdout, Source, Task
 from stretto.errors import CheckpointError, RecipeError
+from stretto.recipe.schema import Holdout, Source, Task
 from stretto.tasks.source import KEYS, PromptSource, load_prompts, peek, split
 from stretto.types import Prompt
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stretto.config.schema import Source, Task
+from stretto.recipe.schema import Source, Task
 from stretto.tasks.source import load_prompts, peek
 from stretto.tasks.synthetic import prompts
 
@@ -82,7 +82,7 @@ def test_more_strings_extend_the_set() -> None:
 
 def test_prompts_do_not_depend_on_the_hash_seed() -> None:
     script = (
-        "from itertools import islice; from stretto.config.schema import Source, Task;"
+        "from itertools import islice; from stretto.recipe.schema import Source, Task;"
         "from stretto.tasks.synthetic import prompts;"
         "print([prompt.id for prompt in islice(prompts(Task(source=Source(name='copy'))), 20)])"
     )

@@ -25,7 +25,7 @@ from stretto.algorithms.base import Algorithm, Rows, Streams, Term, Watched, kee
 from stretto.algorithms.correction import sum_per_answer
 from stretto.algorithms.credit import judged, spread
 from stretto.algorithms.optimal import value_of
-from stretto.config.schema import AlgorithmSection, Vstar
+from stretto.recipe.schema import AlgorithmSection, Vstar
 from stretto.types import Group, Sample, Trajectory
 
 

@@ -19,7 +19,7 @@ from stretto.algorithms.correction import correction_weight
 from stretto.algorithms.credit import needed_streams, shaped_rewards, spread
 from stretto.algorithms.losses import policy_terms
 from stretto.algorithms.optimal import value_of
-from stretto.config.schema import AlgorithmSection, Correction, Kl
+from stretto.recipe.schema import AlgorithmSection, Correction, Kl
 from stretto.types import Group, Sample
 
 

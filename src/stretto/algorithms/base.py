@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.algorithms.catalog import CATALOG
-from stretto.config.schema import AlgorithmSection
+from stretto.recipe.schema import AlgorithmSection
 from stretto.types import Group, Sample
 
 Denominator = Literal["tokens", "conversations", "trajectories", "constant"]

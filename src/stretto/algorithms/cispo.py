@@ -14,7 +14,7 @@ from stretto.algorithms.advantages import group_normalised
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import clipped_weight, policy_terms
-from stretto.config.schema import AlgorithmSection
+from stretto.recipe.schema import AlgorithmSection
 
 
 def build(section: AlgorithmSection) -> Algorithm:

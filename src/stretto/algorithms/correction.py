@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.base import Rows
-from stretto.config.schema import Correction
+from stretto.recipe.schema import Correction
 
 FARTHEST = 20.0
 """Log-ratios are cut here so that one wild token cannot overflow; it is far outside any clip range."""

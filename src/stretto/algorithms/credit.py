@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stretto.algorithms.advantages import whitened
 from stretto.algorithms.base import Streams
 from stretto.algorithms.kl import estimator
-from stretto.config.schema import AlgorithmSection, Kl
+from stretto.recipe.schema import AlgorithmSection, Kl
 from stretto.types import Group, Reward, Sample, Trajectory, trajectory_key
 
 Floats = NDArray[np.float64]

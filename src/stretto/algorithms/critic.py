@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.base import Rows, Term, Watched
-from stretto.config.schema import AlgorithmSection, Gae
+from stretto.recipe.schema import AlgorithmSection, Gae
 
 
 def squared_errors(values: Tensor, rows: Rows, *, clip: float) -> tuple[Tensor, Tensor]:

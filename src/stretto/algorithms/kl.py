@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.catalog import estimator_of
-from stretto.config.schema import Kl
+from stretto.recipe.schema import Kl
 
 
 def k1(policy: Any, reference: Any) -> Any:

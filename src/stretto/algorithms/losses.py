@@ -23,7 +23,7 @@ from stretto.algorithms.correction import (
     truncated_share,
 )
 from stretto.algorithms.kl import ESTIMATORS
-from stretto.config.schema import AlgorithmSection, Correction
+from stretto.recipe.schema import AlgorithmSection, Correction
 
 Surrogate = Callable[..., Tensor]
 """(log-probabilities, rows, clip, correction) -> (N) the policy's loss per token."""

@@ -1,8 +1,8 @@
 """V*: what the best policy near the reference can expect of a prompt, from rewards of the reference's own answers.
 
 With the goal "reward less beta KL to the reference", the optimum is V* = beta log E_ref[exp(r / beta)]; here the
-expectation is the mean over a few answers. Pure numpy; where the rewards come from is for `run.vstar`. Brantley et al.
-2025 (A*PO), eq. 3.
+expectation is the mean over a few answers. Pure numpy; where the rewards come from is for `runtime.value_table`.
+Brantley et al. 2025 (A*PO), eq. 3.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from stretto.algorithms.base import Algorithm, Streams, keep
 from stretto.algorithms.credit import judged, needed_streams, shared_out, spread, token_pull, whitened_samples
 from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
 from stretto.algorithms.losses import policy_terms
-from stretto.config.schema import AlgorithmSection, Gae, Kl
+from stretto.recipe.schema import AlgorithmSection, Gae, Kl
 from stretto.types import Group, Sample, Trajectory
 
 

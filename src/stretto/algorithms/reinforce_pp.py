@@ -15,7 +15,7 @@ import numpy as np
 from stretto.algorithms.base import Algorithm, Streams, keep
 from stretto.algorithms.credit import judged, needed_streams, spread, token_pull, whitened_samples
 from stretto.algorithms.losses import policy_terms
-from stretto.config.schema import AlgorithmSection, Kl
+from stretto.recipe.schema import AlgorithmSection, Kl
 from stretto.types import Group, Sample
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import RecipeError
-from stretto.placement.shapes import ModelShape, named_shape
+from stretto.planner.cost.shapes import ModelShape, named_shape
 from stretto.types import Prompt
 
 MEDIAN, SIGMA, CAP, SEED = 24, 0.6, 64, 0

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import __version__, threads
-from stretto.bench.crews import DEVICES, Crews, Did, Launch, Shared, launched, said_in
+from stretto.bench.cluster_steps import DEVICES, Crews, Did, Launch, Shared, launched, said_in
+from stretto.bench.forced_lengths import Said
 from stretto.bench.jobs import Job, Measured
 from stretto.bench.ours import RATE
 from stretto.bench.prepare import Asked, read_prompts
-from stretto.bench.told import Said
 
 MOVING = 1e-3
 """Learning rate where weights must move before gradients are compared: a fresh adapter equals the reference."""

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from stretto.planner.kept import processor
+from stretto.planner.saved_calibration import processor
 
 ROWS = 1024
 """Rows that are multiplied with each weight: a micro-batch of this order is what training computes."""

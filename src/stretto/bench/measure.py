@@ -15,22 +15,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stretto import threads
-from stretto.bench.trials import Took, Trials, TrialWorker
-from stretto.config.schema import Recipe
+from stretto.bench.calibration_steps import Took, Trials, TrialWorker
 from stretto.errors import RecipeError
-from stretto.execution.member import Launcher, processes
-from stretto.placement.lengths import Lengths
 from stretto.placement.plan import Plan
 from stretto.placement.rates import Rates
 from stretto.planner.calibrate import Seen, fit
-from stretto.planner.choice import Choice
-from stretto.planner.grid import MICRO_BATCHES
-from stretto.planner.kept import Kept, this_machine
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.lengths import Lengths
+from stretto.planner.enumerate import MICRO_BATCHES
+from stretto.planner.problem import Setting
+from stretto.planner.saved_calibration import Kept, this_machine
 from stretto.planner.search import Found
-from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import Workload
-from stretto.run.parts import devices_here
+from stretto.recipe.schema import Recipe
+from stretto.runtime.parts import devices_here
+from stretto.workers.launchers.inprocess import Launcher, processes
 
 ROUNDS = 3
 """How often each step is taken."""

@@ -24,23 +24,23 @@ from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, Measured
 from stretto.bench.machine import synchronise
 from stretto.bench.prepare import Asked, model_section, read_prompts
-from stretto.config.locate import locate
-from stretto.config.schema import AlgorithmSection, Correction, EngineSection, Optimizer, Recipe, RewardPart
-from stretto.config.schema import Batch as BatchSection
-from stretto.execution.assignment import torch_device
-from stretto.execution.member import Launcher, Threads
-from stretto.execution.worker import Worker
-from stretto.rollout.base import Completion, Engine, Request, noise_key
-from stretto.rollout.native import NativeEngine
-from stretto.run.clock import Clock
-from stretto.run.crewed import CrewParts, assemble_crew
-from stretto.run.parts import make_plan
-from stretto.run.schedule import run_step
+from stretto.engines.base import Completion, Engine, Request, noise_key
+from stretto.engines.native.engine import NativeEngine
+from stretto.models.load import Policy, choose_device, load
+from stretto.models.logprob_head import Head
+from stretto.models.source import locate
+from stretto.recipe.schema import AlgorithmSection, Correction, EngineSection, Optimizer, Recipe, RewardPart
+from stretto.recipe.schema import Batch as BatchSection
+from stretto.runtime.parts import make_plan
+from stretto.runtime.runtime import CrewParts, assemble_crew
+from stretto.runtime.schedule import run_step
+from stretto.runtime.spans import Clock
 from stretto.tasks.source import PromptSource
-from stretto.train.head import Head
-from stretto.train.model import Policy, choose_device, load
-from stretto.train.packing import merge
+from stretto.training.packing import merge
 from stretto.types import Conversation, Group, Prompt
+from stretto.workers.launchers.inprocess import Launcher, Threads
+from stretto.workers.worker import Worker
+from stretto.workers.worker_spec import torch_device
 
 RATE = 1e-6
 """Learning rate: small, so that every repetition does the same work."""

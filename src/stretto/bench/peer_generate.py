@@ -21,7 +21,7 @@ from stretto.bench.jobs import Job, Measured
 from stretto.bench.machine import synchronise
 from stretto.bench.prepare import read_prompts
 from stretto.errors import StrettoError
-from stretto.train.model import DTYPES, choose_device
+from stretto.models.load import DTYPES, choose_device
 
 
 class Forcing(LogitsProcessor):

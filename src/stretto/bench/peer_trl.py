@@ -32,8 +32,8 @@ from stretto.bench.machine import synchronise
 from stretto.bench.ours import RATE
 from stretto.bench.peer_generate import Forcing, lengths_of, load_plain
 from stretto.bench.prepare import read_prompts
+from stretto.models.load import choose_device
 from stretto.rewards.answer import numeric, overlong
-from stretto.train.model import choose_device
 
 
 class Watch(TrainerCallback):

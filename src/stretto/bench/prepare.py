@@ -21,11 +21,11 @@ from stretto.bench.cases import SEED, Case, make_prompts
 from stretto.bench.flops import Sizes
 from stretto.bench.jobs import Job, Measured
 from stretto.bench.random_model import random_policy
-from stretto.config.locate import locate
-from stretto.config.schema import Adapter, Model, Placement
-from stretto.rollout.render import Renderer
-from stretto.run.precision import slowness
-from stretto.train.model import DTYPES, Policy, choose_device, load
+from stretto.environments.render import Renderer
+from stretto.models.load import DTYPES, Policy, choose_device, load
+from stretto.models.source import locate
+from stretto.recipe.schema import Adapter, Model, Placement
+from stretto.runtime.precision import slowness
 from stretto.types import Prompt
 
 ADAPTER = Adapter(rank=16, alpha=32.0)

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from stretto.bench.cases import plain_shape
-from stretto.placement.shapes import ModelShape
-from stretto.train.model import Policy
-from stretto.train.scratch import character_tokenizer
+from stretto.models.load import Policy
+from stretto.models.scratch import character_tokenizer
+from stretto.planner.cost.shapes import ModelShape
 
 CONTEXT = 32_768
 """Longest sequence."""

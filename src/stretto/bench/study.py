@@ -17,16 +17,16 @@ from stretto.bench.cases import SEED, answer_lengths
 from stretto.bench.jobs import Job, Measured
 from stretto.bench.ours import RATE, REWARDS, ForcedEngine, measured_steps
 from stretto.bench.prepare import Asked, model_section, read_prompts
-from stretto.config.schema import AlgorithmSection, EngineSection, Optimizer, Recipe, Vstar
-from stretto.config.schema import Batch as BatchSection
-from stretto.execution.assignment import Assignment
-from stretto.execution.lane import Lane
-from stretto.execution.worker import EngineFactory, Worker
-from stretto.rollout.base import Completion, Request
-from stretto.rollout.collect import Launch, Outside, run_trajectory
-from stretto.run.crewed import CrewParts
-from stretto.train.model import Policy
+from stretto.engines.base import Completion, Request
+from stretto.engines.queue import Lane
+from stretto.environments.trajectory import Launch, Outside, run_trajectory
+from stretto.models.load import Policy
+from stretto.recipe.schema import AlgorithmSection, EngineSection, Optimizer, Recipe, Vstar
+from stretto.recipe.schema import Batch as BatchSection
+from stretto.runtime.runtime import CrewParts
 from stretto.types import Trajectory
+from stretto.workers.worker import EngineFactory, Worker
+from stretto.workers.worker_spec import Assignment
 
 SamplerFactory = Callable[[Policy], ForcedEngine]
 """Makes what samples the reference."""

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     side = getattr(import_module(module), name)
     import torch
 
-    from stretto.train.model import choose_device
+    from stretto.models.load import choose_device
 
     torch.set_num_threads(job.threads)
     memory = PeakMemory(choose_device("auto").type)

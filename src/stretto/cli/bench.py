@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from stretto.cli import render
-from stretto.config.schema import Model
+from stretto.recipe.schema import Model
 
 
 def bench(

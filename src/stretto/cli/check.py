@@ -10,9 +10,9 @@ from rich.text import Text
 
 from stretto.cli import render
 from stretto.cli.recipe import open_recipe
-from stretto.config.describe import batch_sentence, changes_of, objective, plan_sentence
-from stretto.config.resolve import dump
-from stretto.config.schema import Recipe
+from stretto.recipe.describe import batch_sentence, changes_of, objective, plan_sentence
+from stretto.recipe.resolve import dump
+from stretto.recipe.schema import Recipe
 
 
 def check(

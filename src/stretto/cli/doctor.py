@@ -23,7 +23,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Check whether this machine is fit for a recipe. Loads nothing heavy; exit code 1 if something is wrong."""
-    from stretto.execution.doctor import examined
+    from stretto.checks.doctor import examined
 
     opened = None if recipe is None else open_recipe(recipe, changes or (), deep=False)
     checks = examined(opened, root=Path.cwd() if recipe is None else folder_of(recipe))

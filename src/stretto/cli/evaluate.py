@@ -19,9 +19,9 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
-    from stretto.run.evaluate import of_asked
-    from stretto.run.recipe_file import recipe_of
-    from stretto.run.session import evaluate_recipe, evaluate_run
+    from stretto.runtime.evaluate import of_asked
+    from stretto.runtime.recipe_file import recipe_of
+    from stretto.runtime.session import evaluate_recipe, evaluate_run
 
     if target.is_dir():
         check_changed(*recipe_of(target, changes or ()))

@@ -14,18 +14,18 @@ import typer
 
 from stretto.cli import render
 from stretto.cli.recipe import folder_of, open_recipe, recipe_to_plan
-from stretto.config.load import cluster_path
-from stretto.config.schema import Recipe
 from stretto.errors import RecipeError
-from stretto.placement.choose import OPEN
+from stretto.placement.build import OPEN
 from stretto.placement.cluster import Cluster, parse_cluster
 from stretto.placement.devices import DEVICES
 from stretto.placement.strategies import STRATEGIES
+from stretto.recipe.load import cluster_path
+from stretto.recipe.schema import Recipe
 from stretto.report.timeline import Span, to_events
 
 if TYPE_CHECKING:
+    from stretto.planner.problem import Setting
     from stretto.planner.search import Found
-    from stretto.planner.setting import Setting
 
 
 def plan(
@@ -44,7 +44,7 @@ def plan(
     """Say where the models should live on a cluster, what fits, and what a step will take. Loads no PyTorch."""
     from stretto.cli import planned
     from stretto.planner import explain
-    from stretto.planner.foresee import setting_of
+    from stretto.planner.forecast import setting_of
     from stretto.planner.search import named_by, search, smallest_cluster, variants_of
 
     if strategy not in (None, *STRATEGIES):
@@ -54,7 +54,7 @@ def plan(
     if cluster is not None:
         opened = _placed(opened, cluster_path(cluster, root))
     if measure:
-        from stretto.run.precision import settled
+        from stretto.runtime.precision import settled
 
         opened = settled(opened, root, render.note)
     there = _cluster(opened)
@@ -84,7 +84,7 @@ def _placed(recipe: Recipe, cluster: str) -> Recipe:
 def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dict[str, float]:
     """Takes steps, keeps the constants that follow from them, and returns what the recipe's own plans took."""
     from stretto.bench.measure import measure
-    from stretto.planner.kept import keep
+    from stretto.planner.saved_calibration import keep
 
     told = render.screen(error=True)
     result = measure(recipe, root, setting, found, note=lambda text: told.print(render.plain(text), style="dim"))

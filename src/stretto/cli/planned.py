@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from stretto.placement.devices import GB
 from stretto.planner import explain
+from stretto.planner.problem import Setting
 from stretto.planner.search import Found
-from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast
 from stretto.report.timeline import Span
-from stretto.step.work import FORWARD, UPDATE
+from stretto.scheduler.records import FORWARD, UPDATE
 
 if TYPE_CHECKING:  # loaded where a page is made; timelines and documents have none
     from rich.text import Text

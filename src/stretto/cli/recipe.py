@@ -1,6 +1,6 @@
 """From a path on the command line to a recipe in which nothing wrong was found: how commands that take one begin.
 
-Hands `config.check` what it must not import: how tasks are read and rewards judged. Loads torch for the second tier
+Hands `checks.recipe` what it must not import: how tasks are read and rewards judged. Loads torch for the second tier
 only.
 """
 
@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stretto.config.check import Probes, check, checked_recipe
-from stretto.config.describe import roles_of
-from stretto.config.schema import Recipe, RewardPart, Task
+from stretto.checks.recipe import Probes, check, checked_recipe
 from stretto.errors import Problem, RecipeError
-from stretto.placement.choose import OPEN, named_by_cells, plan_of
+from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
+from stretto.recipe.describe import roles_of
+from stretto.recipe.schema import Recipe, RewardPart, Task
 from stretto.types import Prompt
 
 
@@ -43,11 +43,11 @@ def recipe_to_plan(path: Path, changes: Sequence[str] = ()) -> Recipe:
 
 def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
     """Raises a RecipeError with every problem of the second tier; `training` is as in `open_recipe`."""
-    from stretto.run.inspect import deep_problems
+    from stretto.checks.deep import deep_problems
 
     problems = deep_problems(recipe, root)
     if training and not problems:
-        from stretto.run.vstar import value_problems
+        from stretto.runtime.value_table import value_problems
 
         problems = value_problems(recipe, root)
     if problems:

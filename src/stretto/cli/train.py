@@ -12,7 +12,7 @@ import typer
 
 from stretto.cli import render
 from stretto.cli.recipe import check_changed, check_deeply, folder_of, open_recipe
-from stretto.config.schema import Recipe
+from stretto.recipe.schema import Recipe
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
@@ -29,7 +29,7 @@ def train(
     opened = open_recipe(recipe, changes or (), deep=False)
     _fit(opened, folder_of(recipe))
     check_deeply(opened, folder_of(recipe))
-    from stretto.run.session import start
+    from stretto.runtime.session import start
 
     start(opened, name=recipe.stem, root=folder_of(recipe))
 
@@ -47,8 +47,8 @@ def resume(
     """Go on with a run where its newest checkpoint stands."""
     _once(f"resume {run}")
     _outlive_terminal()
-    from stretto.run.recipe_file import recipe_of
-    from stretto.run.session import resume as go_on
+    from stretto.runtime.recipe_file import recipe_of
+    from stretto.runtime.session import resume as go_on
 
     recipe, root = recipe_of(run, changes or ())
     check_changed(recipe, root)
@@ -59,7 +59,7 @@ def resume(
 
 def _once(command: str) -> None:
     """Ends copies of the command that a launcher started beside this one; the first of them says why."""
-    from stretto.execution.launcher import first_of
+    from stretto.cli.torchrun import first_of
 
     if not first_of(os.environ, command=command):
         raise typer.Exit
@@ -73,7 +73,7 @@ def _outlive_terminal() -> None:
 
 def _fit(recipe: Recipe, root: Path) -> None:
     """Refuses a machine on which the run could not go well; says what of it would have no work."""
-    from stretto.execution.doctor import admit
+    from stretto.checks.doctor import admit
 
     for remark in admit(recipe, root=root):
         render.note(remark)

@@ -28,7 +28,7 @@ def value(
         reason = f"{opened.algorithm.name} reads no table of V*, so there is nothing to make"
         raise RecipeError.of("algorithm.name", reason, "use astar_po")
     from stretto.report.console import Unseen
-    from stretto.run.value import value as make
+    from stretto.runtime.value import value as make
 
     made = make(opened, root=folder_of(recipe), progress=Unseen() if json else None)
     if json:

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from stretto.config import document
-from stretto.config.schema import Count, Section
 from stretto.errors import Problem, RecipeError
 from stretto.placement.devices import GB, Device, find_device
 from stretto.placement.rates import Rates
+from stretto.recipe import yaml_io as document
+from stretto.recipe.schema import Count, Section
 
 MOST_DEVICES = 16_384
 """As many as the largest published trainings of one model used; a slip of the finger otherwise fills the memory."""

@@ -28,7 +28,7 @@ class Cell:
     weights: str = "own"
     """own, shared:<cell> or gather:<cell>."""
     sleeps: tuple[str, ...] = ()
-    """Phases in which it leaves its memory to others; what that means for each role is in `execution.sleepers`."""
+    """Phases in which it leaves its memory to others; what that means for each role is in `workers.offload`."""
     token_budget: int | None = None
     """Most tokens in a micro-batch; none if measured at run time."""
 

@@ -16,15 +16,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.placement.cost import Costs
-from stretto.placement.lane import decode
 from stretto.placement.plan import Plan
 from stretto.placement.rates import Rates
-from stretto.planner.choice import Choice
-from stretto.planner.price import Priced, Prices
-from stretto.planner.setting import Setting
-from stretto.step.drive import Notes
-from stretto.step.work import Apply, Item, Join, Move, Piece
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.decode_time import decode
+from stretto.planner.cost.seconds import Costs
+from stretto.planner.cost.stage_times import Priced, Prices
+from stretto.planner.problem import Setting
+from stretto.scheduler.asyncio_driver import Notes
+from stretto.scheduler.records import Apply, Item, Join, Move, Piece
 
 CONSTANTS = (
     "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "tick_request",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from stretto.placement import closed
-from stretto.placement.closed import Stages
-from stretto.planner.choice import Choice
-from stretto.planner.price import Ending, Prices
-from stretto.step.work import FORWARD, UPDATE
+from stretto.planner.candidate import Choice
+from stretto.planner.cost import closed_forms as closed
+from stretto.planner.cost.closed_forms import Stages
+from stretto.planner.cost.stage_times import Ending, Prices
+from stretto.scheduler.records import FORWARD, UPDATE
 
 STREAM = 8
 """Parts in which a stream of groups is taken to arrive."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from stretto.placement.devices import GB
-from stretto.planner.choice import Choice
+from stretto.planner.candidate import Choice
+from stretto.planner.problem import Setting
 from stretto.planner.search import CLOSE, Found
-from stretto.planner.setting import Setting
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import Workload
 

@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stretto.config.schema import Placement
 from stretto.placement.cluster import Cluster, Host
 from stretto.placement.strategies import PRESETS
-from stretto.planner.choice import Choice
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.memory_fit import Room, Rooms
+from stretto.planner.cost.stage_times import Prices
+from stretto.planner.enumerate import WORTH_A_LOOK, Grid, Variant
 from stretto.planner.estimate import estimate
-from stretto.planner.grid import WORTH_A_LOOK, Grid, Variant
-from stretto.planner.price import Prices
-from stretto.planner.room import Room, Rooms
-from stretto.planner.setting import Setting
+from stretto.planner.problem import Setting
 from stretto.planner.simulate import Forecast, simulate
+from stretto.recipe.schema import Placement
 
 SIMULATED = 10
 """Choices that are simulated of each number of devices that may be worth it."""

@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stretto.placement.memory import Held
 from stretto.placement.plan import Plan
-from stretto.planner.choice import Choice
-from stretto.planner.price import Ending, Priced, Prices, typical
-from stretto.planner.room import Room, SideRoom
-from stretto.planner.setting import Setting
-from stretto.step.state import Step
-from stretto.step.virtual import Simulated, Simulation, Stretch
-from stretto.step.work import FORWARD, UPDATE, Carried, Launch, Speeds, Terms
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.memory import Held
+from stretto.planner.cost.memory_fit import Room, SideRoom
+from stretto.planner.cost.stage_times import Ending, Priced, Prices, typical
+from stretto.planner.problem import Setting
+from stretto.scheduler.records import FORWARD, UPDATE, Carried, Launch, Speeds, Terms
+from stretto.scheduler.simulator import Simulated, Simulation, Stretch
+from stretto.scheduler.state import Step
 
 TRIES = 5
 """Numbers of answers at a time that are tried before one that cannot fail."""

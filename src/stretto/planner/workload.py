@@ -13,14 +13,14 @@ from functools import cached_property
 from pathlib import Path
 
 from stretto.algorithms.catalog import CATALOG
-from stretto.config.schema import Recipe, RoleModel
 from stretto.errors import Problem, RecipeError
-from stretto.placement.cost import Precision
-from stretto.placement.lengths import Counts, Lengths
-from stretto.placement.load import Load
-from stretto.placement.shapes import ModelShape
-from stretto.planner.models import shape_of_model
-from stretto.planner.recorded import recorded_lengths
+from stretto.planner.cost.lengths import Counts, Lengths
+from stretto.planner.cost.seconds import Precision
+from stretto.planner.cost.shapes import ModelShape
+from stretto.planner.cost.token_load import Load
+from stretto.planner.model_shapes import shape_of_model
+from stretto.planner.run_lengths import recorded_lengths
+from stretto.recipe.schema import Recipe, RoleModel
 
 ASSUMED_PROMPT, ASSUMED_MEAN, ASSUMED_SIGMA = 128, 0.4, 0.8
 """Tokens of a prompt, mean answer as a share of the longest, spread of log-length: where a recipe says nothing."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from stretto.config.schema import RewardPart
 from stretto.errors import (
     DeadlineError,
     RecipeError,
@@ -20,6 +19,7 @@ from stretto.errors import (
     StrettoError,
     VerdictError,
 )
+from stretto.recipe.schema import RewardPart
 from stretto.rewards.base import Costly, Verdict
 from stretto.rewards.parts import MODEL, SHAPING, build, observed, problems
 from stretto.sandbox.pool import Pool

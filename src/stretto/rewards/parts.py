@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
-from stretto.config.schema import RewardPart
 from stretto.errors import Problem, VerdictError
 from stretto.extras import missing_extra
+from stretto.recipe.schema import RewardPart
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
 from stretto.rewards.scorers import Scorer

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from stretto.config.schema import Task
+from stretto.recipe.schema import Task
 from stretto.tasks.template import LONGEST, TooLongError, as_text, chat, fill, pick_one
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Message, Prompt

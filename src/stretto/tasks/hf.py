@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stretto.config.schema import Source, Task
 from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.extras import missing_extra
+from stretto.recipe.schema import Source, Task
 from stretto.tasks.columns import Row, RowError
 from stretto.tasks.jsonl import LONGEST_ROW
 from stretto.tasks.rows import find, gather

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stretto.config.schema import Task
 from stretto.errors import Problem
+from stretto.recipe.schema import Task
 from stretto.tasks.columns import Row, RowError
 from stretto.tasks.rows import find, gather
 from stretto.types import Prompt

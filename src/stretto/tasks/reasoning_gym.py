@@ -16,9 +16,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from stretto.config.schema import Task
 from stretto.errors import Problem, RecipeError
 from stretto.extras import missing_extra
+from stretto.recipe.schema import Task
 from stretto.tasks import gym
 from stretto.tasks.template import chat, fill, printable
 from stretto.tasks.template import problems as template_problems

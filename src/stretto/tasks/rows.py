@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from stretto.config.schema import Task
 from stretto.errors import Problem
+from stretto.recipe.schema import Task
 from stretto.tasks.columns import Columns, Row, RowError
 from stretto.tasks.template import printable
 from stretto.types import Prompt

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stretto.config.schema import Holdout, Source, Task
 from stretto.errors import CheckpointError, Problem, RecipeError
+from stretto.recipe.schema import Holdout, Source, Task
 from stretto.tasks import hf, jsonl, reasoning_gym, synthetic
 from stretto.tasks.rows import problems as column_problems
 from stretto.types import Prompt

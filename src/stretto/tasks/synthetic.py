@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from itertools import count as counting
 from itertools import product
 
-from stretto.config.schema import Source, Task
 from stretto.errors import Problem
+from stretto.recipe.schema import Source, Task
 from stretto.tasks.template import LONGEST, chat, fill
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Prompt

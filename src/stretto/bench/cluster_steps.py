@@ -1,0 +1,262 @@
+"""Our side on several cells: the crew that `stretto train` assembles from a recipe, following one plan after the other.
+
+Workers are started once and serve every plan of a job; before each step everybody gets the same weights again. Answers
+have lengths that were drawn once, by prompt and attempt. What is measured this way is in `stretto.bench.cells`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.bench.cases import SEED, answer_lengths
+from stretto.bench.forced_lengths import Said, ToldWorker
+from stretto.bench.jobs import Job
+from stretto.bench.ours import RATE, InTurn, rewards_of
+from stretto.bench.prepare import Asked, model_section
+from stretto.engines.base import noise_key
+from stretto.placement.build import plan_of
+from stretto.placement.plan import Plan
+from stretto.recipe.describe import roles_of
+from stretto.recipe.schema import (
+    AlgorithmSection,
+    Correction,
+    EngineSection,
+    Kl,
+    Optimizer,
+    Placement,
+    Recipe,
+    RewardPart,
+    RoleModel,
+    Roles,
+)
+from stretto.recipe.schema import Batch as BatchSection
+from stretto.runtime.batch import Batch
+from stretto.runtime.runtime import CrewParts, assemble_crew
+from stretto.runtime.schedule import take_step
+from stretto.runtime.spans import Clock
+from stretto.types import Trajectory
+from stretto.workers.launchers.inprocess import Launcher, Member, processes
+from stretto.workers.stacks import Stand
+from stretto.workers.worker_spec import Assignment
+
+DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
+"""Two cells of one thread each."""
+
+COEF = 0.1
+"""Of the KL term, where a case has one."""
+
+Launch = Callable[[Sequence[str]], Launcher]
+"""Starts workers that are told what to say, on these devices."""
+
+
+def launched(devices: Sequence[str]) -> Launcher:
+    """In processes of their own."""
+    return processes(devices, seconds=120, make=ToldWorker)
+
+
+class Shared:
+    """A launcher whose workers serve several crews, one after the other."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher, self.here = launcher, launcher.here
+        self.members: dict[str, Member] = {}
+        self.opened = False
+
+    async def open(self) -> None:
+        """Once."""
+        if not self.opened:
+            await self.launcher.open()
+        self.opened = True
+
+    async def start(self, assignment: Assignment) -> Member:
+        """The worker of a device; it can do whatever any plan asks of it."""
+        if assignment.device not in self.members:
+            every = frozenset(roles_of(assignment.recipe))
+            self.members[assignment.device] = await self.launcher.start(replace(assignment, roles=every))
+        return _Lent(self.members[assignment.device])
+
+    def store(self) -> Any:
+        """The launcher's."""
+        return self.launcher.store()
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Of all of them."""
+        return await self.launcher.stacks()
+
+    async def close(self) -> None:
+        """Others may still need the workers."""
+
+    async def end(self) -> None:
+        """Ends the workers."""
+        await asyncio.gather(*(member.close() for member in self.members.values()), return_exceptions=True)
+        await self.launcher.close()
+
+
+class _Lent:
+    """A worker that somebody else will end."""
+
+    def __init__(self, member: Member) -> None:
+        self.call = member.call
+
+    async def close(self) -> None:
+        """Not now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Did:
+    """One step that was taken."""
+
+    seconds: float
+    """How long it took."""
+    idle: float
+    """Share of the devices' seconds without work."""
+    tail: float
+    """Seconds in which a cell had nothing more to generate while another still did, over the number of cells."""
+    stages: Mapping[str, float]
+    """Seconds of each stage on a cell that serves it."""
+    batch: Batch
+    """What was learned from."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """In launch order."""
+        return [trajectory for group in self.batch.accepted for trajectory in group.trajectories]
+
+    @property
+    def reward(self) -> float:
+        """Mean over all of them."""
+        return statistics.fmean(reward.value for group in self.batch.accepted for reward in group.rewards)
+
+
+class Crews:
+    """A recipe on the same workers under several plans."""
+
+    def __init__(self, job: Job, launcher: Launcher, *, rate: float = RATE) -> None:
+        self.job, self.recipe, self.launcher = job, recipe_of(job, rate=rate), launcher
+        self.lengths = answer_lengths(job.case)
+        self.parts: dict[str, CrewParts] = {}
+        self.started: dict[str, float] = {}
+        self.start: Mapping[str, Any] = {}
+
+    async def assemble(self, names: Sequence[str]) -> None:
+        """A crew for each plan."""
+        for name in names:
+            begun = time.perf_counter()
+            parts = await assemble_crew(
+                self.recipe,
+                plan=plan_named(name, self.recipe),
+                root=Path(self.job.model),
+                folder=None,
+                note=lambda text: None,
+                launcher=self.launcher,
+            )
+            self.started[name] = time.perf_counter() - begun
+            first = next(iter(self.parts.values()), parts)  # one pool judges for all
+            self.parts[name] = replace(parts, prompts=InTurn(parts.heldout), pool=first.pool, rewards=first.rewards)
+        self.start = await next(iter(self.parts.values())).crew.state()
+
+    async def ready(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
+        """Gives a plan's workers the weights that all begin with, and what a step is about."""
+        parts = self.parts[name]
+        await parts.crew.meet()
+        await parts.crew.restore(self.start)
+        await self.about(name, asked, said, shows=shows)
+
+    async def about(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
+        """What a step is about, with the weights as they are."""
+        crew, prompts = self.parts[name].crew, self.parts[name].prompts
+        lengths = {
+            key_of(each, attempt): length
+            for each, row in zip(asked, cycle(self.lengths.tolist()))  # two cells get the same lengths
+            for attempt, length in enumerate(row)
+        }
+        await crew.all(list(crew.members), "tell", lengths, said, shows, seconds=60)
+        assert isinstance(prompts, InTurn)
+        prompts.coming = [each.prompt for each in asked]
+        batch = self.recipe.batch.model_copy(update={"prompts": len(asked)})
+        self.parts[name] = replace(self.parts[name], recipe=self.recipe.model_copy(update={"batch": batch}))
+
+    async def step(self, name: str) -> Did:
+        """Takes the step that everything is ready for."""
+        parts = self.parts[name]
+        clock = Clock(devices=parts.devices)
+        clock.begin()
+        batch = (await take_step(parts, clock, step=1)).batch
+        metrics = clock.metrics()
+        ends = defaultdict(float, {cell.name: 0.0 for cell in parts.plan.cells if cell.role == "generate"})
+        for span in clock.spans:
+            if span.stage == "generate":
+                ends[span.cell] = max(ends[span.cell], span.start + span.seconds)
+        return Did(
+            seconds=metrics["seconds/step"],
+            idle=metrics["idle"],
+            tail=sum(max(ends.values()) - end for end in ends.values()) / len(ends),
+            stages={name: seconds for name, seconds in metrics.items() if name.startswith("seconds/")},
+            batch=batch,
+        )
+
+    async def gradient(self, name: str) -> NDArray[np.float64]:
+        """Of the plan's last step."""
+        crew = self.parts[name].crew
+        found: NDArray[np.float64] = await crew.call(crew.trainers[0], "gradient", seconds=60)
+        return found
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for parts in self.parts.values():
+            await parts.close()
+
+
+def recipe_of(job: Job, *, rate: float = RATE) -> Recipe:
+    """The case as a recipe; no step is the last, so that nothing is decayed."""
+    case = job.case
+    return Recipe(
+        seed=SEED,
+        model=model_section(job.model, case),
+        roles=Roles(reward_model=RoleModel(name="scratch") if case.judge else None),
+        rewards=(*rewards_of(case.cap), *([RewardPart(name="model", kind="model")] if case.judge else [])),
+        algorithm=AlgorithmSection(
+            name="grpo", correction=Correction(kind="none"), kl=Kl(coef=COEF if case.reference else 0.0)
+        ),
+        batch=BatchSection(prompts=case.prompts, samples=case.samples),
+        engine=EngineSection(max_new_tokens=case.cap),
+        optimizer=Optimizer(lr=rate),
+    )
+
+
+def plan_named(name: str, recipe: Recipe) -> Plan:
+    """A strategy on both devices; `one` and `other` are a plan on the first and on the second alone."""
+    devices = {"one": DEVICES[:1], "other": DEVICES[1:]}.get(name, DEVICES)
+    return plan_of(
+        Placement.model_validate({"strategy": "flatten" if name in ("one", "other") else name}),
+        roles=roles_of(recipe),
+        devices=devices,
+        reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
+    )
+
+
+def key_of(asked: Asked, attempt: int) -> int:
+    """The key of the request for an answer to a prompt."""
+    return noise_key(seed=SEED, visit=0, prompt=asked.prompt.id, attempt=attempt, context=asked.tokens, occurrence=0)
+
+
+def said_in(did: Did, asked: Sequence[Asked]) -> dict[int, Said]:
+    """The answers of a step, by the keys of their requests."""
+    by_id = {each.prompt.id: each for each in asked}
+    said = {}
+    for trajectory in did.trajectories:
+        talk = trajectory.conversations[0]
+        key = key_of(by_id[trajectory.prompt.id], trajectory.attempt)
+        said[key] = talk.tokens[talk.trained], talk.logprobs[talk.trained]
+    return said

@@ -1,0 +1,114 @@
+"""A worker for benches: the lengths of its answers are told, or the answers themselves, and it shows its gradient.
+
+Everything else is the worker of a training. What is told goes by the key of a request's noise, which names a prompt
+and an attempt wherever they are generated, so that all plans have the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.bench.machine import PeakMemory
+from stretto.bench.ours import endless
+from stretto.engines.base import Completion, Request
+from stretto.engines.native.engine import NativeEngine
+from stretto.models.load import Policy
+from stretto.training.trainer import StepReport
+from stretto.workers.worker import Worker
+from stretto.workers.worker_spec import Assignment
+
+Said = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""An answer: its tokens, and the engine's log-probability of each."""
+
+
+class ToldEngine(NativeEngine):
+    """The native engine, in which answers have lengths that were told; what was said before is said again."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(endless(policy))
+        self.lengths: dict[int, int] = {}
+        self.said: dict[int, Said] = {}
+        self.again: dict[int, Request] = {}
+
+    def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said]) -> None:
+        """What holds from now on, by the keys of requests."""
+        self.lengths, self.said = dict(lengths), dict(said)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues what is to be sampled; no token ends it before its length."""
+        self.again |= {request.key: request for request in requests if request.key in self.said}
+        sampled = [request for request in requests if request.key not in self.said]
+        limits = [self.lengths[request.key] - request.begun for request in sampled]
+        super().submit(
+            [replace(each, max_new_tokens=limit, stop=frozenset()) for each, limit in zip(sampled, limits, strict=True)]
+        )
+
+    def step(self, budget_seconds: float) -> list[Completion]:
+        """Says the shortest of what is said again: answers end in the order in which they would."""
+        if not self.again:
+            return super().step(budget_seconds)
+        key = min(self.again, key=lambda key: (len(self.said[key][0]), key))
+        return [self._repeated(self.again.pop(key))]
+
+    def abort(self, keys: Sequence[int]) -> list[Completion]:
+        """Takes requests out; what is said again has said nothing yet."""
+        gone = [self.again.pop(key) for key in keys if key in self.again]
+        none = [replace(self._repeated(each), tokens=np.zeros(0, np.int64), logprobs=np.zeros(0)) for each in gone]
+        return super().abort(keys) + [replace(each, stop="abort") for each in none]
+
+    def _repeated(self, request: Request) -> Completion:
+        tokens, logprobs = self.said[request.key]
+        rest = slice(request.begun, None)
+        return Completion(
+            key=request.key, tokens=tokens[rest], logprobs=logprobs[rest], stop="length", version=self.version
+        )
+
+
+class ToldWorker(Worker):
+    """The worker with that engine."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.memory = PeakMemory(assignment.torch_device.type)
+        self.shows = False
+        self.shown: NDArray[np.float64] = np.zeros(0)
+        super().__init__(assignment, ToldEngine)
+
+    def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool) -> None:
+        """What holds from now on; `shows` keeps the gradients of updates."""
+        assert isinstance(self.engine, ToldEngine)
+        self.engine.tell(lengths, said)
+        self.shows = shows
+
+    def apply(self, last: bool = True) -> StepReport:
+        """As always; the mean gradient is kept where it is to be shown."""
+        if self.shows:
+            trainer = self.trainer
+            total = trainer.accumulators if trainer.total is None else trainer.total
+            self.shown = sum(
+                (
+                    _flat(trainer.trained, gradients) / trainer.counted.denominator(kind)
+                    for kind, gradients in total.items()
+                ),
+                np.zeros(()),
+            )
+        return super().apply(last)
+
+    def gradient(self) -> NDArray[np.float64]:
+        """Of the last update, before clipping; one number after the other."""
+        return self.shown
+
+    def gained(self) -> int:
+        """Bytes that this process has come to need since it had loaded its modules."""
+        return self.memory.gained()
+
+
+def _flat(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> NDArray[np.float64]:
+    """The gradients of these weights, in their order; 0 of one that has none."""
+    found = (gradients.get(name, torch.zeros_like(weight)) for name, weight in weights.items())
+    return torch.cat([gradient.double().flatten() for gradient in found]).cpu().numpy()

@@ -1,0 +1,207 @@
+"""The second tier of checks: what only the tokenizer, all prompts and the model's layers can tell. Loads no weights.
+
+The first tier (`checks.recipe`) reads the recipe and the first rows of the data without torch; `train` runs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
+from stretto.checks.rules.task import comparisons
+from stretto.environments import templates
+from stretto.environments.render import Renderer
+from stretto.errors import EnvironmentFailure, Problem, RecipeError
+from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention, stop_tokens
+from stretto.models.load_errors import reading_model
+from stretto.models.lora import target_problems
+from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
+from stretto.models.source import ModelFiles, facts, locate
+from stretto.recipe.schema import Recipe, Scratch
+from stretto.rewards import answer
+from stretto.tasks.source import load_prompts, split
+from stretto.types import Prompt
+
+MOST_PROMPTS = 20_000
+"""Prompts whose length is measured; a longer one that slips through costs its own trajectory, not the run."""
+
+UNLIMITED = 1 << 30
+"""Context of a model that does not say one."""
+
+SHOWN = 3
+"""Offending prompts named in a message."""
+
+
+def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
+    """Every problem of the second tier."""
+    problems = device_problems(recipe)
+    try:
+        prompts = load_prompts(recipe.task, root)
+        split(prompts, recipe.task.holdout)
+        files = locate(recipe.model.name, root)
+        if files.kind != "scratch":
+            templates.shared().begin()  # it starts while the tokenizer is read
+        config, tokenizer = describe_model(recipe, files)
+        network = without_weights(files, config, tokenizer)
+    except RecipeError as error:
+        return [*problems, *error.problems]
+    others, context = other_models(recipe, root, tokenizer)
+    context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
+    problems += [
+        *comparisons(recipe, prompts, answer.numbers),
+        *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
+        *others,
+    ]
+    if recipe.model.adapter is not None:
+        problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
+    return problems
+
+
+def device_problems(recipe: Recipe) -> list[Problem]:
+    """A GPU that was asked for must be there."""
+    if recipe.placement.cluster != "1xgpu" or torch.cuda.is_available():
+        return []
+    return [
+        Problem(
+            field="placement.cluster",
+            reason="asks for a GPU, and torch sees none on this machine",
+            fix="use auto or 1xcpu, or install a torch build for this machine's GPU",
+        )
+    ]
+
+
+def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
+    """Configuration and tokenizer of the model that would be trained."""
+    if files.kind == "scratch":
+        scratch = recipe.model.scratch or Scratch()
+        return configuration(scratch), character_tokenizer(scratch.characters)
+    with reading_model(files.name, failing="cannot be read"):
+        described = describe(files)
+    facts(files)  # files of the hub are on this machine only now
+    return described
+
+
+def without_weights(files: ModelFiles, config: Any, tokenizer: Any) -> PreTrainedModel:
+    """The model as its files describe it, tried out; nothing of its weights is read or made."""
+    with reading_model(files.name, failing="describes no model that can be built"):
+        refuse_moving_positions(config)
+        with torch.device("meta"):
+            network: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        stop_tokens(network, tokenizer)
+        tokenizer.decode(tokenizer.encode("1 + 1 = 2"))
+    return network
+
+
+def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Problem], int]:
+    """What is wrong with reward model and critic beside the model that is trained, and the shortest of their contexts.
+
+    They read token ids, which nobody decodes, so each id has to mean the same to them.
+    """
+    problems, contexts = list[Problem](), [UNLIMITED]
+    for key in CLASSIFIERS:
+        section = getattr(recipe.roles, key)
+        if section is None or section.name in (None, "scratch"):
+            continue
+        try:
+            config, its = describe_model(recipe, locate(section.name, root))
+            refuse_unknown_attention(config)
+        except RecipeError as error:
+            problems += [replace(problem, field=f"roles.{key}.name") for problem in error.problems]
+            continue
+        problems += classifier_problems(section.name, key, root)  # a model of the hub is on this machine only now
+        text = config.get_text_config()
+        contexts.append(int(getattr(text, "max_position_embeddings", None) or UNLIMITED))
+        ids, its_ids = tokenizer.get_vocab(), its.get_vocab()
+        if others := [token for token, number in ids.items() if its_ids.get(token) != number]:
+            reason = f"{len(others)} of the {len(ids)} tokens of model.name have other ids in it, such as {others[0]!r}"
+            fix = "name one that was made from a model with the same tokenizer"
+            problems.append(Problem(field=f"roles.{key}.name", reason=reason, fix=fix))
+        elif text.vocab_size <= max(ids.values()):
+            reason = f"it has embeddings for {text.vocab_size} tokens, and model.name has ids up to {max(ids.values())}"
+            problems.append(Problem(field=f"roles.{key}.name", reason=reason, fix="name one with all of them"))
+    return problems, min(contexts)
+
+
+def prompt_problems(
+    recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
+) -> list[Problem]:
+    """Prompts that leave no room for an answer, or have tokens that the model lacks, and those that a scratch model
+    cannot spell, answer or imitate."""
+    renderer = Renderer(tokenizer, stop=frozenset())
+    room = context - recipe.engine.max_new_tokens
+    scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
+    unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
+    # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
+    most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
+    too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
+    asked = prompts[:MOST_PROMPTS]
+    for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
+        if isinstance(text, EnvironmentFailure):
+            return [template_problem(prompt, text)]
+        if len(text) > most:
+            too_long.append(f"{prompt.id} ({len(text)} characters)")
+            continue
+        tokens = renderer.encode_opening(text)
+        if len(tokens) > room:
+            too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
+        if tokens.max(initial=0) >= vocabulary:
+            unknown_ids.append(prompt.id)
+        if scratch is None:
+            continue
+        reference = prompt.reference or ""
+        words = tokenizer.encode(reference) if len(reference) <= most else None
+        if unknown in [*tokens, *(words or ())]:
+            misspelt.append(prompt.id)
+        fits = words is not None and len(tokens) + len(words) < scratch.context
+        if scratch.warmup_steps and len(tokens) <= room and not fits:
+            endless.append(prompt.id)
+    return _listed(
+        (
+            "task",
+            too_long,
+            f"prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a context of {context}",
+            "shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
+        ),
+        (
+            "model.name",
+            unknown_ids,
+            f"prompts have tokens of its tokenizer that it has no embedding for (it has {vocabulary})",
+            "use a model with the tokenizer that belongs to it",
+        ),
+        (
+            "model.scratch.characters",
+            misspelt,
+            "prompts or their answers use characters that are not in it",
+            "add every character that prompts and answers use",
+        ),
+        (
+            "model.scratch.warmup_steps",
+            endless,
+            f"prompts leave no room in a context of {context} for the reference answers that the warm-up imitates",
+            "shorten or drop them, raise model.scratch.context, or set warmup_steps: 0",
+        ),
+    )
+
+
+def _listed(*told: tuple[str, list[str], str, str]) -> list[Problem]:
+    """A problem for each (field, offending prompts, reason, fix) that has any."""
+    return [
+        Problem(field=field, reason=f"{len(names)} {reason}: {', '.join(names[:SHOWN])}", fix=fix)
+        for field, names, reason, fix in told
+        if names
+    ]
+
+
+def template_problem(prompt: Prompt, failure: EnvironmentFailure) -> Problem:
+    """A chat template that cannot render a prompt, or must not."""
+    if isinstance(failure, templates.TemplateOutOfBounds):
+        fix = "use another model, or one whose chat template ends soon and repeats the chat once"
+        return Problem(field="model.name", reason=f"{failure}, for prompt {prompt.id}", fix=fix)
+    reason = f"the model's chat template cannot render prompt {prompt.id}: {failure}"
+    return Problem(field="task", reason=reason, fix="drop task.system, or use another model")

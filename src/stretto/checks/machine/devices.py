@@ -1,0 +1,86 @@
+"""Whether there are devices for what a recipe asks, torch can use them, none is forgotten, and a model fits one."""
+
+from __future__ import annotations
+
+from stretto.checks.machine.base import GB, Check, Setting
+from stretto.errors import RecipeError
+from stretto.models.size import WIDTHS, parameters
+from stretto.placement.devices import find_device
+from stretto.recipe.schema import Recipe
+
+
+def devices_are_visible(setting: Setting) -> Check | None:
+    """As many as the recipe asks for. Those of several hosts are counted by Ray, when a run starts."""
+    if setting.hosts > 1:
+        return None
+    gpus, cores, count = setting.machine.gpus, setting.machine.cores, setting.devices
+    told = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else "no GPU"
+    kind = f" ({gpus[0].name}, {gpus[0].memory / GB:.0f} GB)" if gpus else ""
+    seen = len(gpus) if setting.uses_gpu else cores
+    text = f"{told}{kind} and {cores} CPU core{'' if cores == 1 else 's'} can be used"
+    if count <= seen:
+        return Check(name="devices", ok=True, text=text)
+    kind = f"{'GPU' if setting.uses_gpu else 'CPU core'}{'' if count == 1 else 's'}"
+    fix = "use fewer, or make the others visible: CUDA_VISIBLE_DEVICES, or the options of your container"
+    return Check(name="devices", ok=False, text=f"need {count} {kind}, see {seen}", fix=fix)
+
+
+def torch_can_use_the_gpu(setting: Setting) -> Check | None:
+    """A build of torch for CPUs leaves a GPU alone without a word."""
+    torch = setting.machine.versions.get("torch", "")
+    if not setting.machine.gpus or not setting.uses_gpu or not torch:
+        return None
+    if not torch.endswith("+cpu"):
+        return Check(name="torch build", ok=True, text=f"torch {torch} is built for GPUs")
+    text = f"a GPU is visible, and torch {torch} is a build for CPUs"
+    return Check(
+        name="torch build", ok=False, text=text, fix="install a torch for GPUs, or use placement.cluster: 1xcpu"
+    )
+
+
+def no_device_is_forgotten(setting: Setting) -> Check | None:
+    """A GPU without work is a choice, and then the recipe says so."""
+    gpus, recipe = setting.machine.gpus, setting.recipe
+    if recipe is None or recipe.placement.cluster != "auto" or recipe.placement.cells is not None or len(gpus) < 2:
+        return None
+    if (idle := len(gpus) - setting.devices) <= 0:
+        return Check(name="idle devices", ok=True, text="every visible GPU has work")
+    text = f"{idle} of {len(gpus)} visible GPUs would have no work"
+    fix = f"name them all (placement.cluster: {len(gpus)}x{known(gpus[0].name)}), or say that one is meant: 1xgpu"
+    return Check(name="idle devices", ok=False, text=text, fix=fix)
+
+
+def known(name: str) -> str:
+    """What a recipe may call a GPU, given its driver's name for it."""
+    try:
+        return find_device(name).name
+    except RecipeError:
+        return "NAME"
+
+
+def model_fits(setting: Setting) -> Check | None:
+    """Weights and what trains them fit one device. A lower bound: caches and activations come on top."""
+    recipe, machine = setting.recipe, setting.machine
+    numbers = parameters(recipe.model.name, setting.root) if recipe is not None else None
+    if recipe is None or numbers is None or setting.devices > 1:
+        return None
+    on_gpu = setting.uses_gpu and bool(machine.gpus)
+    there = min(gpu.memory for gpu in machine.gpus) if on_gpu else machine.memory
+    need, whose = numbers * bytes_each(recipe), "the GPU" if on_gpu else "this machine"
+    text = f"the model and what trains it need at least {need / GB:.1f} GB, and {whose} has {there / GB:.1f} GB"
+    if need <= there:
+        return Check(name="memory", ok=True, text=text)
+    fix = "use a smaller model" if recipe.model.adapter else "train an adapter (model.adapter), or use a smaller model"
+    return Check(name="memory", ok=False, text=text, fix=fix)
+
+
+def bytes_each(recipe: Recipe) -> int:
+    """Bytes that a run holds per parameter of the model.
+
+    A frozen one is its weight. A trained one also has a gradient and two moments in fp32 (fp64 where it is computed
+    in that), and a master unless it is its own.
+    """
+    width = WIDTHS[recipe.model.dtype]
+    if recipe.model.adapter is not None:
+        return width
+    return 4 * width if width >= 4 else width + 16

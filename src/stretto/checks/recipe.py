@@ -1,0 +1,139 @@
+"""The first tier of refusal: everything that can be told from the recipe, the first prompts and the model's header.
+
+Every rule is run, so all problems come at once. No torch; about a second. The second tier, which needs a tokenizer
+and a model without weights, is `stretto.checks.deep`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from stretto.checks.rules import files as place
+from stretto.checks.rules import limits, roles, task
+from stretto.checks.rules import not_available as reserved
+from stretto.checks.rules import unused_keys as idle
+from stretto.checks.rules.base import Probes, Rule, Scene
+from stretto.errors import Problem, RecipeError
+from stretto.recipe.load import read_recipe
+from stretto.recipe.resolve import resolve
+from stretto.recipe.schema import Recipe
+
+__all__ = ["RULES", "Probes", "check", "checked_recipe", "examine"]
+
+RULES: tuple[Rule, ...] = (
+    reserved.keys_wait_for_their_part,
+    reserved.algorithm_exists,
+    reserved.environment_exists,
+    reserved.reference_is_the_base,
+    reserved.logs_exist,
+    idle.keys_have_an_effect,
+    idle.clip_is_used,
+    idle.correction_is_used,
+    idle.betas_are_used,
+    idle.warmup_rate_is_used,
+    idle.best_is_measured,
+    roles.values_have_a_critic,
+    roles.value_clip_is_used,
+    roles.reward_model_is_read,
+    roles.classifiers_can_be_found,
+    roles.accuracy_has_a_verdict,
+    limits.group_is_large_enough,
+    limits.updates_have_trajectories,
+    limits.budget_holds_an_answer,
+    limits.lengths_make_sense,
+    limits.step_fits,
+    limits.warmup_ends,
+    limits.moments_decay,
+    limits.narrow_moments_are_possible,
+    limits.cache_has_memory,
+    limits.temperature_is_sane,
+    limits.adapter_is_small,
+    limits.heads_divide_width,
+    limits.scratch_is_tiny,
+    limits.scratch_holds_an_answer,
+    limits.evaluation_has_prompts,
+    limits.kl_has_a_reference,
+    limits.kl_in_the_reward_pulls,
+    limits.stale_answers_are_corrected,
+    limits.seeds_fit,
+    limits.counts_fit,
+    task.rewards_make_sense,
+    task.rewards_have_weight,
+    task.scorers_have_their_task,
+    task.answers_can_be_compared,
+    task.characters_cover_the_task,
+    task.some_prompts_are_left,
+    place.plan_is_sound,
+    place.model_can_be_found,
+    place.lengths_are_recorded,
+    place.run_folder_is_free,
+    place.logs_can_be_written,
+)
+"""In the order in which their problems are listed."""
+
+PRICED: tuple[Rule, ...] = tuple(
+    rule
+    for rule in RULES
+    if rule.__module__ not in (place.__name__, task.__name__) and rule is not limits.narrow_moments_are_possible
+)
+"""Those that hold where nothing is run either: no data, no files and no packages are asked for."""
+
+MOST_ROWS = 1000
+"""Rows of data that are read at most; enough to see whether holding some out leaves any."""
+
+
+def check(recipe: Recipe, *, root: Path, probes: Probes, planning: bool = False) -> list[Problem]:
+    """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first.
+
+    `planning` is as in `Scene`: only what holds without running anything is asked.
+    """
+    recipe = resolve(recipe)
+    if planning:
+        scene = Scene(root=root, probes=probes, prompts=(), complete=False, planning=True)
+        return [problem for rule in PRICED for problem in rule(recipe, scene)]
+    rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
+    prompts, problems, complete = probes.task(recipe.task, root, rows)
+    scene = Scene(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
+    return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
+
+
+def examine(
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes, planning: bool = False
+) -> tuple[Recipe | None, tuple[Problem, ...]]:
+    """A recipe file, resolved, with everything the first tier finds in it.
+
+    Rules are run on what is left without the keys that could not be read; what a rule then says about such a key, or by
+    way of it, is left out, because it would judge a value that nobody gave.
+    """
+    reading = read_recipe(path, changes)
+    if reading.recipe is None:
+        return None, reading.problems
+    found = check(reading.recipe, root=root, probes=probes, planning=planning)
+    sound = [problem for problem in found if not _leans_on(problem, reading.doubtful)]
+    return resolve(reading.recipe), (*reading.problems, *sound)
+
+
+def checked_recipe(
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes, planning: bool = False
+) -> Recipe:
+    """The resolved recipe of a file; raises a RecipeError with everything that the first tier finds wrong with it."""
+    recipe, problems = examine(path, changes, root=root, probes=probes, planning=planning)
+    if problems or recipe is None:
+        raise RecipeError(*problems)
+    return recipe
+
+
+def _leans_on(problem: Problem, doubtful: frozenset[str]) -> bool:
+    """True if the problem is at, below, above or in terms of a key whose value could not be read.
+
+    A `kind` or `name` decides what its whole section means.
+    """
+    doubtful |= {name.rpartition(".")[0] for name in doubtful if name.endswith((".kind", ".name"))}
+    words = set(re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", f"{problem.reason} {problem.fix}")) | {problem.field}
+    return any(
+        word == name or word.startswith(f"{name}.") or name.startswith(f"{word}.")
+        for word in words
+        for name in doubtful
+    )

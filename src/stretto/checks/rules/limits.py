@@ -1,0 +1,281 @@
+"""Numbers that contradict each other, or that nothing could be run with.
+
+The bounds of single keys are the schema's. Here one number is too large or too small for another, or only looks
+harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from stretto.algorithms.catalog import CATALOG, PULLING
+from stretto.checks.rules.base import Scene
+from stretto.errors import Problem
+from stretto.extras import install
+from stretto.recipe.schema import Recipe
+
+MOST = 2**31 - 1
+"""The largest count; what counts tokens or steps with 32 bits must never overflow."""
+
+MOST_PARAMETERS = 200_000_000
+"""A scratch model above is no tiny decoder, and no short warm-up would bring it anywhere."""
+
+LONGEST_CONTEXT = 65_536
+"""Of a scratch model; its cache is made for it."""
+
+MOST_TRAJECTORIES = 1_000_000
+"""In one step or evaluation; the largest published runs use tens of thousands."""
+
+HIGHEST_RANK = 8192
+"""Of an adapter; the width of the largest models in use."""
+
+
+def group_is_large_enough(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A baseline from the group needs a group."""
+    facts, samples = CATALOG.get(recipe.algorithm.name), recipe.batch.samples
+    if facts and samples < facts.min_samples:
+        yield Problem(
+            field="batch.samples",
+            reason=f"{samples} is too few for {facts.name}, which compares the samples of a group",
+            fix=f"use at least {facts.min_samples}, or algorithm.name: reinforce",
+        )
+
+
+def updates_have_trajectories(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """An update needs something to learn from."""
+    updates, made = recipe.batch.updates, recipe.batch.prompts * recipe.batch.samples
+    if updates > made:
+        yield Problem(
+            field="batch.updates",
+            reason=f"{updates} updates cannot share {made} trajectories (batch.prompts x batch.samples)",
+            fix=f"use at most {made}",
+        )
+
+
+def budget_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A conversation is never split between micro-batches."""
+    budget, longest = recipe.batch.token_budget, recipe.engine.max_new_tokens
+    if isinstance(budget, int) and budget <= longest:
+        yield Problem(
+            field="batch.token_budget",
+            reason=f"{budget} tokens cannot hold a prompt and an answer of engine.max_new_tokens ({longest})",
+            fix="use auto, or several times the longest conversation",
+        )
+
+
+def lengths_make_sense(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """What is planned with can happen."""
+    told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
+    if told is None or told.from_run is not None:
+        return
+    if told.response.cap > longest:
+        reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
+        yield Problem(field="batch.lengths.response.cap", reason=reason, fix="raise engine.max_new_tokens")
+    if told.response.mean > told.response.cap:
+        reason = f"a mean of {told.response.mean:g} is above the cap of {told.response.cap}"
+        yield Problem(field="batch.lengths.response", reason=reason, fix="raise cap or lower mean")
+
+
+def step_fits(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A step's trajectories, and those of an evaluation, are held in memory."""
+    batch, evaluate = recipe.batch, recipe.evaluate
+    for fields, number in (
+        ("batch.prompts x batch.samples", batch.prompts * batch.samples),
+        ("evaluate.prompts x evaluate.pass_k", evaluate.prompts * evaluate.pass_k),
+    ):
+        if number > MOST_TRAJECTORIES:
+            yield Problem(
+                field=fields.rpartition(" ")[2],
+                reason=f"{fields} is {number} trajectories, more than can be held at once",
+                fix=f"stay below {MOST_TRAJECTORIES}",
+            )
+
+
+def warmup_ends(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A warm-up that never ends never reaches the learning rate."""
+    updates, warmup = recipe.run.steps * recipe.batch.updates, recipe.optimizer.warmup
+    if warmup >= updates:
+        yield Problem(
+            field="optimizer.warmup",
+            reason=f"{warmup} updates of warm-up leave none of the run's {updates} (run.steps x batch.updates)",
+            fix=f"use less than {updates}",
+        )
+
+
+def moments_decay(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """AdamW divides by 1 - beta."""
+    for index, beta in enumerate(recipe.optimizer.betas):
+        if beta >= 1:
+            yield Problem(
+                field=f"optimizer.betas.{index}",
+                reason=f"with {beta:g} the moment would never change",
+                fix="use a number below 1, such as 0.9",
+            )
+
+
+def narrow_moments_are_possible(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """8-bit moments come from a package of their own, which knows no fp64."""
+    if recipe.optimizer.name != "adamw8bit":
+        return
+    if find_spec("bitsandbytes") is None:
+        reason = "adamw8bit needs the package bitsandbytes, which is not installed"
+        yield Problem(field="optimizer.name", reason=reason, fix=install("quant"))
+    if recipe.model.dtype == "float64":
+        reason = "moments in 8 bits make no sense beside weights in float64"
+        yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or model.dtype: float32")
+
+
+def cache_has_memory(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Nothing can be generated without a cache."""
+    if recipe.engine.memory_share == 0:
+        yield Problem(
+            field="engine.memory_share", reason="0 leaves no memory for the cache", fix="use auto, or such as 0.5"
+        )
+
+
+def temperature_is_sane(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Far out, nothing of the model's distribution is left, and log-probabilities overflow."""
+    temperature = recipe.engine.temperature
+    if not 0.01 <= temperature <= 100:
+        yield Problem(
+            field="engine.temperature",
+            reason=f"{temperature:g} leaves nothing of the model's distribution",
+            fix="use a number from 0.01 to 100; 1.0 is usual, and evaluation is greedy anyway",
+        )
+
+
+def adapter_is_small(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """An adapter adapts something, and has a rank below the rank of that."""
+    adapter, scratch = recipe.model.adapter, recipe.model.scratch
+    if adapter and not adapter.targets:
+        yield Problem(field="model.adapter.targets", reason="names no layer", fix="use all-linear, or name layers")
+    most, whose = (scratch.width, " (model.scratch.width)") if scratch else (HIGHEST_RANK, "")
+    if adapter and adapter.rank > most:
+        yield Problem(
+            field="model.adapter.rank",
+            reason=f"{adapter.rank} is above {most}{whose}, so the adapter would be larger than what it adapts",
+            fix="use a low rank such as 16, or adapter: null to train everything",
+        )
+
+
+def heads_divide_width(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Every head gets an equal share of the width, in pairs that are rotated."""
+    scratch = recipe.model.scratch
+    if scratch and scratch.width % (2 * scratch.heads):
+        yield Problem(
+            field="model.scratch.width",
+            reason=f"{scratch.width} does not give each of {scratch.heads} model.scratch.heads the same even share",
+            fix=f"use a multiple of {2 * scratch.heads}",
+        )
+
+
+def scratch_is_tiny(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A model made on the spot must be one that can be warmed up on the spot."""
+    scratch = recipe.model.scratch
+    if scratch is None:
+        return
+    parameters = 16 * scratch.layers * scratch.width**2 + scratch.width * len(scratch.characters)
+    if scratch.context > LONGEST_CONTEXT:
+        yield Problem(
+            field="model.scratch.context",
+            reason=f"{scratch.context} tokens are too many for a tiny model",
+            fix=f"use at most {LONGEST_CONTEXT}",
+        )
+    if parameters > MOST_PARAMETERS:
+        yield Problem(
+            field="model.scratch",
+            reason=f"would have about {parameters / 1e6:,.0f} million parameters, too many without pretraining",
+            fix="use fewer layers or less width, or a pretrained model",
+        )
+
+
+def scratch_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Prompt and answer share the context."""
+    scratch, longest = recipe.model.scratch, recipe.engine.max_new_tokens
+    if recipe.model.name == "scratch" and scratch and scratch.context <= longest:
+        yield Problem(
+            field="model.scratch.context",
+            reason=f"{scratch.context} tokens cannot hold a prompt and an answer of engine.max_new_tokens ({longest})",
+            fix="use a longer context or shorter answers",
+        )
+
+
+def evaluation_has_prompts(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Accuracy is taken on held-out prompts only."""
+    wanted, held, every = recipe.evaluate.prompts, recipe.task.holdout.prompts, recipe.evaluate.every
+    if held == 0 and every > 0:
+        yield Problem(
+            field="task.holdout.prompts",
+            reason=f"no prompts are held out, but evaluate.every is {every}",
+            fix="hold some out, or set evaluate.every to 0",
+        )
+    elif wanted > held and (every > 0 or wanted != type(recipe.evaluate)().prompts):
+        yield Problem(
+            field="evaluate.prompts",
+            reason=f"{wanted} is more than the {held} prompts of task.holdout.prompts",
+            fix=f"use at most {held}, or hold out more",
+        )
+
+
+def kl_has_a_reference(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """KL is measured against something, and so is V*."""
+    if recipe.roles.reference is not None:
+        return
+    facts, coef = CATALOG.get(recipe.algorithm.name), recipe.algorithm.kl.coef
+    if coef > 0:
+        reason, fix = f"is null, but algorithm.kl.coef is {coef:g}", "use adapter-off, or set algorithm.kl.coef to 0"
+        yield Problem(field="roles.reference", reason=reason, fix=fix)
+    elif facts and facts.needs & {"reference", "vstar"}:
+        reason = f"is null, but algorithm.name is {facts.name}, which needs a reference"
+        yield Problem(field="roles.reference", reason=reason, fix="use adapter-off, or another algorithm")
+
+
+def kl_in_the_reward_pulls(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """In the reward only k1 has the gradient of the KL in expectation; a run with another drifts or collapses."""
+    kl = recipe.algorithm.kl
+    if kl.coef > 0 and kl.where == "reward" and kl.estimator in ("k2", "k3"):
+        why = {
+            "k2": "it punishes tokens that have become too rare like those that have become too likely",
+            "k3": "its expected gradient is that of the KL less that of the KL the other way round",
+        }
+        reason = f"{kl.estimator} in the reward does not pull towards the reference: {why[kl.estimator]}"
+        fix = f"leave it out (auto is {PULLING['reward']} there), or use algorithm.kl.where: loss"
+        yield Problem(field="algorithm.kl.estimator", reason=reason, fix=fix)
+
+
+def stale_answers_are_corrected(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Answers of older weights are trained on with importance weights, or not at all."""
+    facts, lag = CATALOG.get(recipe.algorithm.name), recipe.placement.staleness
+    if not lag or recipe.algorithm.correction.kind != "none":
+        return
+    if facts and facts.regresses:
+        reason = f"{lag} needs importance weights, and {facts.name} (algorithm.name) has none"
+        yield Problem(field="placement.staleness", reason=reason, fix="use 0, or another algorithm, such as grpo")
+        return
+    reason = f"is none, but with placement.staleness {lag} answers come from older weights"
+    yield Problem(field="algorithm.correction.kind", reason=reason, fix="use token, or placement.staleness: 0")
+
+
+def seeds_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Random generators take whole numbers that are not negative."""
+    for field, seed in (("seed", recipe.seed), ("task.holdout.seed", recipe.task.holdout.seed)):
+        if seed < 0:
+            yield Problem(field=field, reason=f"{seed} is negative", fix="use 0 or more")
+
+
+def counts_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A slip of the keyboard is caught before it allocates."""
+    for field, value in _numbers(recipe.model_dump(), ""):
+        if value > MOST and not field.endswith("seed") and not field.startswith("task.source.config."):
+            reason = f"{value} is larger than anything here can count"
+            yield Problem(field=field, reason=reason, fix=f"use at most {MOST}")
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, int]]:
+    if isinstance(value, Mapping | tuple):
+        for key, below in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _numbers(below, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, int):
+        yield name, value

@@ -1,0 +1,101 @@
+"""Prompts and rewards, judged by the first prompts of the task and by what the rewards say about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from stretto.checks.rules.base import Scene
+from stretto.errors import Problem
+from stretto.recipe.schema import Recipe
+from stretto.types import Prompt
+
+COMPARING = ("exact", "numeric", "regex", "math")
+"""Rewards that compare the answer with a reference answer."""
+
+
+def rewards_make_sense(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Each part for itself, as the rewards' own room sees it."""
+    yield from scene.probes.rewards(recipe.rewards, scene.root)
+
+
+def rewards_have_weight(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Without weight there is nothing to learn from."""
+    if not any(part.weight for part in recipe.rewards):
+        reason = "every weight is 0, so nothing could be learned"
+        yield Problem(field="rewards", reason=reason, fix="give at least one part a weight")
+
+
+def scorers_have_their_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A scorer of reasoning-gym judges by what only prompts of reasoning-gym carry."""
+    kind = recipe.task.source.kind
+    for index, part in enumerate(recipe.rewards):
+        if part.kind == "reasoning_gym" and kind != "reasoning_gym":
+            yield Problem(
+                field=f"rewards.{index}.kind",
+                reason=f"prompts of a source of kind {kind} have no scorer of reasoning-gym",
+                fix="use kind: reasoning_gym for task.source.kind too, or another reward",
+            )
+
+
+def answers_can_be_compared(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """The same as below, of the first prompts."""
+    yield from comparisons(recipe, scene.prompts, scene.probes.numbers)
+
+
+def comparisons(
+    recipe: Recipe, prompts: Sequence[Prompt], numbers: Callable[[str], Iterable[str]]
+) -> Iterator[Problem]:
+    """Rewards that compare need a reference answer, and numeric one that is one number, in each of these prompts."""
+    lacking = next((prompt for prompt in prompts if prompt.reference is None), None)
+    counts = ((prompt, len(list(numbers("0" if prompt.reference is None else prompt.reference)))) for prompt in prompts)
+    wordy, count = next(((prompt, count) for prompt, count in counts if count != 1), (None, 1))
+    for index, part in enumerate(recipe.rewards):
+        numeric = part.kind == "numeric" or (part.kind == "regex" and part.compare == "numeric")
+        if part.kind in COMPARING and lacking:
+            yield Problem(
+                field=f"rewards.{index}.kind",
+                reason=f"{part.kind} compares with a reference answer, and the prompt {_named(lacking)} has none",
+                fix="add the answer, name its column in task.source.columns.answer, or use a reward of your own, "
+                "module:name",
+            )
+        elif numeric and wordy:
+            key, answer = "kind" if part.kind == "numeric" else "compare", str(wordy.reference)[:40]
+            yield Problem(
+                field=f"rewards.{index}.{key}",
+                reason=f"the reference answer of the prompt {_named(wordy)}, {answer!r}, holds {count or 'no'} "
+                f"number{'s' if count else ''}",
+                fix="use exact, or a task.source whose answers are numbers",
+            )
+
+
+def _named(prompt: Prompt) -> str:
+    """The prompt's id, which may be a mere hash, and how its last message begins."""
+    text = str(prompt.messages[-1].get("content", ""))
+    shown = text if len(text) <= 40 else f"{text[:40]}…"
+    return f"{prompt.id!r} ({shown!r})"
+
+
+def characters_cover_the_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A character tokenizer has no way to write a character that it lacks."""
+    if recipe.model.name != "scratch" or recipe.model.scratch is None:
+        return
+    texts = [str(message.get("content", "")) for prompt in scene.prompts for message in prompt.messages]
+    texts += [prompt.reference or "" for prompt in scene.prompts] + [recipe.task.source.alphabet or ""]
+    missing = "".join(sorted(set().union(*texts) - set(recipe.model.scratch.characters)))
+    if missing:
+        yield Problem(
+            field="model.scratch.characters",
+            reason=f"does not have {missing!r}, which prompts or answers of task.source use",
+            fix="add them to the characters, or change task.prompt so that it does without",
+        )
+
+
+def some_prompts_are_left(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Held-out prompts are never trained on, so they cannot be all there are."""
+    held, there = recipe.task.holdout.prompts, len(scene.prompts)
+    if scene.prompts and scene.complete and held >= there:
+        yield Problem(
+            field="task.holdout.prompts",
+            reason=f"{held} are held out of the {there} that task.source has, which leaves none to train on",
+            fix=f"use at most {there - 1}, or more data",
+        )

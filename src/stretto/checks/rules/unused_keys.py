@@ -1,0 +1,187 @@
+"""Keys that would change nothing where they stand: a recipe that sets one says something that is not true.
+
+A key counts as set when its value differs from its default, so a recipe that was resolved and written down stays
+legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from stretto.algorithms.catalog import CATALOG, PULLING
+from stretto.checks.rules.base import Scene, is_default
+from stretto.errors import Problem
+from stretto.recipe.resolve import best_was_asked
+from stretto.recipe.schema import Recipe, Vstar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """A key that has no effect while another has a certain value."""
+
+    field: str
+    """Its dotted name."""
+    when: Callable[[Recipe], bool]
+    """True where it has none."""
+    reason: str
+    """Why."""
+    fix: str
+    """What to do."""
+
+
+NO_KL = "has no effect while algorithm.kl.coef is 0"
+NO_KL_FIX = "set algorithm.kl.coef above 0, or leave it out"
+
+
+def _no_kl(recipe: Recipe) -> bool:
+    return recipe.algorithm.kl.coef == 0
+
+
+def _no_estimate(recipe: Recipe) -> bool:
+    """An estimator that is spelled out where `auto` is the same says nothing new, as recipes of older runs do."""
+    kl = recipe.algorithm.kl
+    return kl.coef == 0 and kl.estimator != PULLING[kl.where]
+
+
+def _without(need: str) -> Callable[[Recipe], bool]:
+    """Whether the recipe's algorithm can do without a stream; an unknown algorithm is another rule's problem."""
+    return lambda recipe: recipe.algorithm.name in CATALOG and need not in CATALOG[recipe.algorithm.name].needs
+
+
+def _regresses(recipe: Recipe) -> bool:
+    return recipe.algorithm.name in CATALOG and CATALOG[recipe.algorithm.name].regresses
+
+
+IDLE = (
+    Idle(field="algorithm.kl.estimator", when=_no_estimate, reason=NO_KL, fix=NO_KL_FIX),
+    Idle(field="algorithm.kl.where", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
+    Idle(
+        field="roles.reference",
+        when=lambda recipe: _no_kl(recipe) and _without("reference")(recipe),
+        reason=NO_KL,
+        fix=NO_KL_FIX,
+    ),
+    Idle(
+        field="algorithm.kl.coef",
+        when=_regresses,
+        reason="has no effect: what pulls algorithm.name towards the reference is algorithm.vstar.beta2",
+        fix="leave it out",
+    ),
+    Idle(
+        field="algorithm.vstar",
+        when=_without("vstar"),
+        reason="has no effect, because algorithm.name reads no table of V*",
+        fix="leave it out, or use astar_po",
+    ),
+    Idle(
+        field="algorithm.correction.cap",
+        when=lambda recipe: recipe.algorithm.correction.kind == "none",
+        reason="has no effect while algorithm.correction.kind is none",
+        fix="leave it out, or use kind: token",
+    ),
+    Idle(
+        field="algorithm.constant",
+        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].constant,
+        reason="has no effect, because algorithm.name divides by counts alone",
+        fix="leave it out, or use dr_grpo",
+    ),
+    Idle(
+        field="algorithm.gae",
+        when=_without("values"),
+        reason="has no effect, because algorithm.name has no critic",
+        fix="leave it out",
+    ),
+    Idle(
+        field="batch.oversample",
+        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
+        reason="has no effect but to throw answers away, because algorithm.name drops no groups",
+        fix="leave it out, or raise batch.prompts",
+    ),
+    Idle(
+        field="model.scratch",
+        when=lambda recipe: recipe.model.name != "scratch",
+        reason="has no effect unless model.name is scratch",
+        fix="leave it out, or use name: scratch",
+    ),
+    Idle(
+        field="task.holdout.seed",
+        when=lambda recipe: recipe.task.holdout.prompts == 0,
+        reason="has no effect while task.holdout.prompts is 0",
+        fix="leave it out, or hold some prompts out",
+    ),
+    Idle(
+        field="batch.max_rounds",
+        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
+        reason="has no effect, because algorithm.name drops no groups and so never samples again",
+        fix="leave it out",
+    ),
+)
+
+
+def keys_have_an_effect(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Every row of the table."""
+    for row in IDLE:
+        if not is_default(recipe, row.field) and row.when(recipe):
+            yield Problem(field=row.field, reason=row.reason, fix=row.fix)
+
+
+def clip_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Some algorithms do not clip."""
+    facts = CATALOG.get(recipe.algorithm.name)
+    if facts and facts.clip is None and recipe.algorithm.clip is not None:
+        yield Problem(field="algorithm.clip", reason=f"has no effect: {facts.name} does not clip", fix="leave it out")
+
+
+def correction_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A regression that holds for answers of any policy has no use for importance weights."""
+    if _regresses(recipe) and recipe.algorithm.correction.kind != "none":
+        reason = f"has no effect: the regression of {recipe.algorithm.name} holds for answers of any policy"
+        yield Problem(field="algorithm.correction.kind", reason=reason, fix="leave it out")
+
+
+def betas_are_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """The course's variant takes the largest reward and regresses on nothing."""
+    given = recipe.algorithm.vstar
+    if given is None or recipe.algorithm.name not in CATALOG or _regresses(recipe) or _without("vstar")(recipe):
+        return
+    for key in ("beta1", "beta2"):
+        if getattr(given, key) != getattr(Vstar(), key):
+            reason = f"has no effect: {recipe.algorithm.name} takes the largest reward as V* and does not regress"
+            yield Problem(field=f"algorithm.vstar.{key}", reason=reason, fix="leave it out, or use astar_po")
+
+
+def warmup_rate_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """Without warm-up there is no rate to warm up with."""
+    scratch = recipe.model.scratch
+    if scratch and scratch.warmup_steps == 0 and scratch.warmup_lr != type(scratch)().warmup_lr:
+        yield Problem(
+            field="model.scratch.warmup_lr",
+            reason="has no effect while model.scratch.warmup_steps is 0",
+            fix="leave it out, or give warmup_steps",
+        )
+
+
+def best_is_measured(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+    """A checkpoint cannot be the best by a number that nobody takes."""
+    best = recipe.checkpoint.best or ""
+    if recipe.evaluate.every == 0 and best.startswith("eval/") and best_was_asked(recipe):
+        yield Problem(
+            field="checkpoint.best",
+            reason=f"{best} is never measured while evaluate.every is 0",
+            fix="use another metric or null, or set evaluate.every",
+        )
+    elif recipe.checkpoint.best is not None and not _is_metric(best, recipe):
+        yield Problem(
+            field="checkpoint.best",
+            reason=f"{best!r} is no metric of metrics.jsonl",
+            fix=f"use one of {', '.join(METRICS)}, reward/part/NAME, or null",
+        )
+
+
+METRICS = ("eval/accuracy", "eval/low", "eval/high", "reward/mean", "reward/outcome", "loss", "kl/reference")
+"""Metrics that say which of two checkpoints is better: of a loss and a KL less, of the others more."""
+
+
+def _is_metric(name: str, recipe: Recipe) -> bool:
+    return name in METRICS or name in {f"reward/part/{part.name}" for part in recipe.rewards}

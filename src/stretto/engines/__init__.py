@@ -1,0 +1,1 @@
+"""From requests to completions: the seam of an engine, and the engines."""

@@ -1,0 +1,81 @@
+"""What a decode step computes: tokens drawn from hidden states, and one forward over the newest tokens.
+
+The seam between the engine, which decides who decodes what, and how that is computed. Here every step is computed as it
+comes, with the sizes of the batch; on a GPU `graphs.py` stands in its place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from stretto.engines.native.batch import Batch
+from stretto.engines.native.cache import DecodeLayout, KeyValueCache, Trunks
+from stretto.engines.native.sampling import draw_from
+from stretto.models.attention import Layout
+from stretto.models.load import Policy
+
+
+class Steps:
+    """Computes every step as it comes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.cache, self.trunks = KeyValueCache(), KeyValueCache()
+
+    def product(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """States times a weight."""
+        return linear(states, weight, bias)
+
+    def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(n, w) tokens that the keys draw from `batch.hidden`, and their log-probabilities."""
+        n, width = batch.hidden.shape[:2]
+        tokens, logprobs = draw_from(
+            batch.hidden.flatten(0, 1),
+            self.policy.head(),
+            keys=batch.keys.repeat_interleave(width),
+            positions=places(batch.positions, width),
+            temperatures=batch.temperatures.repeat_interleave(width),
+            product=self.product,
+            some_greedy=bool((batch.temperatures == 0).any()),
+        )
+        return tokens.view(n, width), logprobs.view(n, width)
+
+    def forward(self, batch: Batch, shared: Trunks | None, own: int) -> Tensor:
+        """(n, w, W) states after the newest tokens and their drafts; `own` is the most tokens in a slot before them."""
+        n, width = len(batch.newest), batch.drafts.shape[1] + 1
+        layout = DecodeLayout(
+            lengths=batch.lengths,
+            bases=batch.bases,
+            width=width,
+            longest=own + width,
+            cache=self.cache,
+            trunks=shared,
+        )
+        return self.hidden(newest(batch).flatten(), places(batch.lengths, width), layout).view(n, width, -1)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """(T) token ids -> (T, W) states before the head."""
+        return self.policy.hidden(tokens, positions, layout)
+
+    def weights_changed(self) -> None:
+        """Told after every publish; nothing is kept here that follows from weights."""
+
+    def rest(self) -> None:
+        """Told when nothing is left to decode: gives back what the next update makes worthless."""
+
+    def release(self) -> None:
+        """Gives all memory back."""
+        self.cache.clear()
+        self.trunks.clear()
+
+
+def newest(batch: Batch) -> Tensor:
+    """(n, w) the token sampled last and the drafts that go on from it."""
+    return torch.cat([batch.newest[:, None], batch.drafts.clamp(min=0)], dim=1)
+
+
+def places(first: Tensor, width: int) -> Tensor:
+    """(n) first places -> (n*w) these and the ones after, sequence after sequence."""
+    return (first[:, None] + torch.arange(width, device=first.device)).flatten()

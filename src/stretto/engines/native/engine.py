@@ -1,0 +1,347 @@
+"""The engine that runs on the very modules that are trained: continuous batching in plain torch, on CPU or GPU.
+
+Requests wait in a queue, are prefilled together (contexts that begin alike are computed once), and then decode as one
+batch until they end; a sequence leaves the batch the moment it ends, and waiting ones enter. Publishing weights to it
+is free, because they are the trainer's own tensors. What it samples depends on the request's key and the logits
+alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.engines.base import Completion, Facts, Request
+from stretto.engines.native.admission import NOBODY, SameContext, rooms
+from stretto.engines.native.batch import Batch
+from stretto.engines.native.cache import CACHE_SHARE, Trunks, cache_tokens
+from stretto.engines.native.decode_backend import Steps
+from stretto.engines.native.prefill import OpenTrunk, Space, prefill
+from stretto.engines.native.speculative import Answer, Drafts
+from stretto.errors import EngineError, RecipeError
+from stretto.kernels.cuda.decode_graphs import steps_for
+from stretto.models.attention import TreeLayout
+from stretto.models.load import Policy
+from stretto.models.logprob_head import logprobs_of
+from stretto.models.memory import OutOfMemory, memory_errors
+from stretto.training.packing import merge
+from stretto.types import Receipt, StopReason, Weights
+
+PREFILL_TOKENS = 8192
+"""Most context tokens prefilled at once; bounds the memory of a prefill, not the batch."""
+
+TOO_LITTLE = (
+    "engine.memory_share: the device ran out of memory while it generated; lower it (auto is "
+    f"{CACHE_SHARE:g}), or lower engine.max_new_tokens or batch.prompts"
+)
+"""What is said when memory is out."""
+
+FORWARD_COSTS = {"cpu": 24.0, "cuda": 256.0}
+"""What one forward costs beside its tokens, in tokens: reading all weights. SmolLM2 in bf16 on two cores: 31 ms for one
+sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64, on 2026-11-18."""
+
+
+class NativeEngine:
+    """Generates with a `Policy`."""
+
+    name = "engine"
+    packs = True
+    """Whether it computes packed rows."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        memory_share: float | str = "auto",
+        slots: int | None = None,
+        speculate: bool | str = "auto",
+        steps: Steps | None = None,
+    ) -> None:
+        if policy.apart and self.packs:
+            reason = "its layers cannot be given packed rows, which is what is asked of them here"
+            raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
+        self.policy = policy
+        self.speculate, self.drafts = bool(speculate), Drafts()  # "auto" is yes: how much follows from what it brings
+        self.version = 0
+        self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
+        self.steps = steps or steps_for(policy, self.kv_tokens)
+        self.cache, self.trunks = self.steps.cache, self.steps.trunks
+        self.used_trunks = 0
+        self.open: dict[bytes, OpenTrunk] = {}
+        self.shared: Trunks | None = None
+        self.changed = True
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self.answers: list[Answer] = []
+        self.batch: Batch | None = None
+        self.most_slots = slots
+
+    @property
+    def facts(self) -> Facts:
+        """What it can do."""
+        return Facts(keyed_noise=True, slots=self.most_slots or self.kv_tokens, kv_tokens=self.kv_tokens)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests."""
+        self.waiting.extend(requests)
+
+    @torch.no_grad()
+    def step(self, budget_seconds: float) -> list[Completion]:
+        """Decodes until something completes or the budget is used."""
+        with suppress(OutOfMemory), memory_errors():
+            return self._decode_until(time.monotonic() + budget_seconds)
+        # Not inside a handler: the exception holds the frames that hold the failed step, and so its memory.
+        raise EngineError(TOO_LITTLE)
+
+    def _decode_until(self, end: float) -> list[Completion]:
+        while self.waiting or self.active:
+            self._admit()
+            done = self._tick()
+            if done or time.monotonic() >= end:
+                return done
+        return []
+
+    def abort(self, keys: Sequence[int]) -> list[Completion]:
+        """Takes requests out of the queue and the batch."""
+        gone = set(keys)
+        partial = [
+            self._completion(r, np.zeros(0, np.int64), np.zeros(0), "abort") for r in self.waiting if r.key in gone
+        ]
+        self.waiting = deque(request for request in self.waiting if request.key not in gone)
+        ended: dict[int, StopReason] = {row: "abort" for row, request in enumerate(self.active) if request.key in gone}
+        return partial + self._retire(ended)
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
+        """Log-probability of every token but the first of each row."""
+        scores = []
+        for row in rows:
+            tree = merge([row])
+            tokens = torch.as_tensor(row, device=self.policy.device)
+            positions = torch.arange(len(row), device=self.policy.device)
+            hidden = self.policy.hidden(tokens, positions, TreeLayout.of(tree.segments, self.policy.device))
+            logprobs, _ = logprobs_of(hidden[:-1], self.policy.head(), tokens[1:], temperature=temperature)
+            scores.append(logprobs.double().cpu().numpy())
+        return scores
+
+    def receive(self, weights: Weights) -> Receipt:
+        """Takes over a version; the tensors are the trainer's own."""
+        if weights.where != "shared":
+            raise ValueError(
+                f"the native engine reads the trainer's tensors and cannot fetch weights from {weights.where}"
+            )
+        self.version = weights.version
+        self.open = {}  # what stands in trunks was computed with other weights: nobody joins it any more
+        self.steps.weights_changed()
+        return self.holds()
+
+    def holds(self) -> Receipt:
+        """Its version; the tensors are the trainer's own."""
+        return Receipt(version=self.version, manifest={}, shared=True)
+
+    def settle(self) -> None:
+        """What was learned for drafts is known from now on."""
+        self.drafts.settle()
+
+    def state(self) -> Mapping[str, Any]:
+        """What its drafts are made of: in bf16 the width of a forward can decide a near tie."""
+        return self.drafts.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Guesses as the engine did whose state it was."""
+        self.drafts.restore(state)
+
+    def sleep(self, keep: bool) -> None:
+        """Gives the cache's memory back, unless something is decoded in it; the weights are the trainer's."""
+        if not self.active:
+            self._clear()
+            self.steps.release()
+
+    def wake(self) -> None:
+        """The cache is taken as needed; weights may lie elsewhere than before."""
+        self.steps.weights_changed()
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self.waiting.clear()
+        self.active.clear()
+        self.answers.clear()
+        self.batch = None
+        self.sleep(keep=False)
+
+    def _clear(self) -> None:
+        self.cache.clear()
+        self.trunks.clear()
+        self.open = {}
+        self.used_trunks = 0
+
+    def _admit(self) -> None:
+        """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
+        if self.waiting and not self.active:
+            # What fits together must not depend on what was asked before, or a resumed run would batch differently.
+            self._clear()
+            self.drafts.restart()
+        while self.waiting:
+            chosen: list[Request] = []
+            tokens, groups = 0, dict[bytes, SameContext]()
+            while self.waiting:
+                request = self.waiting[0]
+                context = request.tokens.tobytes()
+                tokens += 0 if context in groups or context in self.open else len(request.tokens)
+                before = groups.get(context) or replace(NOBODY, stands=context in self.open)
+                grown = groups | {context: before.joined_by(request)}
+                count = len(self.active) + len(chosen) + 1
+                full = self._size_with(count, grown.values()) > self.kv_tokens or count > (self.most_slots or count)
+                if (full and count > 1) or (chosen and tokens > PREFILL_TOKENS):
+                    break
+                chosen.append(self.waiting.popleft())
+                groups = grown
+            if not chosen:
+                return
+            self._prefill(chosen, groups)
+
+    def _size_with(self, sequences: int, groups: Collection[SameContext]) -> int:
+        """Tokens of cache, trunks included, with so many active sequences once these groups have entered."""
+        own, shared = rooms(groups)
+        slots, capacity = self.cache.shape_with(slots=sequences, tokens=own)
+        trunks, length = self.trunks.shape_with(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
+        return slots * capacity + trunks * length
+
+    def _trunks_with(self, more: int) -> int:
+        """Slots for trunks once there are so many more."""
+        return max(self.trunks.slots, self.used_trunks + more)
+
+    def _prefill(self, requests: Sequence[Request], groups: Mapping[bytes, SameContext]) -> None:
+        """Computes the contexts into free slots and trunks, and appends the requests to the batch."""
+        first, (own, shared) = len(self.active), rooms(groups.values())
+        self.cache.reserve(slots=first + len(requests), tokens=own)
+        self.trunks.reserve(slots=self._trunks_with(len(shared)), tokens=max(shared, default=0))
+        new, self.open = prefill(
+            self.policy,
+            requests,
+            groups,
+            own=Space(cache=self.cache, first=first),
+            trunks=Space(cache=self.trunks, first=self.used_trunks),
+            known=self.open,
+        )
+        self.used_trunks += len(shared)
+        if self.batch is None:
+            self.batch = new
+        else:
+            self.batch.add(new)
+        self.active += requests
+        self.answers += [Answer(request.tokens) for request in requests]
+        self.changed = True
+
+    def _tick(self) -> list[Completion]:
+        """Samples for every active sequence; those that go on get their next hidden states.
+
+        What a draft guessed is right while it is the token that the key draws; the first wrong one is replaced by that.
+        """
+        batch = self.batch
+        if batch is None:
+            return []
+        width = batch.hidden.shape[1]
+        along = torch.arange(width, device=batch.hidden.device)
+        tokens, logprobs = self.steps.draw(batch)
+        right = (tokens[:, :-1] == batch.drafts).long().cumprod(1).sum(1)
+        if width > 1:
+            self.drafts.judge(tried=int((right + 1).clamp(max=width - 1).sum()), right=int(right.sum()))
+        hits = (tokens[..., None] == batch.stops[:, None]).any(-1)
+        until_stop = torch.where(hits.any(1), hits.long().argmax(1) + 1, width)
+        said = torch.minimum(torch.minimum(right + 1, until_stop), batch.limits - batch.sampled)
+        rows, columns = (along < said[:, None]).nonzero(as_tuple=True)
+        batch.tokens[rows, batch.sampled[rows] + columns] = tokens[rows, columns]
+        batch.logprobs[rows, batch.sampled[rows] + columns] = logprobs[rows, columns]
+        batch.newest = tokens.gather(1, said[:, None] - 1)[:, 0]
+        batch.sampled = batch.sampled + said
+        batch.lengths = batch.lengths + said
+        stopped = hits.gather(1, said[:, None] - 1)[:, 0]
+        ends = stopped | (batch.sampled >= batch.limits)
+        done = self._retire({row: "stop" if stopped[row] else "length" for row in ends.nonzero()[:, 0].tolist()})
+        self._decode()
+        return done
+
+    def _decode(self) -> None:
+        """One forward over the newest token of every active sequence and the drafts that go on from it."""
+        batch = self.batch
+        if batch is None:
+            return
+        if self.changed:
+            self.shared, self.changed = Trunks.of(batch.trunks, batch.bases, self.trunks), False
+        own = int((batch.lengths - batch.bases).max())
+        batch.drafts = self._guess(batch, min(self.cache.capacity - own, int((batch.limits - batch.sampled).max())))
+        batch.hidden = self.steps.forward(batch, self.shared, own)
+
+    def _guess(self, batch: Batch, room: int) -> Tensor:
+        """(n, w-1) drafts, as many as are worth a forward and have room in the cache."""
+        n, device = len(batch.newest), self.policy.device
+        width = min(self.drafts.width(n, FORWARD_COSTS[device.type]), room) if self.speculate else 1
+        if width < 2:
+            return torch.zeros(n, 0, dtype=torch.long, device=device)
+        new = batch.sampled_after([len(answer.said) for answer in self.answers])
+        for answer, tokens in zip(self.answers, new, strict=True):
+            answer.said += tokens
+        found = [self.drafts.guess(answer, width - 1) for answer in self.answers]
+        return torch.tensor([guess + [-1] * (width - 1 - len(guess)) for guess in found], device=device)
+
+    def _retire(self, ended: dict[int, StopReason]) -> list[Completion]:
+        """Takes ended sequences out and closes the gaps they leave in batch and cache."""
+        if not ended or self.batch is None:
+            return []
+        batch, done = self.batch, self._completions(self.batch, ended)
+        for completion, row in zip(done, ended, strict=True):
+            if self.speculate and completion.stop != "abort" and self.active[row].temperature > 0:
+                self.drafts.learn(self.active[row].tokens.tobytes(), completion.tokens.tolist())
+        left = len(self.active) - len(ended)
+        movers = iter(row for row in range(left, len(self.active)) if row not in ended)
+        order = [next(movers) if row in ended else row for row in range(left)]
+        for target, source in enumerate(order):
+            if source != target:
+                # With what is in flight, which an abort finds in the cache already.
+                own = int(batch.lengths[source] - batch.bases[source]) + batch.hidden.shape[1]
+                self.cache.move(source=source, target=target, tokens=own)
+        self.changed = True
+        self.active = [self.active[row] for row in order]
+        self.answers = [self.answers[row] for row in order]
+        batch.take(torch.tensor(order, dtype=torch.long, device=self.policy.device))
+        self._close_trunks(batch)
+        if not self.active:
+            self.batch = None
+            self.steps.rest()
+        return done
+
+    def _close_trunks(self, batch: Batch) -> None:
+        """Moves trunks into the places of those that nobody continues."""
+        left = sorted(set(batch.trunks.tolist()) - {-1})
+        for target, source in enumerate(left):
+            if source != target:
+                self.trunks.move(source=source, target=target, tokens=int(batch.bases[batch.trunks == source][0]))
+                batch.trunks[batch.trunks == source] = target
+        self.used_trunks = len(left)
+        kept = {context: trunk for context, trunk in self.open.items() if trunk.slot in left}
+        self.open = {context: replace(trunk, slot=left.index(trunk.slot)) for context, trunk in kept.items()}
+
+    def _completions(self, batch: Batch, ended: dict[int, StopReason]) -> list[Completion]:
+        """What became of these rows; all of it leaves the device at once."""
+        rows = torch.tensor(list(ended), device=self.policy.device)
+        tokens, logprobs = batch.tokens[rows].cpu().numpy(), batch.logprobs[rows].cpu().numpy()
+        lengths = batch.sampled[rows].tolist()
+        return [
+            self._completion(self.active[row], tokens[index, :length], logprobs[index, :length], why)
+            for index, ((row, why), length) in enumerate(zip(ended.items(), lengths, strict=True))
+        ]
+
+    def _completion(
+        self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
+    ) -> Completion:
+        return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version)

@@ -1,0 +1,229 @@
+"""An engine behind a door: trajectories ask it one by one, it decodes for all of them together.
+
+Each round takes what has come in since the last, hands it to the worker with what nobody waits for any more, and gives
+back what has ended. Nothing runs while nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+
+from stretto.engines.base import Completion, Request
+from stretto.environments.trajectory import Outside
+from stretto.errors import CellLost
+
+SLICE = 0.25
+"""Seconds of decoding before requests that came in meanwhile are let in."""
+
+TURNS = 100
+"""Turns of the event loop in which a trajectory that waits for nothing has asked again, however many coroutines its
+environment goes through."""
+
+
+class Lane:
+    """One generate cell's."""
+
+    def __init__(
+        self,
+        generate: Callable[..., Awaitable[list[Completion]]],
+        *,
+        deadline: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        together: bool = False,
+    ) -> None:
+        """An answer must come within `deadline`.
+
+        With `together`, what decodes together follows from counts and never from time: each round begins when every
+        trajectory waits for it. One device is repeatable to the bit by that.
+        """
+        self.generate, self.deadline, self.together = generate, deadline, together
+        # Trajectories that run here, and those of them that wait for an answer.
+        self.running = 0
+        self.waiting: set[Outside] = set()
+        self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
+        self.new: dict[int, Request] = {}
+        self.unwanted: list[int] = []
+        # How many answers are still to come that nobody waits for any more; the same may have been asked again.
+        self.late: Counter[int] = Counter()
+        # Key -> where it goes, until the worker has given it up; and where it comes from, until it is here.
+        self.leaving: dict[int, Lane] = {}
+        self.coming: dict[int, Lane] = {}
+        self.serving: asyncio.Task[None] | None = None
+        self.handing: set[asyncio.Task[None]] = set()
+
+    async def ask(self, request: Request) -> Completion:
+        """The answer to a request, from this cell or from one that it was moved to."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._take(request, future)
+        async with self.deadline():
+            return await future
+
+    @contextmanager
+    def trajectory(self) -> Iterator[None]:
+        """One runs here inside."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these any more. What has not come yet is where it comes from."""
+        for key in keys:
+            self.coming.get(key, self)._forget(key)
+
+    def _forget(self, key: int) -> None:
+        if self.asked.pop(key, None) is None or self.new.pop(key, None) is not None:
+            return  # the worker has not heard of it
+        self.late[key] += 1
+        if self._arrives(key) is None:  # else the worker was told when it was moved
+            self.unwanted.append(key)
+
+    def move(self, keys: Iterable[int], target: Lane) -> None:
+        """Lets requests go on elsewhere; what they have so far goes with them as tokens.
+
+        The worker is told at once and not in the next round: that would stand behind the work that it gets instead.
+        """
+        keys = list(keys)
+        for key in [key for key in keys if key in self.coming]:  # it goes straight on
+            self.coming.pop(key)._leads(key, target)
+        moved = [key for key in keys if key in self.asked]
+        known = [key for key in moved if key not in self.new]  # to the worker
+        for key in moved:
+            if self.new.pop(key, None) is not None:
+                target._take(*self.asked.pop(key))
+        if known:
+            for key in known:
+                self._leads(key, target)
+            task = asyncio.create_task(self._round([], known, 0.0))
+            self.handing.add(task)
+            task.add_done_callback(self.handing.discard)
+
+    def _leads(self, key: int, target: Lane) -> None:
+        self.leaving[key] = target
+        target.coming[key] = self
+
+    def _arrives(self, key: int) -> Lane | None:
+        """Where a request goes on that was to leave; it leaves now."""
+        target = self.leaving.pop(key, None)
+        if target is not None:
+            del target.coming[key]
+        return target
+
+    def _take(self, request: Request, future: asyncio.Future[Completion]) -> None:
+        self.asked[request.key] = (request, future)
+        self.new[request.key] = request
+        if self.serving is None:
+            self.serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Rounds, until nobody waits who is not leaving."""
+        try:
+            while self.asked.keys() - self.leaving.keys() or self.unwanted:
+                if self.together:
+                    await self._everybody()
+                new, self.new = list(self.new.values()), {}
+                unwanted, self.unwanted = self.unwanted, []
+                await self._round(new, unwanted, SLICE)
+                await asyncio.sleep(0)  # who got an answer may ask again before the next round
+        finally:
+            self.serving = None
+
+    async def _everybody(self) -> None:
+        """Lets every trajectory ask that need not wait for anything else first: a tool, or a game in a process of its
+        own, does not keep the engine from decoding for the others."""
+        for _ in range(TURNS):
+            if len(self.waiting) >= self.running:
+                return
+            await asyncio.sleep(0)
+
+    async def _round(self, new: list[Request], unwanted: list[int], seconds: float) -> None:
+        """One call of the worker; if it fails, that is everybody's answer.
+
+        If it has died, what was to leave begins again where it was to go: it counts as being there already.
+        """
+        try:
+            for completion in await self.generate(new, unwanted, seconds):
+                self._answer(completion)
+        except BaseException as error:
+            asked, self.asked = self.asked, {}
+            self.new.clear()
+            self.late.clear()
+            for key, (request, future) in asked.items():
+                target = self._arrives(key)
+                if target is not None and isinstance(error, CellLost) and not future.done():
+                    target._take(request, future)
+                elif not future.done():
+                    future.set_exception(error)
+            for key in list(self.leaving):  # given up meanwhile
+                self._arrives(key)
+            if not isinstance(error, Exception):
+                raise
+
+    def _answer(self, completion: Completion) -> None:
+        """Hands a completion to who waits for it, or to the lane that goes on with it."""
+        if self.late[completion.key]:
+            self.late[completion.key] -= 1
+            return
+        request, future = self.asked.pop(completion.key, (None, None))
+        target = self._arrives(completion.key)
+        if request is None or future is None or future.done():
+            return
+        if target is None or completion.stop != "abort":
+            future.set_result(completion)
+            return
+        rest = replace(
+            request,
+            tokens=np.concatenate([request.tokens, completion.tokens]),
+            max_new_tokens=request.max_new_tokens - len(completion.tokens),
+            begun=request.begun + len(completion.tokens),
+        )
+        before: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        before.add_done_callback(lambda done: _joined(completion, done, future))
+        target._take(rest, before)
+
+
+def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio.Future[Completion]) -> None:
+    """Answers with both parts of a completion."""
+    if future.done() or then.cancelled():
+        return
+    if error := then.exception():
+        future.set_exception(error)
+        return
+    rest = then.result()
+    future.set_result(
+        replace(
+            rest,
+            tokens=np.concatenate([first.tokens, rest.tokens]),
+            logprobs=np.concatenate([first.logprobs, rest.logprobs]),
+        )
+    )
+
+
+class RoutedClient:
+    """The model as one trajectory asks it, on whatever cell that is."""
+
+    def __init__(self, lanes: Mapping[str, Lane], cell: str) -> None:
+        self.lanes, self.cell = lanes, cell
+        self.waits: set[int] = set()
+        self.over = asyncio.Event()
+
+    async def ask(self, request: Request) -> Completion:
+        """Waits for the answer."""
+        self.waits.add(request.key)
+        try:
+            return await self.lanes[self.cell].ask(request)
+        finally:
+            self.give_up([request.key])
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these answers any more."""
+        for key in keys:
+            if key in self.waits:
+                self.waits.discard(key)
+                self.lanes[self.cell].give_up([key])

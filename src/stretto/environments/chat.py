@@ -1,0 +1,214 @@
+"""The model as one trajectory sees it: chat calls in, conversations with exact token ids out.
+
+A call continues the conversation whose messages its list starts with; only what is new is rendered. If it starts with
+an earlier state of one, it branches off there and shares those tokens. Otherwise it opens a conversation of its own.
+A sampled token is trained in the conversation whose call sampled it, and nowhere else.
+
+A conversation may fill the model's context. That is the model's doing as much as anybody's, so it is no failure: the
+turn that has no room is cut off before its first token, as one that runs out of room is cut off after some, and the
+environment ends the episode with what there is. A prompt that does not fit by itself is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stretto.engines.base import Completion, Request, noise_key
+from stretto.environments.base import Reply
+from stretto.environments.render import Renderer, Tokens
+from stretto.errors import EnvironmentFailure
+from stretto.types import Conversation, Message, Prompt, StopReason
+
+MOST_FULL = 100
+"""Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
+ask for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How every call of a trajectory is sampled."""
+
+    seed: int
+    """The run's seed."""
+    temperature: float
+    """0 is greedy."""
+    max_new_tokens: int
+    """Longest answer of one call, unless the call asks for less."""
+    context: int
+    """Longest conversation the model was made for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A conversation while it grows."""
+
+    messages: list[Message] = field(default_factory=list)
+    """Every message as it was when it was said, the model's included."""
+    replies: list[Reply] = field(default_factory=list)
+    """The model's messages as the environment got them, one per call."""
+    tokens: list[int] = field(default_factory=list)
+    """Every token so far."""
+    trained: list[bool] = field(default_factory=list)
+    """Which of them were sampled here."""
+    logprobs: list[float] = field(default_factory=list)
+    """Their log-probabilities."""
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    """(messages, tokens) after each call: where another conversation may branch off."""
+    parent: tuple[int, int] | None = None
+    """(conversation, shared tokens) it branched from."""
+    stop: StopReason = "stop"
+    """Why the last call ended, or could not begin."""
+    version: int = 0
+    """Weights that sampled the last call."""
+
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Appends context, or sampled tokens with their log-probabilities."""
+        self.tokens += tokens
+        self.trained += [logprobs is not None] * len(tokens)
+        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
+
+    def finished(self, places: Mapping[int, int]) -> Conversation:
+        """The record of it; `places` says where conversations stand in the trajectory."""
+        return Conversation(
+            tokens=np.array(self.tokens, dtype=np.int64),
+            trained=np.array(self.trained, dtype=np.bool_),
+            logprobs=np.array(self.logprobs, dtype=np.float64),
+            stop=self.stop,
+            version=self.version,
+            parent=None if self.parent is None else (places[self.parent[0]], self.parent[1]),
+        )
+
+
+class ModelHandle:
+    """What an environment gets as `model`."""
+
+    def __init__(
+        self,
+        *,
+        prompt: Prompt,
+        visit: int,
+        attempt: int,
+        sampling: Sampling,
+        renderer: Renderer,
+        generate: Callable[[Request], Awaitable[Completion]],
+    ) -> None:
+        self.prompt, self.visit, self.attempt = prompt, visit, attempt
+        self.sampling, self.renderer, self.generate = sampling, renderer, generate
+        self.drafts: list[Draft] = []
+        self.rewritten = self.full = 0
+        self.seen: Counter[bytes] = Counter()
+
+    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+        """The next assistant message."""
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        asked = deepcopy([dict(message) for message in messages])  # the environment may change its messages later
+        draft = self._place(asked, messages)
+        if draft is None:
+            return await self._cut_off()
+        completion = await self.generate(self._request(draft, max_new_tokens))
+        if completion.stop == "abort":
+            raise EnvironmentFailure("the call was aborted before the model had finished")
+        draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
+        draft.stop, draft.version = completion.stop, completion.version
+        reply = Reply(
+            text=self.renderer.text(completion.tokens.tolist()),
+            tokens=tuple(completion.tokens.tolist()),
+            stop=completion.stop,
+        )
+        draft.messages = [*asked, dict(reply)]
+        draft.replies.append(reply)
+        draft.turns.append((len(draft.messages), len(draft.tokens)))
+        return reply
+
+    async def _cut_off(self) -> Reply:
+        """A turn that has no room."""
+        if self.full >= MOST_FULL:
+            raise EnvironmentFailure(
+                f"it went on asking after {MOST_FULL} turns for which there was no room in a context of "
+                f"{self.sampling.context}; end the episode where reply.stop is 'length'"
+            )
+        self.full += 1
+        await asyncio.sleep(0)  # others run, and deadlines pass, where an environment asks nothing else
+        return Reply(text="", tokens=(), stop="length")
+
+    def conversations(self) -> tuple[Conversation, ...]:
+        """Every conversation in which the model has spoken."""
+        spoken = [index for index, draft in enumerate(self.drafts) if draft.turns]
+        places = {index: place for place, index in enumerate(spoken)}
+        return tuple(self.drafts[index].finished(places) for index in spoken)
+
+    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> Draft | None:
+        """The conversation this call speaks in, its context complete; none where one that goes on has no room."""
+        index, turn = self._longest_match(messages, given)
+        if index is None:
+            return self._opened(self.renderer.open(messages).tolist(), parent=None)
+        draft = self.drafts[index]
+        count, length = draft.turns[turn]
+        delta = self.renderer.delta(draft.messages[:count], messages[count:], last=draft.tokens[length - 1])
+        goes_on = turn == len(draft.turns) - 1 and len(draft.tokens) == length
+        before = draft.tokens[:length] if delta is not None else []
+        new = (self.renderer.open(messages) if delta is None else delta).tolist()
+        if len(before) + len(new) >= self.sampling.context:
+            if goes_on:
+                draft.stop = "length"
+            return None
+        if delta is None:
+            self.rewritten += 1
+            return self._opened(new, parent=None)
+        if goes_on:
+            draft.extend(new)
+            return draft
+        return self._opened([*before, *new], parent=(index, length))
+
+    def _longest_match(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> tuple[int | None, int]:
+        """(conversation, turn) whose messages this list starts with: the longest; of equals, the one whose very
+        replies were `given` back."""
+        best: tuple[int | None, int] = (None, 0)
+        most = (0, 0)
+        for index, draft in enumerate(self.drafts):
+            own = 0
+            for turn, (count, _) in enumerate(draft.turns):
+                if count > len(messages) or draft.messages[:count] != messages[:count]:
+                    break
+                own += given[count - 1] is draft.replies[turn]
+                if (count, own) > most:
+                    best, most = (index, turn), (count, own)
+        return best
+
+    def _opened(self, context: list[int], *, parent: tuple[int, int] | None) -> Draft:
+        draft = Draft(parent=parent)
+        draft.extend(context)
+        self.drafts.append(draft)
+        return draft
+
+    def _request(self, draft: Draft, max_new_tokens: int | None) -> Request:
+        room = self.sampling.context - len(draft.tokens)
+        if room < 1 or not draft.tokens:
+            raise EnvironmentFailure(
+                f"a conversation of {len(draft.tokens)} tokens leaves no room in a context of {self.sampling.context}"
+            )
+        context: Tokens = np.array(draft.tokens, dtype=np.int64)
+        occurrence = self.seen[context.tobytes()]
+        self.seen[context.tobytes()] += 1
+        return Request(
+            key=noise_key(
+                seed=self.sampling.seed,
+                visit=self.visit,
+                prompt=self.prompt.id,
+                attempt=self.attempt,
+                context=context,
+                occurrence=occurrence,
+            ),
+            tokens=context,
+            max_new_tokens=min(max_new_tokens or room, self.sampling.max_new_tokens, room),
+            stop=self.renderer.stop,
+            temperature=self.sampling.temperature,
+        )

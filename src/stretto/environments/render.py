@@ -1,0 +1,170 @@
+"""Messages -> tokens, each turn once.
+
+The first call of a conversation renders the whole chat through the tokenizer's template. Every later one renders only
+what is new: the template is applied to text, and what it adds after the model's last words is encoded and appended.
+What the model said is never decoded and encoded again. Where a template would rewrite earlier turns (some drop a
+turn's thinking), `delta` says so, and the caller opens a new conversation.
+
+A template is a program of strangers: `templates` applies it, in another process. Only that of scratch models, which is
+stretto's own, is applied here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.environments.templates import LONGEST, Rendered, TemplateOutOfBounds, Templates, chat_of, shared
+from stretto.errors import EnvironmentFailure
+from stretto.recipe.schema import SCRATCH_TEMPLATE
+from stretto.types import Message
+
+Tokens = NDArray[np.int64]
+
+MARK = "\ue000stretto\ue001"
+"""Stands behind the model's words while a template is applied; private-use characters that no template touches."""
+
+REMEMBERED = 64
+"""Chats whose tokens are kept: the attempts of a group open with the same one."""
+
+
+class Tokenizer(Protocol):
+    """What rendering needs of a tokenizer."""
+
+    chat_template: Any
+    special_tokens_map: Any
+
+    def get_chat_template(self) -> str: ...
+
+    def apply_chat_template(self, conversation: Any, **keywords: Any) -> Any: ...
+
+    def encode(self, text: str, **keywords: Any) -> list[int]: ...
+
+    def decode(self, token_ids: Any, **keywords: Any) -> Any: ...
+
+
+class Renderer:
+    """Turns chats into token ids for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: frozenset[int], templates: Templates | None = None) -> None:
+        """`templates` applies the tokenizer's; by default the worker that this process has for it."""
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.templates = templates or shared()
+        self._opened: OrderedDict[tuple[str, str], Tokens | EnvironmentFailure] = OrderedDict()
+        if self._is_foreign:
+            self.templates.begin()  # it is ready when the first chat comes
+
+    def open(self, messages: Sequence[Message]) -> Tokens:
+        """The tokens that start a conversation, up to where the model speaks."""
+        if not self._is_foreign:
+            return self.encode_opening(self.opening(messages))
+        key = (str(self.tokenizer.chat_template), chat_of(messages, ask=True))
+        if key not in self._opened:
+            try:
+                self._opened[key] = self.encode_opening(self.opening(messages))
+            except EnvironmentFailure as failure:  # a deadline need not pass again for the others of a group
+                self._opened[key] = failure
+            if len(self._opened) > REMEMBERED:
+                self._opened.popitem(last=False)
+        found = self._opened[key]
+        if isinstance(found, EnvironmentFailure):
+            raise found
+        return found
+
+    def opening(self, messages: Sequence[Message]) -> str:
+        """The text of these tokens."""
+        (text,) = self.openings([messages])
+        if isinstance(text, EnvironmentFailure):
+            raise text
+        return text
+
+    def openings(self, chats: Sequence[Sequence[Message]]) -> Iterator[Rendered]:
+        """The same for many chats, each with its text or with the reason why there is none."""
+        if self.tokenizer.chat_template is None:
+            return (_bounded("\n".join(str(message["content"]) for message in chat)) for chat in chats)
+        return self._rendered([(chat, True) for chat in chats])
+
+    def encode_opening(self, text: str) -> Tokens:
+        """The tokens of an opening. A template writes its first tokens itself, so the tokenizer adds none."""
+        own = {} if self.tokenizer.chat_template is None else {"add_special_tokens": False}
+        return np.array(self.tokenizer.encode(text, **own), dtype=np.int64)
+
+    def delta(self, before: Sequence[Message], new: Sequence[Message], *, last: int | None) -> Tokens | None:
+        """The tokens that continue a conversation whose last message is the model's.
+
+        `last` is the model's last token: if it ended the turn it already stands in the conversation, otherwise the
+        template's own end of turn is part of the delta. None if the template would rewrite what came before.
+        """
+        if self.tokenizer.chat_template is None:
+            raise EnvironmentFailure("this tokenizer has no chat template, so a conversation cannot have a second turn")
+        words = str(before[-1]["content"])
+        marked = [*before[:-1], {**before[-1], "content": words + MARK}]
+        closed, whole, asked = self._texts((marked, False), ([*marked, *new], True), (before[:-1], True))
+        end = closed.rfind(MARK)
+        # White space that a template trims does not matter; words that it leaves out do.
+        kept = closed.startswith(asked) and words.strip() in closed[len(asked) : max(end, 0)]
+        if not (kept and end >= len(asked) and whole.startswith(closed)):
+            return None
+        tail = whole[end + len(MARK) :]
+        if last in self.stop:
+            ended = str(self.tokenizer.decode([last], skip_special_tokens=False))
+            if not tail.startswith(ended):
+                return None
+            tail = tail[len(ended) :]
+        return np.array(self.tokenizer.encode(tail, add_special_tokens=False), dtype=np.int64)
+
+    def answer(self, messages: Sequence[Message], text: str) -> Tokens:
+        """The tokens with which the model would have said `text`, the end of its turn included."""
+        asked, whole = self._texts((messages, True), ([*messages, {"role": "assistant", "content": text}], False))
+        tokens = self.tokenizer.encode(whole[len(asked) :], add_special_tokens=False)
+        ends = [place for place, token in enumerate(tokens) if token in self.stop]
+        return np.array(tokens[: ends[0] + 1] if ends else tokens, dtype=np.int64)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What the model said, without the token that ended its turn."""
+        words = tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens
+        return str(self.tokenizer.decode(list(words), skip_special_tokens=True))
+
+    def all_text(self, tokens: Sequence[int]) -> str:
+        """A whole conversation for people to read, special tokens included."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    @property
+    def _is_foreign(self) -> bool:
+        return self.tokenizer.chat_template not in (None, SCRATCH_TEMPLATE)
+
+    def _texts(self, *chats: tuple[Sequence[Message], bool]) -> list[str]:
+        """What the template makes of each; raises what it says against any."""
+        texts: list[str] = []
+        for text in self._rendered(chats):
+            if isinstance(text, EnvironmentFailure):
+                raise text
+            texts.append(text)
+        return texts
+
+    def _rendered(self, chats: Sequence[tuple[Sequence[Message], bool]]) -> Iterator[Rendered]:
+        if self._is_foreign:
+            try:
+                template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map
+            except ValueError as error:  # several templates, and none of them the default
+                return repeat(EnvironmentFailure(str(error).partition("\n")[0]), len(chats))
+            sent = [chat_of(messages, ask=ask) for messages, ask in chats]
+            return self.templates.texts(template, variables, sent)
+        return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)
+
+    def _own(self, messages: Sequence[Message], *, ask: bool) -> str:
+        chat = [dict(message) for message in messages]
+        return str(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=ask))
+
+
+def _bounded(text: str) -> Rendered:
+    """A text that is short enough to be read."""
+    if len(text) > LONGEST:
+        return TemplateOutOfBounds(f"the chat has {len(text):,} characters, more than the {LONGEST:,} that are read")
+    return text

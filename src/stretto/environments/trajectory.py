@@ -1,0 +1,136 @@
+"""Runs an environment against whatever answers it: a launch in, a trajectory out.
+
+Waits for the model and for what the environment waits for; the seconds of the second kind are limited. Thousands of
+trajectories may run at once as coroutines of one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from stretto.engines.base import Completion, Request
+from stretto.environments.base import Environment
+from stretto.environments.chat import ModelHandle, Sampling
+from stretto.environments.render import Renderer
+from stretto.errors import CellLost, DeadlineError, EngineError, EnvironmentFailure, StrettoError
+from stretto.types import Outcome, Prompt, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One attempt to make."""
+
+    prompt: Prompt
+    """What to ask."""
+    visit: int
+    """How often it was drawn before."""
+    attempt: int
+    """Index in the group."""
+
+
+class Model(Protocol):
+    """What answers the requests of a trajectory."""
+
+    async def ask(self, request: Request) -> Completion:
+        """Waits for the answer."""
+        ...
+
+    def give_up(self, keys: Iterable[int]) -> None:
+        """Nobody waits for these answers any more."""
+        ...
+
+
+async def run_trajectory(
+    launch: Launch,
+    *,
+    model: Model,
+    environment: Environment,
+    renderer: Renderer,
+    sampling: Sampling,
+    outside: Outside,
+) -> Trajectory:
+    """One trajectory; whatever goes wrong in it is recorded, never raised."""
+    calls: list[int] = []
+
+    async def generate(request: Request) -> Completion:
+        calls.append(request.key)
+        with outside.paused():
+            return await model.ask(request)
+
+    handle = ModelHandle(
+        prompt=launch.prompt,
+        visit=launch.visit,
+        attempt=launch.attempt,
+        sampling=sampling,
+        renderer=renderer,
+        generate=generate,
+    )
+    outcome: Outcome | None = None
+    failure: str | None = None
+    try:
+        async with outside.limit:
+            outcome = await environment(launch.prompt, handle)
+    except TimeoutError as error:
+        mine = f"not finished within {outside.seconds:g} s outside the engine"
+        failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        failure = f"environment: CancelledError: {error}"
+    except (CellLost, DeadlineError, EngineError):
+        raise
+    except StrettoError as error:
+        failure = f"environment: {error}"
+    except Exception as error:
+        # The user's environment may raise anything; it costs its own trajectory, not the run.
+        failure = f"environment: {type(error).__name__}: {error}"
+    if outcome is not None and not handle.conversations():
+        failure = f"environment: {EnvironmentFailure('it ended without calling the model')}"
+    model.give_up(calls)
+    return Trajectory(
+        prompt=launch.prompt,
+        visit=launch.visit,
+        attempt=launch.attempt,
+        conversations=handle.conversations(),
+        outcome=outcome,
+        failure=failure,
+        rewritten=handle.rewritten,
+        full=handle.full,
+    )
+
+
+class Outside:
+    """Counts the seconds that a trajectory spends outside the engine against its deadline."""
+
+    def __init__(self, seconds: float, *, waiting: set[Outside]) -> None:
+        self.seconds = self.left = seconds
+        self.since = time.monotonic()
+        self.calls = 0
+        self.limit = asyncio.timeout(seconds)
+        self.waiting = waiting
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside does not count, however many calls of the trajectory overlap."""
+        if self.calls == 0:
+            self.left -= time.monotonic() - self.since
+            self.waiting.add(self)
+            self._limit_to(None)
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            if self.calls == 0:
+                self.since = time.monotonic()
+                self.waiting.discard(self)
+                self._limit_to(asyncio.get_running_loop().time() + max(0.0, self.left))
+
+    def _limit_to(self, when: float | None) -> None:
+        with suppress(RuntimeError):  # the trajectory has ended, and what it left behind is not limited any more
+            self.limit.reschedule(when)

@@ -1,0 +1,1 @@
+"""Kernels for CPUs: attention in tiles, packed matrix products, decoding and backward written out."""

@@ -1,0 +1,1 @@
+"""Kernels for CUDA: FlexAttention over packed rows, decode steps recorded as graphs."""

@@ -1,0 +1,64 @@
+"""Which files of a model are read when it is loaded: weights, configuration, tokenizer and chat template.
+
+A folder may hold much else (logs, other formats of the same weights). What is never read may change, so it is left out.
+The order in which weights are looked for is that of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stretto.models.source import ModelFiles, cached_config
+
+SETTINGS = (
+    "*config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tekken.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.jinja",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+"""Patterns of everything but weights."""
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Files of weights, or what says which they are; the first of them that exists is read."""
+
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Read too, where a folder holds an adapter besides."""
+
+
+def files_read(files: ModelFiles) -> dict[str, Path]:
+    """Name -> path of every file that loading reads; nothing for `scratch` and for what is not on this machine yet."""
+    config = cached_config(files.name) if files.kind == "hub" else None
+    folder = config.parent if config else files.folder
+    if folder is None:
+        return {}
+    return {files.file: folder / files.file} if files.file else files_in(folder)
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """The same of a folder as transformers saves it."""
+    found = {path for pattern in SETTINGS for path in folder.glob(pattern)}
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if weights is not None:
+        found |= {weights, *(folder / name for name in _listed(weights))}
+    found |= {folder / name for name in ADAPTERS}
+    return {path.relative_to(folder).as_posix(): path for path in sorted(found) if path.is_file()}
+
+
+def _listed(index: Path) -> set[str]:
+    """The names of files in the folder that an index gives; none for weights themselves."""
+    if index.suffix != ".json":
+        return set()
+    try:
+        named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()  # loading says what is wrong with it
+    return {name for name in named if isinstance(name, str) and name == Path(name).name}

@@ -1,0 +1,221 @@
+"""One way to do a step: a strategy and the numbers that it leaves open, and the plan that they make.
+
+A choice is small, so that thousands can be compared before a plan is made of any. `strategies` makes the plan; which
+roles then lie together, and whose tensors they read, is known here without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from stretto.placement import strategies
+from stretto.placement.plan import Cell, Plan
+from stretto.placement.strategies import ORDER, PRESETS, Layout
+from stretto.planner.problem import ALONE, Setting, Split
+from stretto.planner.workload import Workload
+
+Source = Literal["own", "shared", "gather"]
+"""Where the weights of a role come from: as in `Cell.weights`, without the cell's name."""
+
+FILL = 4
+"""Micro-batches per stage of a pipeline that a piece has; with fewer, filling and draining would take much of it."""
+PHASED = ("flatten", "interleave")
+"""Strategies whose stages wait for each other."""
+
+
+class Side(NamedTuple):
+    """Devices that serve the same roles. A tuple, because much is looked up by it."""
+
+    roles: tuple[str, ...]
+    """Which, in the order of their stages."""
+    first: int
+    """Index of the first device."""
+    size: int
+    """How many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """Where the roles of a step lie."""
+
+    places: Mapping[str, tuple[int, int]]
+    """Role -> (index of its first device, how many)."""
+    sides: tuple[Side, ...]
+    """The devices by what they serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A strategy with its numbers."""
+
+    strategy: str
+    """Its name."""
+    devices: int
+    """How many devices it uses, the first ones."""
+    fractions: tuple[Fraction, ...] | None = None
+    """interleave: the share of each model."""
+    generating: int | None = None
+    """separate: how many devices generate."""
+    lane: Split = ALONE
+    """Cells that generate."""
+    train: Split = ALONE
+    """Cells that train, and those that read their tensors for a forward."""
+    frozen: Split = ALONE
+    """Cells of models that hold weights of their own."""
+    recompute: bool = False
+    """Whether the backward recomputes activations."""
+    budget: int = 16384
+    """Most tokens of a micro-batch on one rank."""
+    sharded: bool = False
+    """Whether copies of what is trained share its optimizer."""
+    sleeps: bool = False
+    """Whether cells leave their memory to others while those work."""
+    laid: dict[frozenset[str], Laid] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By roles, as far as it was asked: everything that is priced begins with it."""
+
+    @property
+    def label(self) -> str:
+        """The strategy, with its fractions."""
+        if self.fractions is None:
+            return self.strategy
+        preset = next((name for name, shares in PRESETS.items() if shares == self.fractions), None)
+        return f"interleave {preset or '(' + ', '.join(map(str, self.fractions)) + ')'}"
+
+    @property
+    def streamed(self) -> bool:
+        """Stages flow instead of waiting for each other."""
+        return self.strategy not in PHASED
+
+    def split(self, role: str, reading: frozenset[str]) -> Split:
+        """How a cell of a role is divided."""
+        if role == "generate":
+            return self.lane
+        return self.train if role in ("train", "fit") or role in reading else self.frozen
+
+    def places(self, roles: frozenset[str]) -> Mapping[str, tuple[int, int]]:
+        """Role -> (index of its first device, how many)."""
+        return self._lay(roles).places
+
+    def sides(self, roles: frozenset[str]) -> tuple[Side, ...]:
+        """The devices by what they serve."""
+        return self._lay(roles).sides
+
+    def _lay(self, roles: frozenset[str]) -> Laid:
+        if roles not in self.laid:
+            generating = (self.generating or 0) if self.strategy == "separate" else None
+            self.laid[roles] = _lay(self.devices, generating, self.fractions, roles)
+        return self.laid[roles]
+
+    def source(self, role: str, workload: Workload) -> Source:
+        """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those."""
+        update = "fit" if role == "value" else "train"
+        if role not in workload.reading:
+            return "own"
+        places = self.places(workload.roles)
+        (first, count), (start, many) = places[role], places[update]
+        width, wide = self.split(role, workload.reading).width, self.train.width
+        within = start <= first and first + count <= start + many
+        if not within or wide % width or (first - start) % width:
+            return "own"
+        alike = self.split(role, workload.reading) == self.train and (first - start) % wide == 0
+        return "shared" if alike and self.train.dp == 1 else "gather"
+
+    def waits_for(self, workload: Workload) -> Iterator[str]:
+        """What of it nothing can execute yet."""
+        own_reference = "reference" in workload.roles - workload.reading
+        slices = self.train.width == self.train.dp > 1
+        for asked, what in (
+            (self.lane.width > 1, "generating on several devices together"),
+            (self.train.width > self.train.dp, "training cells that cut more than parameters"),
+            (slices and any(shape.experts for shape in workload.shapes.values()), "slices of a model with experts"),
+            (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
+            (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
+            (slices and self.sleeps, "slices that sleep"),
+            (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
+            (self.frozen.width > 1, "frozen models in slices"),
+            ("fit" in workload.roles, "a critic that is trained"),
+            (own_reference and workload.adapter > 0, "a reference of its own"),
+            (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
+            (workload.base != workload.precision, "a quantised base"),
+            (workload.engine != "native", f"the engine {workload.engine}"),
+        ):
+            if asked:
+                yield what
+
+    def copied(self, roles: frozenset[str]) -> bool:
+        """True if several cells train and each has everything, so that one may die while gradients are added up: each
+        keeps its own beside the sum."""
+        _, training = self.places(roles)["train"]
+        return training > self.train.width == 1 and not self.sharded
+
+    def runs(self, workload: Workload) -> bool:
+        """True if all of it can be executed."""
+        return not any(True for _ in self.waits_for(workload))
+
+    def piece(self, split: Split) -> int:
+        """Most tokens of a piece: a micro-batch for each rank, and enough of them to fill a pipeline."""
+        return self.budget * split.mesh.dp * (FILL * split.pp if split.pp > 1 else 1)
+
+    def plan(self, setting: Setting) -> Plan:
+        """The plan."""
+        workload = setting.workload
+        splits = {role: self.split(role, workload.reading) for role in workload.roles}
+        layout = Layout(
+            devices=setting.names[: self.devices],
+            roles=workload.roles,
+            reading=workload.reading,
+            width={role: split.width for role, split in splits.items()},
+            degrees={role: split.degrees for role, split in splits.items()},
+            engine=workload.engine,
+            staleness=workload.staleness,
+            optimizer="sharded" if self.sharded else "replicated",
+        )
+        if self.strategy == "separate":
+            plan = strategies.separate(layout, self.generating)
+        elif self.fractions is not None:
+            plan = strategies.interleave(layout, self.fractions)
+        else:
+            plan = strategies.STRATEGIES[self.strategy](layout)
+        on = plan.roles_on
+        cells = (
+            replace(
+                cell,
+                sleeps=_others(cell, on) if self.sleeps else cell.sleeps,
+                token_budget=None if cell.role == "generate" else self.budget,
+            )
+            for cell in plan.cells
+        )
+        return replace(plan, cells=tuple(cells))
+
+
+def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """Roles that some device of a cell serves besides; `on` has those of each device."""
+    beside = {role for device in cell.devices for role in on[device]} - {cell.role}
+    return tuple(sorted(beside, key=ORDER.index))
+
+
+@lru_cache(maxsize=4096)
+def _lay(devices: int, generating: int | None, fractions: tuple[Fraction, ...] | None, roles: frozenset[str]) -> Laid:
+    """On the first devices `generate` and on the others everything else; or rows of fractions; or all on all."""
+    if generating is not None:
+        places = {r: (0, generating) if r == "generate" else (generating, devices - generating) for r in roles}
+    elif fractions is None:
+        places = dict.fromkeys(roles, (0, devices))
+    else:
+        names = tuple(map(str, range(devices)))
+        laid = strategies.rows(Layout(devices=names, roles=roles), fractions)
+        places = {role: (int(there[0]), len(there)) for role, there in laid.items()}
+    return Laid(places=places, sides=tuple(_each_side(places)))
+
+
+def _each_side(places: Mapping[str, tuple[int, int]]) -> Iterator[Side]:
+    edges = sorted({edge for first, count in places.values() for edge in (first, first + count)})
+    for low, high in pairwise(edges):
+        roles = [role for role, (first, count) in places.items() if first <= low and high <= first + count]
+        if roles:
+            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, size=high - low)

@@ -1,0 +1,263 @@
+"""Bytes that a cell needs on each of its ranks, per phase and part by part, and what must fit side by side.
+
+Counts of states and activations, with constants that public trainers share; nothing is allocated here. A plan adds
+what stays resident to the largest phase (`peak`) and compares with the device; what sleeps is charged to host memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from operator import add
+from typing import Literal, NamedTuple
+
+from stretto.placement.devices import GB
+from stretto.planner.cost.mesh import Site
+from stretto.planner.cost.seconds import BYTES, Costs, Precision, width
+from stretto.planner.cost.shapes import ModelShape
+
+Activations = Literal["keep", "recompute", "offload"]
+"""Kept for the backward, recomputed from each layer's input, or those inputs in host memory."""
+
+CONTEXT = 1.5 * GB
+"""A process before it does anything: the driver's context, kernels, buffers of the message library."""
+LIVE = 2.7
+"""The layer that is worked on, in units of what it keeps: values, their gradients, what kernels need besides."""
+HEAD_BYTES = 14.0
+"""Per logit while log-probabilities are taken: bf16 and fp32 logits, their softmax, their gradient."""
+HEAD_CHUNK = 2**28
+"""Bytes for logits where the head is chunked: a chunk in bf16, and a part of it in fp32."""
+UNIT_BYTES = 8.0
+"""Per parameter of the unit that is gathered: two units in bf16 (one is prefetched), each with a copy in flight."""
+BUCKET = 1.0 * GB
+"""Most of the weights that are in two layouts at once where a hand-over goes in buckets."""
+USABLE = 0.92
+"""Of a device's memory: the rest is lost to fragmentation."""
+
+
+class Held(NamedTuple):
+    """Bytes on one rank, by what they are for. A tuple, because a search adds up thousands of them."""
+
+    weights: float = 0.0
+    """Weights as they are stored."""
+    gradients: float = 0.0
+    """Accumulated gradients."""
+    optimizer: float = 0.0
+    """Moments, and fp32 masters."""
+    activations: float = 0.0
+    """What the backward needs, and the layer that is worked on."""
+    head: float = 0.0
+    """Logits and what is made of them."""
+    gathered: float = 0.0
+    """Weights gathered from shards, gradients before they are scattered, a hand-over in flight."""
+    cache: float = 0.0
+    """Keys and values."""
+    context: float = 0.0
+    """The process itself."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return math.fsum(self)
+
+    @property
+    def states(self) -> float:
+        """What outlives a phase: weights, gradients, optimizer."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def largest(self) -> str:
+        """The part that takes most: what to blame where it does not fit."""
+        return max(self._fields, key=lambda name: getattr(self, name))
+
+    def __add__(self, other: Held) -> Held:  # type: ignore[override]  # part by part, unlike other tuples
+        if self is NOTHING or other is NOTHING:  # most of what is added up in a search
+            return self if other is NOTHING else other
+        return Held(*map(add, self, other))
+
+
+NOTHING = Held()
+"""No bytes."""
+
+
+def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
+    """Bytes of a frozen copy: over tensor and pipeline ranks, experts over theirs, shards under ZeRO-3."""
+    mesh = site.mesh
+    shards = mesh.sharding if mesh.zero == 3 else 1
+    common = (shape.params - shape.routed_params) / (mesh.model * shards)
+    routed = shape.routed_params / (mesh.pp * max(mesh.tp, mesh.ep, mesh.model // mesh.pp * shards))
+    return BYTES[precision] * (common + routed)
+
+
+def experts(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
+    """Bytes of the routed experts of an engine, which a trainer that spreads them alike has already."""
+    return BYTES[precision] * shape.routed_params / (site.mesh.pp * max(site.mesh.tp, site.mesh.ep))
+
+
+def states(
+    shape: ModelShape, site: Site, *, adapter: int = 0, base: Precision = "bfloat16", optimizer: str = "adamw"
+) -> Held:
+    """Weights, gradients and optimizer of what is trained.
+
+    Mixed precision after Micikevicius et al. 2018 as ZeRO counts it (Rajbhandari et al. 2020): 2 bytes of bf16 weights,
+    4 of fp32 gradients, 12 of fp32 masters and two moments, each over the ranks that share it; sharded weights are
+    kept in fp32 and are their own masters, like those of a model in fp32 or fp64. 8-bit moments take 2 bytes (Dettmers
+    et al. 2022). An adapter of rank r has r (in + out) parameters per matrix (Hu et al. 2022); what it adapts is frozen
+    and stored as `base`.
+    """
+    mesh = site.mesh
+    moments = 2.0 if optimizer == "adamw8bit" else 8.0
+    if adapter:
+        trained = adapter * shape.linear_inputs / mesh.model
+        shards = mesh.sharding if mesh.zero == 3 else 1
+        small = trained / shards
+        return Held(
+            weights=weights(shape, site, base) + 2 * small, gradients=4 * small, optimizer=(4 + moments) * small
+        )
+    common = (shape.params - shape.routed_params) / mesh.model
+    routed = shape.routed_params / (mesh.pp * max(mesh.ep, mesh.tp if mesh.ep == 1 else 1))
+    copies = mesh.expert_copies if mesh.ep > 1 else mesh.sharding
+
+    def over(stage: int) -> float:
+        sharded = mesh.zero >= stage
+        return common / (mesh.sharding if sharded else 1) + routed / (copies if sharded else 1)
+
+    if mesh.zero == 3 or BYTES[base] >= 4:
+        wide = max(4.0, BYTES[base])
+        return Held(weights=wide * over(3), gradients=wide * over(2), optimizer=moments * wide / 4 * over(1))
+    return Held(weights=2 * over(3), gradients=4 * over(2), optimizer=(4 + moments) * over(1))
+
+
+def layer_bytes(shape: ModelShape, precision: Precision = "bfloat16") -> float:
+    """What one layer keeps per token for its backward, with fused attention; the published count is of 2 bytes each.
+
+    h (18 + 4 ffn / h) (Korthikanti et al. 2022, without the scores, which are never stored); in a layer with experts
+    each token's share counts, plus three sorted copies of the routed hidden vectors.
+    """
+    inner = 4.0 * shape.ffn
+    if shape.experts:
+        inner = 4.0 * (shape.top_k + shape.shared_experts) * shape.expert_ffn + 6.0 * shape.top_k * shape.hidden
+    return width(precision) / 2 * (18.0 * shape.hidden + inner)
+
+
+def activations(
+    shape: ModelShape,
+    site: Site,
+    tokens: float,
+    kind: Activations = "recompute",
+    precision: Precision = "bfloat16",
+) -> float:
+    """For micro-batches of this many tokens per data parallel rank (Chen et al. 2016; Korthikanti et al. 2022).
+
+    The first pipeline stage holds as many micro-batches as there are stages, so that depth cancels.
+    """
+    own = tokens / (site.mesh.tp * site.mesh.cp)
+    layer = layer_bytes(shape, precision)
+    if kind == "keep":
+        return own * (shape.layers + LIVE - 1) * layer
+    inputs = shape.layers if kind == "recompute" else 2
+    return own * (width(precision) * shape.hidden * inputs + LIVE * layer)
+
+
+def head(shape: ModelShape, site: Site, tokens: float, *, chunked: bool = True) -> float:
+    """Logits of a micro-batch, or of one chunk of it where their backward recomputes them (Wijmans et al. 2024)."""
+    whole = tokens / site.mesh.cp * shape.vocab / site.mesh.tp * HEAD_BYTES
+    return min(whole, HEAD_CHUNK) if chunked else whole
+
+
+def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
+    """Working set of sharded weights: the unit at work and the next; with its fp32 gradient and a copy to scatter.
+
+    Of experts that are spread over ranks only a rank's own are gathered, and only where they have copies.
+    """
+    mesh = site.mesh
+    if mesh.zero < 3:
+        return 0.0
+    cast = UNIT_BYTES if mesh.sharding > 1 else UNIT_BYTES / 2  # alone, nothing is in flight
+    unit = shape.largest_unit / mesh.model
+    if mesh.ep > 1 and shape.routed_params:
+        common = max(shape.common_params / shape.layers, shape.embedding_params) / mesh.model
+        routed = shape.routed_params / shape.moe_layers / (mesh.pp * mesh.ep)
+        unit = common + (routed if mesh.expert_copies > 1 else 0.0)
+    return (cast + (8.0 if trained else 0.0)) * unit
+
+
+def training(
+    shape: ModelShape,
+    site: Site,
+    tokens: float,
+    *,
+    adapter: int = 0,
+    base: Precision = "bfloat16",
+    optimizer: str = "adamw",
+    kind: Activations = "recompute",
+    chunked: bool = True,
+) -> Held:
+    """Everything that training holds at its peak, micro-batches being of this many tokens per data parallel rank."""
+    return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + Held(
+        activations=activations(shape, site, tokens, kind),
+        head=head(shape, site, tokens, chunked=chunked),
+        gathered=gathered(shape, site, trained=not adapter),
+        context=CONTEXT,
+    )
+
+
+def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> Held:
+    """A frozen model's forward (reference, reward, value): weights, one live layer, a chunk of logits."""
+    own = tokens / (site.mesh.tp * site.mesh.cp)
+    return Held(
+        weights=weights(shape, site, precision),
+        activations=own * (2 * width(precision) * shape.hidden + layer_bytes(shape, precision)),
+        head=head(shape, site, tokens),
+        gathered=gathered(shape, site, trained=False),
+        context=CONTEXT,
+    )
+
+
+def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> Held:
+    """An engine whose caches hold this many tokens on the whole lane (Kwon et al. 2023, paged without waste)."""
+    own = tokens / site.mesh.dp
+    return Held(
+        weights=_engine_weights(shape, site, precision),
+        cache=Costs().cache_bytes(shape, site, own, precision),
+        activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
+        context=CONTEXT,
+    )
+
+
+def pool_tokens(shape: ModelShape, site: Site, *, share: float = 0.85, precision: Precision = "bfloat16") -> float:
+    """Tokens that the caches of a lane may hold if its engine has this share of the device; below zero if none fit."""
+    fixed = generating(shape, site, 0.0, precision=precision)
+    free = share * site.device.memory - fixed.total
+    return free * site.mesh.dp / Costs().cache_bytes(shape, site, 1.0, precision)
+
+
+def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> float:
+    embedding = 0.0 if shape.tied else BYTES[precision] * shape.embedding_params / site.mesh.tp
+    return Costs().weight_bytes(shape, site, math.inf, precision) / site.mesh.pp + embedding
+
+
+def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float:
+    """Weights that exist twice while an engine takes them over: its whole part, or one bucket (HybridFlow 2024)."""
+    part = _engine_weights(shape, engine, "bfloat16")
+    return min(part, BUCKET) if bucketed else part
+
+
+def peak(resident: Iterable[Held], phases: Iterable[Iterable[Held]]) -> float:
+    """The most one rank holds: what never leaves, plus the largest phase, the process counted once."""
+    stays = sum(held.total - held.context for held in resident)
+    largest = max((sum(held.total - held.context for held in phase) for phase in phases), default=0.0)
+    return stays + largest + CONTEXT
+
+
+def asleep(held: Iterable[Held], ranks: int) -> float:
+    """Host memory for the states of so many ranks of one host that sleep, with a pinned bucket each for the copies.
+
+    Caches are dropped, not kept, and activations never outlive their phase (ZeRO-Offload, Ren et al. 2021).
+    """
+    return ranks * (math.fsum(each.states for each in held) + BUCKET)
+
+
+def fits(size: float, site: Site) -> bool:
+    """Whether this much fits a rank, with room for fragmentation."""
+    return size <= USABLE * site.device.memory

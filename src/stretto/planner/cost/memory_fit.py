@@ -1,0 +1,261 @@
+"""What a choice needs of every device's memory, phase by phase, and how many tokens are left for caches.
+
+The counts are `planner.cost.memory`'s; here they are put together: what stays on a device while each of its roles
+works, what sleeps in host memory meanwhile, and which part is to blame where it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stretto.placement.devices import GB, Device
+from stretto.planner.candidate import Choice, Side, Source
+from stretto.planner.cost import memory
+from stretto.planner.cost.memory import NOTHING, Held
+from stretto.planner.cost.mesh import Site
+from stretto.planner.problem import Setting
+from stretto.scheduler.records import UPDATE
+
+CONTEXT = Held(context=memory.CONTEXT)
+"""The process itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRoom:
+    """The memory of the devices that serve the same roles."""
+
+    side: Side
+    """Which."""
+    device: Device
+    """Of which kind, at least."""
+    phases: Mapping[str, Held]
+    """What one of them holds while a role works, or while weights are published; without caches."""
+    asleep: float
+    """Bytes of host memory per device for what sleeps."""
+    pool: float
+    """Tokens that the caches of a lane may hold; 0 where nothing generates."""
+    token: float
+    """Bytes that a token of cache takes on one rank."""
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a plan may use."""
+        return memory.USABLE * self.device.memory
+
+    @property
+    def worst(self) -> str:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda phase: self.phases[phase].total)
+
+    @property
+    def over(self) -> float:
+        """Bytes by which the worst phase, or what sleeps, is too large; not above 0 where it fits."""
+        most = max(held.total for held in self.phases.values())
+        return max(most - self.usable, self.asleep - self.device.host_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """All sides of a choice."""
+
+    sides: tuple[SideRoom, ...]
+    """In the order of their devices."""
+    short: float
+    """Tokens that a lane's caches lack for the longest answer; not above 0 where it fits."""
+
+    @property
+    def pool(self) -> float:
+        """Tokens that the caches of a lane may hold."""
+        return min(room.pool for room in self.sides if "generate" in room.side.roles)
+
+    @property
+    def fits(self) -> bool:
+        """True if everything has room."""
+        return self.short <= 0 and all(room.over <= 0 for room in self.sides)
+
+    @property
+    def over(self) -> float:
+        """Bytes that are lacking on the device that lacks most."""
+        lacking = max(room.over for room in self.sides)
+        token = max(room.token for room in self.sides)
+        return lacking if lacking > 0 else max(0.0, self.short * token)
+
+    def why_not(self, longest: int) -> str:
+        """What does not fit, by how much, and which part is the largest."""
+        room = max(self.sides, key=lambda room: room.over)
+        if room.over <= 0:
+            return (
+                f"caches hold {max(0, int(self.pool))} tokens beside everything else, and one answer with its prompt "
+                f"may take {longest}"
+            )
+        if room.asleep - room.device.host_memory == room.over:
+            asleep, there = room.asleep / GB, room.device.host_memory / GB
+            return f"what sleeps takes {asleep:.0f} GB of host memory per device, and there are {there:.0f}"
+        held = room.phases[room.worst]
+        part, size = held.largest, getattr(held, held.largest) / GB
+        return (
+            f"{_phase(room.worst)} needs {held.total / GB:.1f} GB of the {room.usable / GB:.1f} GB that a device has "
+            f"for it, {room.over / GB:.1f} GB too much; the largest part is {part} with {size:.1f} GB"
+        )
+
+
+def _phase(name: str) -> str:
+    return {"generate": "generating", "train": "training", "fit": "training the critic", "publish": "publishing"}.get(
+        name, f"the {name} stage"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Still:
+    """A side as it is whatever the size of micro-batches, so that several sizes can be tried."""
+
+    side: Side
+    """Which."""
+    device: Device
+    """As in `SideRoom`, like `asleep`, `pool` and `token`."""
+    beside: Mapping[str, Held]
+    """Role -> what a device holds while it works, but for what the work itself takes."""
+    publish: Held | None
+    """What it holds while weights are published; none if that is no phase of its own."""
+    asleep: float
+    pool: float
+    token: float
+
+
+class Rooms:
+    """Memory by choice; what choices have in common is counted once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.known: dict[object, Held] = {}
+
+    def room(self, choice: Choice, still: tuple[Still, ...] | None = None) -> Room:
+        """What a choice needs, and what is left for caches; `still` is its own, if that is known already."""
+        sides = tuple(self._side(choice, side) for side in still or self.still(choice))
+        lanes = [room.pool for room in sides if "generate" in room.side.roles]
+        return Room(sides=sides, short=self.setting.workload.longest - min(lanes))
+
+    def _side(self, choice: Choice, still: Still) -> SideRoom:
+        side = still.side
+        phases = {role: self._working(choice, side, role) + still.beside[role] for role in side.roles}
+        if still.publish is not None:
+            phases["publish"] = still.publish
+        return SideRoom(
+            side=side, device=still.device, phases=phases, asleep=still.asleep, pool=still.pool, token=still.token
+        )
+
+    def still(self, choice: Choice) -> tuple[Still, ...]:
+        """What all choices have in common that differ from this one in their micro-batches and recomputing alone."""
+        return tuple(self._still(choice, side) for side in choice.sides(self.setting.workload.roles))
+
+    def _still(self, choice: Choice, side: Side) -> Still:
+        work, costs = self.setting.workload, self.setting.costs
+        device = self.setting.weakest(side.first, side.size)
+        sources = {role: choice.source(role, work) for role in side.roles}
+        resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
+        always = CONTEXT if choice.sleeps else sum(resident.values(), CONTEXT)
+        gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
+        if choice.streamed:  # generating and training take turns, too often to gather anew
+            always += gathered
+        beside, reads = {}, always if choice.streamed else always + gathered
+        for phase in side.roles:
+            beside[phase] = always if phase == "train" and device.kind != "cpu" else reads
+            for role in side.roles if choice.sleeps else ():
+                beside[phase] += self._kept(role, phase, sources, resident[role])
+        # While weights are handed over, who generates and who trains is awake.
+        awake = sum((resident[role] for role in ("generate", "train") if choice.sleeps and role in resident), always)
+        publish = None
+        if sources.get("generate") == "own":
+            site = self._site(choice, side, "generate")
+            bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
+            publish = awake + Held(gathered=bucket)
+        if "train" in side.roles and choice.copied(work.roles):
+            publish = (publish or awake) + Held(gradients=resident["train"].gradients)
+        sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
+        pool = token = 0.0
+        if "generate" in side.roles:
+            site = self._site(choice, side, "generate")
+            token = costs.cache_bytes(work.shapes["generate"], site, 1.0, work.precision)
+            free = memory.USABLE * device.memory - (self._working(choice, side, "generate") + beside["generate"]).total
+            free = free if work.share is None else min(free, work.share * device.memory)
+            pool = max(0.0, free * site.mesh.dp / token)
+        return Still(
+            side=side,
+            device=device,
+            beside=beside,
+            publish=publish,
+            asleep=memory.asleep(sleeping, 1) if sleeping else 0.0,
+            pool=pool,
+            token=token,
+        )
+
+    def _site(self, choice: Choice, side: Side, role: str) -> Site:
+        return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)
+
+    def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
+        """What of a role that may sleep stays on the device while another works."""
+        if role == phase:
+            return resident
+        update = "fit" if phase == "value" else "train"
+        read = role == update and sources[phase] != "own"
+        return Held(weights=resident.weights) if read else NOTHING
+
+    def _resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+        """What a role holds even while it does nothing."""
+        split, copies = choice.split(role, self.setting.workload.reading), 1
+        if choice.sharded and role in UPDATE:
+            _, count = choice.places(self.setting.workload.roles)[role]
+            copies = count // split.width
+        key = ("resident", role, split, source, copies, side.first, side.size)
+        if key not in self.known:
+            self.known[key] = self._count_resident(choice, side, role, source, copies)
+        return self.known[key]
+
+    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source, copies: int) -> Held:
+        work, site = self.setting.workload, self._site(choice, side, role)
+        shape = work.shapes[role]
+        if role in UPDATE:
+            base = work.precision_of("train")
+            held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
+            return held._replace(optimizer=held.optimizer / copies)
+        if source != "own":
+            return NOTHING
+        if role == "generate":
+            return Held(weights=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).weights)
+        return Held(weights=memory.weights(shape, site, work.precision_of(role)))
+
+    def _gathered(self, choice: Choice, side: Side) -> Held:
+        """The weights that an engine reads and its device trains only a part of."""
+        key = ("gathered", choice.lane, choice.train, side.first, side.size)
+        if key not in self.known:
+            work, site = self.setting.workload, self._site(choice, side, "generate")
+            shape, precision = work.shapes["generate"], work.precision_of("generate")
+            whole = memory.generating(shape, site, 0.0, precision=precision).weights
+            there = memory.experts(shape, site, precision) if site.mesh.same_experts(choice.train.mesh) else 0.0
+            self.known[key] = Held(weights=whole - there)
+        return self.known[key]
+
+    def _working(self, choice: Choice, side: Side, role: str) -> Held:
+        """What a role needs besides while it works."""
+        split = choice.split(role, self.setting.workload.reading)
+        budget = 0 if role == "generate" else choice.budget
+        key = ("working", role, split, budget, choice.recompute, side.first, side.size)
+        if key not in self.known:
+            self.known[key] = self._count_working(choice, side, role)
+        return self.known[key]
+
+    def _count_working(self, choice: Choice, side: Side, role: str) -> Held:
+        work, site = self.setting.workload, self._site(choice, side, role)
+        shape = work.shapes[role]
+        if role in UPDATE:
+            kind: memory.Activations = "recompute" if choice.recompute else "keep"
+            return Held(
+                activations=memory.activations(shape, site, choice.budget, kind, work.precision),
+                head=memory.head(shape, site, choice.budget) if role == "train" else 0.0,
+                gathered=memory.gathered(shape, site, trained=not work.adapter),
+            )
+        if role == "generate":
+            return Held(activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations)
+        scoring = memory.scoring(shape, site, choice.budget, precision=work.precision)
+        return scoring._replace(weights=0.0, context=0.0)

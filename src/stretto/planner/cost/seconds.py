@@ -1,0 +1,345 @@
+"""Seconds that a stage takes on a cell: forwards, training, prefill, one tick of decoding, publishing, switching.
+
+Arithmetic and traffic are added, collectives are added where nothing hides them. It measures nothing and simulates
+nothing: devices come from `devices`, constants from `rates`, sizes from `shapes`, how much there is from `load`; lanes
+and strategies are put together elsewhere (`lane`, `closed`, and the scheduler on its virtual clock).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from stretto.placement.rates import Rates
+from stretto.planner.cost.collectives import Wires
+from stretto.planner.cost.decode_time import Decoding
+from stretto.planner.cost.mesh import Site
+from stretto.planner.cost.shapes import ModelShape
+from stretto.planner.cost.token_load import Load
+
+Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "int8", "nf4"]
+
+BYTES: dict[Precision, float] = {
+    "float64": 8.0,
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.03,
+    "int8": 1.03,
+    "nf4": 0.53,
+}
+"""Bytes of a stored weight, scales included: fp32 ones per 128 for 8 bits, doubly quantised ones per 64 for NF4."""
+
+UNAIDED: dict[Precision, float] = {"float32": 1 / 16, "float64": 1 / 32}
+"""Of a GPU's bf16 products, what it reaches where tensor cores do not help: 67 and 34 of an H100's 989 TFLOP/s."""
+
+DEFAULT = Rates()
+"""The constants where nothing was measured."""
+
+ROUTED_PASSES = 12.0
+"""Times that a mixture's forward reads or writes each routed copy of a hidden vector: sorting, scattering, weighing."""
+HEAD_PASSES = 4.0
+"""Times that a forward reads or writes the logits in fp32."""
+MICRO_BATCH = 16384.0
+"""Tokens of a micro-batch per data parallel rank where nobody states a budget."""
+ADAPTER_PASSES = 3.0
+"""Times that the input and output of an adapted matrix are read or written once more, for the skinny products."""
+NARROW = 128.0
+"""Width at which a product reaches half of what a wide one does."""
+
+
+def width(precision: Precision) -> float:
+    """Bytes of one number of a hidden vector or a cache: those of the model where it is not quantised."""
+    return max(BYTES[precision], 2.0)
+
+
+def narrow(size: float) -> float:
+    """The share of a wide product's rate that one of this width reaches, as in calculon's table of sizes."""
+    return size / (size + NARROW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The time model with its constants."""
+
+    rates: Rates = DEFAULT
+    """Shares of peaks and delays."""
+
+    def compute(
+        self, shape: ModelShape, site: Site, load: Load, *, adapter: int = 0, precision: Precision = "bfloat16"
+    ) -> float:
+        """One forward over a load on all ranks of a cell, without messages; `adapter` is the rank of a LoRA.
+
+        Products: 2 FLOP per active parameter and token (Kaplan et al. 2020). Attention: 2 (d_qk + d_v) FLOP per head
+        and pair. Traffic of everything that is no product, as in calculon (Isaev et al. 2023): hidden vectors read or
+        written a number of times per layer, the copies that routing makes, and logits.
+        """
+        device, ranks = site.device, site.mesh.devices
+        gain = self.gain(site, precision)
+        routed_params = shape.moe_layers * shape.top_k * shape.expert_params
+        products = (shape.active_params - routed_params) / narrow(shape.ffn / site.mesh.tp)
+        if routed_params:
+            cut = site.mesh.tp if site.mesh.ep == 1 else 1
+            products += routed_params * self.skew(site) / narrow(shape.expert_ffn / cut)
+        products *= 2 * load.tokens / (self.rates.matmul_share * gain)
+        seen = min(load.pairs, load.tokens * shape.window) if shape.windowed_layers else 0.0
+        pairs = (shape.layers - shape.windowed_layers) * load.pairs + shape.windowed_layers * seen
+        attention = 2 * pairs * shape.heads * (shape.queries + shape.values)
+        attention /= self.rates.attention_share * min(gain, 1.0)  # which is never computed in 8 bits
+        routed = ROUTED_PASSES * shape.moe_layers * shape.top_k
+        vectors = shape.hidden * (self.rates.layer_passes * shape.layers + routed)
+        if adapter:
+            vectors += ADAPTER_PASSES * shape.active_inputs
+        traffic = load.tokens * (width(precision) * vectors + 4 * HEAD_PASSES * shape.vocab)
+        return (products + attention) / (ranks * device.matmul) + traffic / (ranks * device.bandwidth)
+
+    def gain(self, site: Site, precision: Precision) -> float:
+        """How much faster than in bf16 a device multiplies: fp8 gains, full precision loses, but not on CPUs."""
+        if precision == "fp8":
+            return self.rates.fp8_gain
+        return 1.0 if site.device.kind == "cpu" else UNAIDED.get(precision, 1.0)
+
+    def messages(
+        self, shape: ModelShape, site: Site, load: Load, micro: float, precision: Precision = "bfloat16"
+    ) -> float:
+        """Messages of one forward in `micro` micro-batches: tensor and expert parallelism.
+
+        Two all-reduces of the hidden vectors per layer (Shoeybi et al. 2019; sequence parallelism moves as much), two
+        all-to-alls of the routed copies per layer with experts (Lepikhin et al. 2020).
+        """
+        mesh = site.mesh
+        tokens = load.tokens / (mesh.dp * mesh.cp) / micro
+        layers = shape.layers / mesh.pp
+        seconds = 0.0
+        if mesh.tp > 1:
+            wires = Wires.between(site, mesh.tp, rates=self.rates)
+            seconds += 2 * layers * wires.all_reduce(width(precision) * tokens * shape.hidden)
+        if mesh.ep > 1:
+            wires = Wires.between(site, mesh.ep, rates=self.rates)
+            vectors = width(precision) * tokens / mesh.tp * shape.hidden
+            seconds += 2 * shape.moe_layers / mesh.pp * wires.all_to_all(vectors, shape.top_k) * self.skew(site)
+        return seconds * micro
+
+    def skew(self, site: Site) -> float:
+        """How much longer a layer with experts takes because all wait for the ranks whose experts are popular."""
+        return self.rates.skew if site.mesh.ep > 1 else 1.0
+
+    def gathers(self, shape: ModelShape, site: Site, precision: Precision) -> float:
+        """Gathering a cell's sharded weights once, for one forward or backward (ZeRO stage 3, Rajbhandari 2020).
+
+        Experts that are spread over ranks are gathered among their own copies only.
+        """
+        mesh = site.mesh
+        if mesh.zero < 3 or mesh.sharding == 1:
+            return 0.0
+        wires = Wires.between(site, mesh.sharding, stride=mesh.tp, rates=self.rates)
+        if mesh.ep == 1 or not shape.routed_params:
+            return wires.all_gather(BYTES[precision] * shape.params / mesh.model)
+        apart = Wires.between(site, mesh.expert_copies, stride=mesh.ep * mesh.pp, rates=self.rates)
+        seconds = wires.all_gather(BYTES[precision] * (shape.params - shape.routed_params) / mesh.model)
+        routed = BYTES[precision] * shape.routed_params / (mesh.pp * mesh.ep)
+        return seconds + (apart.all_gather(routed) if mesh.expert_copies > 1 else 0.0)
+
+    def forward(
+        self, shape: ModelShape, site: Site, load: Load, *, precision: Precision = "bfloat16", budget: float = 0.0
+    ) -> float:
+        """A forward over a load: log-probabilities, values or rewards."""
+        micro = self.micro_batches(site, load, budget)
+        alone = self.compute(shape, site, load, precision=precision) * self.uneven(site, load)
+        seconds = alone + self.messages(shape, site, load, micro, precision)
+        return max(seconds * self.bubble(site, micro), micro * self.gathers(shape, site, precision))
+
+    def train(
+        self,
+        shape: ModelShape,
+        site: Site,
+        load: Load,
+        *,
+        updates: int = 1,
+        adapter: int = 0,
+        recompute: bool = False,
+        precision: Precision = "bfloat16",
+        budget: float = 0.0,
+    ) -> float:
+        """Forwards, backwards and updates over a load; `adapter` is the rank of a LoRA, 0 for all weights.
+
+        A backward costs two forwards, one where weights are frozen (their gradient is left out), plus one forward
+        where activations are recomputed (Chen et al. 2016). Messages run with each.
+        """
+        portion = load.part(1 / updates)
+        each = self.accumulate(
+            shape, site, portion, adapter=adapter, recompute=recompute, precision=precision, budget=budget
+        )
+        return updates * (each + self.update(shape, site, adapter=adapter))
+
+    def accumulate(
+        self,
+        shape: ModelShape,
+        site: Site,
+        load: Load,
+        *,
+        adapter: int = 0,
+        recompute: bool = False,
+        precision: Precision = "bfloat16",
+        budget: float = 0.0,
+    ) -> float:
+        """The forwards and backwards of `train`, without an update."""
+        passes = 1.0 + recompute + (1.0 if adapter else 2.0) * self.rates.backward
+        micro = self.micro_batches(site, load, budget)
+        alone = self.compute(shape, site, load, adapter=adapter, precision=precision)
+        alone *= self.uneven(site, load)
+        messages = self.messages(shape, site, load, micro, precision) * (2 + recompute)
+        gathers = micro * self.gathers(shape, site, precision) * 3
+        return max((passes * alone + messages) * self.bubble(site, micro), gathers)
+
+    def update(self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1) -> float:
+        """One reduction of gradients over the copies, in this and `cells` - 1 equal cells, and one step of Adam.
+
+        fp32 gradients are scattered and bf16 weights gathered (Rajbhandari 2020), or fp32 sums are reduced where each
+        keeps all of them: as much as an all-reduce of 3 or of 4 bytes each. Experts go among their own copies. Adam
+        reads and writes fp32 state: 28 bytes per parameter.
+        """
+        wire = 3.0 if site.mesh.zero else 4.0
+        mesh = site.mesh
+        copies = mesh.sharding * cells
+        if adapter:
+            common, routed = float(adapter * shape.linear_inputs), 0.0
+        else:
+            routed = float(shape.routed_params)
+            common = shape.params - routed
+        wires = Wires.between(site, copies, stride=mesh.model, rates=self.rates)
+        seconds = wires.all_reduce(wire * common / mesh.model) if copies > 1 else 0.0
+        if routed and mesh.expert_copies * cells > 1:
+            apart = Wires.between(site, mesh.expert_copies * cells, stride=mesh.ep * mesh.pp, rates=self.rates)
+            seconds += apart.all_reduce(wire * routed / (mesh.pp * mesh.ep))
+        held = common / mesh.model / (mesh.sharding if mesh.zero else 1)
+        held += routed / (mesh.pp * mesh.ep) / (mesh.expert_copies if mesh.zero else 1)
+        waiting = self.rates.update * math.ceil(math.log2(mesh.devices * cells))
+        return seconds + 28.0 * held / site.device.bandwidth + waiting
+
+    def micro_batches(self, site: Site, load: Load, budget: float = 0.0) -> float:
+        """How many micro-batches a rank works through; a pipeline wants at least as many as it has stages."""
+        mesh = site.mesh
+        sequences = max(1.0, load.sequences / mesh.dp)
+        wanted = load.tokens / mesh.dp / (mesh.cp * (budget or MICRO_BATCH))
+        if mesh.pp > 1:
+            wanted = max(wanted, 4.0 * mesh.pp)
+        return max(1.0, min(math.ceil(wanted), math.ceil(sequences)))
+
+    def bubble(self, site: Site, micro: float) -> float:
+        """How much longer a pipeline takes because it fills and drains: (p - 1) / (v m) (Narayanan et al. 2021)."""
+        mesh = site.mesh
+        return 1 + (mesh.pp - 1) / (mesh.stages * micro)
+
+    def uneven(self, site: Site, load: Load) -> float:
+        """How much more than its share the busiest rank has, because a sequence is not cut in two.
+
+        Somebody has the sequence that is left over, and somebody the longest one, however well the rest is dealt out.
+        """
+        copies = site.mesh.dp
+        if load.sequences <= 0 or load.tokens <= 0:
+            return 1.0
+        left_over = math.ceil(load.sequences / copies - 1e-9) / (load.sequences / copies)
+        return max(left_over, min(load.longest * copies / load.tokens, copies))
+
+    def prefill(self, shape: ModelShape, site: Site, load: Load, *, precision: Precision = "bfloat16") -> float:
+        """Reading prompts into the cache of one lane: a forward, or reading the weights once if that takes longer."""
+        if load.tokens <= 0:
+            return 0.0
+        once = self.weight_bytes(shape, site, load.tokens, precision) / (
+            site.device.bandwidth * self.rates.decode_share
+        )
+        seconds = self.compute(shape, site, load, precision=precision)
+        return max(seconds + self.messages(shape, site, load, 1.0, precision), once)
+
+    def weight_bytes(self, shape: ModelShape, site: Site, batch: float, precision: Precision) -> float:
+        """Weights that one rank reads in a tick of this many tokens, or holds if `batch` is infinite.
+
+        Of the experts, those that some token visits: n (1 - (1 - k/n)^batch) if routing is even.
+        """
+        mesh = site.mesh
+        common = shape.common_params + shape.embedding_params
+        routed = 0.0
+        if shape.moe_layers:
+            routed = shape.routed_params * (1 - (1 - shape.top_k / shape.experts) ** batch)
+        return BYTES[precision] * (common / mesh.tp + routed / max(mesh.tp, mesh.ep))
+
+    def cache_bytes(self, shape: ModelShape, site: Site, context: float, precision: Precision = "bfloat16") -> float:
+        """Cache of one sequence on one rank: split over heads, whole where there are fewer heads than ranks."""
+        heads = 1 if shape.kv_rank else shape.kv_heads
+        return shape.kv_bytes(context, width=width(precision)) / min(site.mesh.tp, heads)
+
+    def tick(
+        self, shape: ModelShape, site: Site, batch: float, context: float, *, precision: Precision = "bfloat16"
+    ) -> float:
+        """One token for each of `batch` sequences of this mean length on one lane (the ranks of `site`).
+
+        Bound by reading weights and caches, or by products (Pope et al. 2022), on top of what launching kernels,
+        scheduling and sampling cost however small the batch is, plus two all-reduces per layer. `batch` is spread over
+        the data parallel ranks of the lane; with pipeline stages that many groups take turns.
+        """
+        own = batch / (site.mesh.dp * site.mesh.pp)
+        cache = own * self.cache_bytes(shape, site, context, precision)
+        return self.decoding(shape, site, batch, precision=precision).seconds(cache)
+
+    def decoding(self, shape: ModelShape, site: Site, batch: float, *, precision: Precision = "bfloat16") -> Decoding:
+        """What a tick of so many sequences takes, but for reading their caches."""
+        mesh = site.mesh
+        own = batch / (mesh.dp * mesh.pp)
+        ceiling = site.device.matmul * self.rates.matmul_share * self.gain(site, precision)
+        products = 2 * shape.active_params * own / mesh.tp / ceiling
+        fixed = self.rates.tick + self.rates.tick_layer * shape.layers + self.rates.tick_request * own
+        moved = Load(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
+        messages = self.messages(shape, site, moved, 1.0, precision) * mesh.pp
+        return Decoding(
+            weights=self.weight_bytes(shape, site, batch / mesh.pp, precision),
+            bandwidth=site.device.bandwidth,
+            share=self.rates.decode_share,
+            products=products,
+            fixed=fixed,
+            messages=messages,
+        )
+
+    def publish(
+        self, shape: ModelShape, receiver: Site, *, adapter: int = 0, precision: Precision = "bfloat16"
+    ) -> float:
+        """New weights into the engine of every lane, gathered from the trainers that hold parts of them.
+
+        Each rank takes in its part, and everything passes the network once; the slower of the two decides. Lanes
+        receive side by side. The rates are those of published transfers (verl, NeMo-RL, slime), far below a card's.
+        """
+        if adapter:
+            size = whole = 2.0 * adapter * shape.linear_inputs
+        else:
+            size = self.weight_bytes(shape, receiver, math.inf, precision)
+            whole = BYTES[precision] * shape.params
+        return self.rates.far_delay + max(size / self.rates.gather, whole / self.rates.whole)
+
+    def reshard(self, shape: ModelShape, trainer: Site, engine: Site) -> float:
+        """From the layout that trains to the one that generates, on the same devices.
+
+        A rank needs 1/g of every layer and lacks what it does not train itself: of parts 1/(t p), and its share of
+        sharded weights, it holds that much; experts that are spread lie elsewhere (Sheng et al. 2024, HybridFlow),
+        unless they are spread alike.
+        """
+        part = 1 / max(engine.mesh.tp, engine.mesh.ep)
+        mesh = trainer.mesh
+        own = min(1 / mesh.tp, part) / mesh.pp / (mesh.sharding if mesh.zero == 3 else 1)
+        routed = shape.routed_params * (part if mesh.ep > 1 else part - own)
+        if mesh.same_experts(engine.mesh):
+            routed = 0.0
+        common = (shape.params - shape.routed_params) * (part - own)
+        return 2.0 * (common + routed) / self.rates.reshard
+
+    def turn(self, devices: int) -> float:
+        """What a stage costs the devices that serve it besides its work, however little that is.
+
+        The slowest of a group is waited for, and data is collected and dealt out along a tree: both grow with the
+        logarithm of the group (Thakur et al. 2005). Published runs take that long beside the sum of their stages.
+        """
+        return self.rates.phase * (1 + math.log2(devices))
+
+    def move(self, size: float, site: Site) -> float:
+        """Bytes of one rank to host memory or back (engines that sleep, states that are offloaded)."""
+        return size / (site.device.host_link * self.rates.host_share)

@@ -1,0 +1,260 @@
+"""The sizes of a model, and what follows from them: parameters, products per token, bytes of KV cache.
+
+No weights and no torch: a shape comes from the table of well-known families (`families`), from numbers in a recipe, or
+from a config.json. The counts leave out norms and biases, which never matter to a plan.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import RecipeError
+from stretto.models.plausible import implausible
+from stretto.recipe.schema import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder. What follows from them is worked out once: a search asks for it again and again."""
+
+    name: str
+    """As people call it."""
+    layers: int
+    """Decoder layers."""
+    hidden: int
+    """Hidden size."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads."""
+    head_dim: int
+    """Size of a head."""
+    ffn: int
+    """Size of the feed-forward layer of a dense layer."""
+    vocab: int
+    """Vocabulary."""
+    tied: bool = False
+    """Embedding and head are one matrix."""
+    gated: bool = True
+    """The feed-forward layer has a gate: three matrices instead of two."""
+    experts: int = 0
+    """Routed experts per layer; 0 for a dense model."""
+    top_k: int = 0
+    """Experts that a token visits."""
+    expert_ffn: int = 0
+    """Size of one expert."""
+    shared_experts: int = 0
+    """Experts of the same size that every token visits."""
+    dense_layers: int = 0
+    """Layers of a mixture that are dense."""
+    kv_rank: int = 0
+    """Latent size of keys and values (multi-head latent attention); 0 for ordinary attention."""
+    q_rank: int = 0
+    """Latent size of queries; 0 if they are projected directly."""
+    rope_dim: int = 0
+    """Part of a latent head that carries positions, shared by all heads."""
+    value_dim: int = 0
+    """Size of a value head where it differs; 0 if it is `head_dim`."""
+    windowed_layers: int = 0
+    """Layers whose attention sees only `window` tokens."""
+    window: int = 0
+    """How many those see."""
+
+    @cached_property
+    def values(self) -> int:
+        """Size of a value head."""
+        return self.value_dim or self.head_dim
+
+    @cached_property
+    def queries(self) -> int:
+        """Size of a query head, positions included."""
+        return self.head_dim + self.rope_dim
+
+    @cached_property
+    def attention_params(self) -> int:
+        """Of one layer. Latent attention as in DeepSeek-V2: projections down to the ranks and up to the heads."""
+        out = self.heads * self.values * self.hidden
+        if not self.kv_rank:
+            return (
+                self.hidden * (self.heads + self.kv_heads) * self.head_dim
+                + self.hidden * self.kv_heads * (self.values)
+                + out
+            )
+        width = self.heads * self.queries
+        query = self.q_rank * (self.hidden + width) if self.q_rank else self.hidden * width
+        down = self.hidden * (self.kv_rank + self.rope_dim)
+        return query + down + self.kv_rank * self.heads * (self.head_dim + self.values) + out
+
+    @cached_property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @cached_property
+    def matrices(self) -> int:
+        """Of a feed-forward layer."""
+        return 3 if self.gated else 2
+
+    @cached_property
+    def expert_params(self) -> int:
+        """Of one expert."""
+        return self.matrices * self.hidden * self.expert_ffn
+
+    @cached_property
+    def embedding_params(self) -> int:
+        """Of the embedding, which is the head as well where they are tied."""
+        return self.vocab * self.hidden
+
+    @cached_property
+    def common_params(self) -> int:
+        """What every token passes through in the layers: attention, dense feed-forward, shared experts, router."""
+        dense = (self.layers - self.moe_layers) * self.matrices * self.hidden * self.ffn
+        shared = self.moe_layers * (self.shared_experts * self.expert_params + self.hidden * self.experts)
+        return self.layers * self.attention_params + dense + shared
+
+    @cached_property
+    def routed_params(self) -> int:
+        """All routed experts of all layers."""
+        return self.moe_layers * self.experts * self.expert_params
+
+    @cached_property
+    def params(self) -> int:
+        """All of them."""
+        return self.common_params + self.routed_params + self.embedding_params * (1 if self.tied else 2)
+
+    @cached_property
+    def active_params(self) -> int:
+        """What takes part in the products of one token: common parts, its experts, the head."""
+        return self.common_params + self.moe_layers * self.top_k * self.expert_params + self.embedding_params
+
+    @cached_property
+    def largest_unit(self) -> int:
+        """Parameters that are gathered at once when weights are sharded: a layer, or the embedding."""
+        layer = (self.common_params + self.routed_params) // self.layers
+        return max(layer, self.embedding_params)
+
+    @cached_property
+    def linear_inputs(self) -> int:
+        """Sum of in + out sizes over the linear layers that adapters sit on; times the rank, an adapter's size."""
+        queries, keys = self.heads * self.queries, self.kv_heads * self.head_dim
+        attention = 4 * self.hidden + 2 * queries + 2 * keys
+        if self.kv_rank:
+            attention = 3 * self.hidden + self.q_rank + queries + 2 * self.kv_rank + self.heads * 3 * self.values
+        dense = self.matrices * (self.hidden + self.ffn)
+        expert = self.matrices * (self.hidden + self.expert_ffn) * (self.experts + self.shared_experts)
+        return self.layers * attention + (self.layers - self.moe_layers) * dense + self.moe_layers * expert
+
+    @cached_property
+    def active_inputs(self) -> int:
+        """The same, of the matrices that one token passes through."""
+        idle = self.experts - self.top_k if self.experts else 0
+        return self.linear_inputs - self.moe_layers * idle * self.matrices * (self.hidden + self.expert_ffn)
+
+    def kv_bytes(self, context: float, *, width: float = 2.0) -> float:
+        """Cache of one sequence of this many tokens: 2 * layers * kv heads * head size, or the latent and its key."""
+        if self.kv_rank:
+            per_layer: float = self.kv_rank + self.rope_dim
+        else:
+            per_layer = self.kv_heads * (self.head_dim + self.values)
+        seen = min(context, self.window) if self.windowed_layers else 0.0
+        return width * per_layer * ((self.layers - self.windowed_layers) * context + self.windowed_layers * seen)
+
+
+def shape_of(told: str | Shape, *, field: str = "model.shape") -> ModelShape:
+    """The shape that a recipe names or gives in numbers."""
+    if isinstance(told, str):
+        return named_shape(told, field=field)
+    values = {key: value for key, value in told.model_dump().items() if value is not None}
+    return _checked({"name": "given", **values}, field)
+
+
+def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
+    """A well-known model by name, or the one in a folder with a config.json (or in that file)."""
+    from stretto.planner.cost.families import FAMILIES  # the table is made of shapes, so it imports this module
+
+    path = Path(name)
+    if path.name == "config.json" or (path / "config.json").is_file():
+        return read_config(path if path.name == "config.json" else path / "config.json", field=field)
+    key = name.rsplit("/", 1)[-1].lower().replace("_", "-")
+    for ending in ("", "-instruct", "-base", "-chat", "-it", "-hf", "-instruct-2507", "-thinking-2507"):
+        if (found := FAMILIES.get(key.removesuffix(ending))) is not None:
+            return found
+    near = difflib.get_close_matches(key, FAMILIES, n=4, cutoff=0.4)
+    told = f"the nearest are {', '.join(near)}" if near else f"some that are: {', '.join(list(FAMILIES)[::8])}"
+    raise RecipeError.of(
+        field,
+        f"no model is known as {name!r}; {told}",
+        "name one of them, a folder with its config.json, or give numbers: "
+        "{layers: 32, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14336, vocab: 128256}",
+    )
+
+
+CONFIG_KEYS = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("qk_nope_head_dim", "head_dim"),
+    "ffn": ("intermediate_size", "ffn_dim", "n_inner"),
+    "vocab": ("vocab_size",),
+    "tied": ("tie_word_embeddings",),
+    "experts": ("n_routed_experts", "num_local_experts", "num_experts"),
+    "top_k": ("num_experts_per_tok", "num_experts_per_token"),
+    "expert_ffn": ("moe_intermediate_size",),
+    "shared_experts": ("n_shared_experts",),
+    "dense_layers": ("first_k_dense_replace",),
+    "kv_rank": ("kv_lora_rank",),
+    "q_rank": ("q_lora_rank",),
+    "rope_dim": ("qk_rope_head_dim",),
+    "value_dim": ("v_head_dim",),
+}
+"""Our names -> what config.json files call them; the first that is there counts."""
+
+
+def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
+    """The shape that a Hugging Face config.json describes."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as wrong:
+        raise RecipeError.of(field, f"{path} cannot be read: {wrong}", "name a folder with a config.json") from None
+    if isinstance(told, dict) and (why := implausible(told)):
+        raise RecipeError.of(
+            field, f"{path} cannot be right: {why}", "correct it there, or give model.shape in numbers"
+        )
+    if isinstance(told, dict) and isinstance(told.get("text_config"), dict):
+        told = told["text_config"]
+    if not isinstance(told, dict):
+        raise RecipeError.of(field, f"{path} is no object", "name the config.json of a model")
+    found = {ours: told[key] for ours, keys in CONFIG_KEYS.items() for key in reversed(keys) if told.get(key)}
+    if "tie_word_embeddings" not in told and str(told.get("model_type")).startswith("gemma"):
+        found["tied"] = True  # their files leave out what is the default of the family
+    return _checked({"name": path.parent.name or "config.json", **found}, field)
+
+
+def _checked(values: Mapping[str, Any], field: str) -> ModelShape:
+    """A shape from partial numbers, with what is left out derived and what cannot be refused."""
+    told = dict(values)
+    if told.get("expert_ffn"):
+        told.setdefault("ffn", told["expert_ffn"])
+    missing = [key for key in ("layers", "hidden", "heads", "ffn", "vocab") if key not in told]
+    numbers = {key: value for key, value in told.items() if key not in ("name", "tied", "gated")}
+    wrong = [key for key, value in numbers.items() if not isinstance(value, int) or value < 0]
+    wrong += [key for key in ("layers", "hidden", "heads", "ffn", "vocab") if told.get(key) == 0]
+    if missing or wrong:
+        reason = f"it lacks {', '.join(missing)}" if missing else f"{', '.join(wrong)} must be whole and above zero"
+        raise RecipeError.of(field, reason, "give layers, hidden, heads, kv_heads, head_dim, ffn and vocab")
+    told.setdefault("kv_heads", told["heads"])
+    told.setdefault("head_dim", max(1, told["hidden"] // told["heads"]))
+    told["tied"] = bool(told.get("tied", False))
+    if told.get("experts"):
+        told.setdefault("top_k", min(2, told["experts"]))
+        told.setdefault("expert_ffn", told["ffn"])
+    if not told.get("kv_rank"):
+        told = {key: value for key, value in told.items() if key not in ("q_rank", "rope_dim")}
+    return ModelShape(**told)

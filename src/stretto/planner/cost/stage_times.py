@@ -1,0 +1,277 @@
+"""Seconds of everything in a step under a choice, from the cost model: pieces, ticks, and what ends the step.
+
+`Prices` answers for whole stages, which closed forms are made of; `Priced` answers the scheduler on its virtual clock,
+piece by piece and tick by tick. Verdicts that need no model take no time here: rewards run beside the cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from stretto.placement.plan import Plan
+from stretto.planner.candidate import Choice, Side
+from stretto.planner.cost import memory
+from stretto.planner.cost.decode_time import Decoding
+from stretto.planner.cost.mesh import Site
+from stretto.planner.cost.shapes import ModelShape
+from stretto.planner.cost.token_load import Load
+from stretto.planner.problem import Setting
+from stretto.scheduler.records import UPDATE, Item, Move, Piece
+
+SLOTS = 1024
+"""Most answers that one rank of an engine generates at a time."""
+QUANTILES = 24
+"""Lengths that stand for all of a lane's, in closed forms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What follows when everything is accumulated, in seconds."""
+
+    update: float
+    """Reduction over the copies, and the optimizer."""
+    publish: float
+    """New weights into the engines."""
+    switch: float
+    """Changes between generating and training, what sleeps moving out and in."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.update + self.publish + self.switch
+
+
+class Prices:
+    """Seconds of stages by choice; what choices have in common is counted once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.costs = setting, setting.costs
+        self.known: dict[object, float] = {}
+        self.ticks: dict[tuple[int, int], Decoding] = {}
+        self.ranked = sorted(chain.from_iterable(setting.workload.drawn))
+        self.total, self.most = float(setting.workload.tokens), self.ranked[-1]
+        # An answer that is looked at in the middle of the work is longer than most, and half done on average.
+        squares = math.fsum(tokens * tokens for tokens in self.ranked)
+        self.live = setting.workload.prompt + squares / self.total / 2
+
+    def slowest(self, choice: Choice, roles: tuple[str, ...]) -> float:
+        """These stages one after the other, on the side that takes longest for those that it serves."""
+        sides = choice.sides(self.setting.workload.roles)
+        key = (roles, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        if key not in self.known:
+            self.known[key] = max(
+                sum(self.stage(choice, side, role) for role in side.roles if role in roles) for side in sides
+            )
+        return self.known[key]
+
+    def stage(self, choice: Choice, side: Side, role: str) -> float:
+        """A whole stage that is no generation, on the cells that serve it, without the update."""
+        work = self.setting.workload
+        split = choice.split(role, work.reading)
+        _, count = choice.places(work.roles)[role]
+        cells = max(1, count // split.width)
+        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.size)
+        if key not in self.known:
+            site = self.setting.site(split, side.first, side.size)
+            portion = max(1 / cells, 1 / (work.prompts * work.samples)) / work.updates
+            self.known[key] = self.piece(role, site, work.load.part(portion), choice) * work.updates
+        return self.known[key]
+
+    def piece(self, role: str, site: Site, load: Load, choice: Choice) -> float:
+        """A forward, or a forward and a backward, of this much on one cell."""
+        work, shape = self.setting.workload, self.setting.workload.shapes[role]
+        precision = work.precision_of(role)
+        fixed = self.costs.rates.piece * shape.layers * self.costs.micro_batches(site, load, choice.budget)
+        if role not in UPDATE:
+            return fixed + self.costs.forward(shape, site, load, precision=precision, budget=choice.budget)
+        return fixed + self.costs.accumulate(
+            shape, site, load, adapter=work.adapter, recompute=choice.recompute, precision=precision,
+            budget=choice.budget,
+        )  # fmt: skip
+
+    def prefill(self, site: Site, load: Load) -> float:
+        """Reading prompts, or answers that go on elsewhere, into the caches of a lane."""
+        work, shape = self.setting.workload, self.setting.workload.shapes["generate"]
+        seconds = self.costs.prefill(shape, site, load, precision=work.precision_of("generate"))
+        return self.costs.rates.piece * shape.layers + seconds
+
+    def generate(self, choice: Choice, pool: float) -> float:
+        """The lane that has the longest answer and its share of the others."""
+        work = self.setting.workload
+        first, count = choice.places(work.roles)["generate"]
+        lanes = max(1, count // choice.lane.width)
+        answers = math.ceil(work.answers / lanes)
+        slots = min(answers, self.slots(choice, pool))
+        key = ("generate", choice.lane, lanes, slots, first, count)
+        if key not in self.known:
+            self.known[key] = self._generate(self.setting.site(choice.lane, first, count), answers, lanes, slots)
+        return self.known[key]
+
+    def slots(self, choice: Choice, pool: float) -> int:
+        """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing."""
+        return max(1, int(min(pool / self.live, SLOTS * choice.lane.mesh.dp)))
+
+    def _generate(self, site: Site, answers: int, lanes: int, slots: int) -> float:
+        work = self.setting.workload
+        shape, precision = work.shapes["generate"], work.precision_of("generate")
+
+        def tick(active: float, context: float) -> float:
+            return self.costs.tick(shape, site, active, context, precision=precision)
+
+        prompts = Load.sequence(float(work.prompt), count=math.ceil(work.launched / lanes))
+        seconds = self.prefill(site, prompts)
+        mean = self.total / work.answers
+        waves = max(0, answers - slots) * mean / slots
+        seconds += waves * tick(slots, work.prompt + mean / 2) if waves else 0.0
+        marks = [self.ranked[(2 * i + 1) * len(self.ranked) // (2 * QUANTILES)] for i in range(QUANTILES)]
+        before = 0
+        for index, length in enumerate([*marks[1:], self.most]):
+            active = max(1.0, slots * (1 - index / QUANTILES))
+            seconds += (length - before) * tick(active, work.prompt + (length + before) / 2)
+            before = length
+        return seconds
+
+    def ending(self, choice: Choice) -> Ending:
+        """What follows when everything is accumulated."""
+        work, moves = self.setting.workload, 0.0
+        sides = choice.sides(work.roles)
+        for side in sides if choice.sleeps else ():
+            if len(side.roles) > 1:
+                moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
+        switch = self._turns(sides) + 2 * moves
+        return Ending(update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
+
+    def _turns(self, sides: tuple[Side, ...]) -> float:
+        """Changes from one role to the next, on the side that has most of them."""
+        key = ("turns", sides)
+        if key not in self.known:
+            self.known[key] = max(len(side.roles) * self.costs.turn(side.size) for side in sides)
+        return self.known[key]
+
+    def _updates(self, choice: Choice, sides: tuple[Side, ...]) -> float:
+        """Of all that a side trains, on the slowest side."""
+        key = ("updates", choice.train, sides)
+        if key not in self.known:
+            trained = ([role for role in side.roles if role in UPDATE] for side in sides)
+            each = (
+                math.fsum(self._update(choice, side, role) for role in roles)
+                for side, roles in zip(sides, trained, strict=True)
+            )
+            self.known[key] = max(0.0, *each)
+        return self.known[key]
+
+    def _update(self, choice: Choice, side: Side, role: str) -> float:
+        work = self.setting.workload
+        _, count = choice.places(work.roles)[role]
+        site = self.setting.site(choice.train, side.first, side.size)
+        cells = max(1, count // choice.train.width)
+        return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
+
+    def _asleep(self, choice: Choice, side: Side, role: str) -> float:
+        """Moving what a role holds to host memory, or back."""
+        work = self.setting.workload
+        if role not in UPDATE and choice.source(role, work) != "own":
+            return 0.0
+        split = choice.split(role, work.reading)
+        key = ("asleep", role, split, side.first, side.size)
+        if key not in self.known:
+            shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
+            if role in UPDATE:
+                base = work.precision_of("train")
+                held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
+                size = held.optimizer + held.weights
+            else:
+                size = memory.weights(shape, site, work.precision_of(role))
+            self.known[key] = self.costs.move(size, site)
+        return self.known[key]
+
+    def _publish(self, choice: Choice) -> float:
+        work, source = self.setting.workload, choice.source("generate", self.setting.workload)
+        if source == "shared":
+            return 0.0
+        places = choice.places(work.roles)
+        key = ("publish", source, choice.lane, choice.train, places["generate"], places["train"])
+        if key not in self.known:
+            shape, engine = work.shapes["generate"], self.setting.site(choice.lane, *places["generate"])
+            if source == "own":
+                precision = work.precision_of("generate")
+                self.known[key] = self.costs.publish(shape, engine, adapter=work.adapter, precision=precision)
+            else:
+                trainer = self.setting.site(choice.train, *places["train"])
+                self.known[key] = self.costs.reshard(shape, trainer, engine)
+        return self.known[key]
+
+
+class Priced:
+    """The durations of a plan, for the scheduler on its virtual clock."""
+
+    def __init__(self, prices: Prices, choice: Choice, plan: Plan) -> None:
+        self.prices, self.choice, self.work, self.ticks = prices, choice, prices.setting.workload, prices.ticks
+        self.ending = prices.ending(choice)
+        drawn = self.work.drawn
+        # With staleness, what a step trains on was made before, and counts before what it makes itself.
+        self.lengths = (*drawn[: self.work.prompts], *drawn) if self.work.staleness else drawn
+        self.sites: dict[str, Site] = {}
+        for cell in plan.cells:
+            first = prices.setting.index[cell.devices[0]]
+            site = prices.setting.site(choice.split(cell.role, self.work.reading), first, len(cell.devices))
+            self.sites[cell.name] = site
+        self.shape: ModelShape = self.work.shapes["generate"]
+        self.precision = self.work.precision_of("generate")
+
+    def tick(self, cell: str, active: int, context: float) -> float:
+        """A decode step; what does not depend on contexts is worked out once per number of answers."""
+        site, costs = self.sites[cell], self.prices.costs
+        key = (id(site), active)
+        if key not in self.ticks:
+            self.ticks[key] = costs.decoding(self.shape, site, active, precision=self.precision)
+        own = active / (site.mesh.dp * site.mesh.pp)
+        return self.ticks[key].seconds(own * costs.cache_bytes(self.shape, site, context, self.precision))
+
+    def prefill(self, cell: str, tokens: int) -> float:
+        """Prompts of groups that join a lane."""
+        prompt = max(1, self.work.prompt)
+        return self._read(cell, Load.sequence(float(prompt), count=tokens / prompt))
+
+    def piece(self, piece: Piece) -> float:
+        """A piece of any other stage."""
+        return self.prices.piece(piece.stage, self.sites[piece.cell], self.load(piece.items), self.choice)
+
+    def judge(self, item: Item) -> float:
+        """Verdicts come in at once."""
+        return 0.0
+
+    def switch(self, move: Move, tokens: int) -> float:
+        """The moved answers are computed again where they go on."""
+        each = max(1.0, tokens / len(move.items))
+        return self.prices.costs.rates.far_delay + self._read(
+            move.target, Load.sequence(each, count=float(len(move.items)))
+        )
+
+    def apply(self) -> float:
+        """Update, publish, and what changes sides."""
+        return self.ending.seconds
+
+    def load(self, items: Sequence[Item]) -> Load:
+        """What a piece computes: a prompt once for all of its group that are in it."""
+        prompt, groups = self.work.prompt, len({index for index, _ in items})
+        sizes = [self.lengths[index][attempt] for index, attempt in items]
+        tokens, squares = sum(sizes), sum(size * size for size in sizes)
+        return Load(
+            tokens=float(groups * prompt + tokens),
+            pairs=groups * prompt * prompt / 2 + tokens * prompt + squares / 2,
+            sequences=float(len(items)),
+            longest=float(prompt + max(sizes)),
+        )
+
+    def _read(self, cell: str, load: Load) -> float:
+        return self.prices.prefill(self.sites[cell], load)
+
+
+def typical(load: Load, tokens: float) -> Load:
+    """A part of a load with so many tokens."""
+    part = load.part(min(1.0, tokens / load.tokens))
+    return replace(part, sequences=max(1.0, part.sequences))

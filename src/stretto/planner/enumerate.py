@@ -1,0 +1,257 @@
+"""Which choices there are: strategies, how many devices, how cells divide models, micro-batches, recomputing, sleeping.
+
+Rules decide what is never worth a look: widths that do not divide, matrices cut across slow links, pipelines inside one
+host, memory that is moved to the host although it is not short. What does not fit is kept in mind only as the nearest
+miss of its strategy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stretto.errors import RecipeError
+from stretto.placement.build import shares_of
+from stretto.placement.strategies import PRESETS
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.memory_fit import Room, Rooms, Still
+from stretto.planner.cost.seconds import MICRO_BATCH
+from stretto.planner.cost.shapes import ModelShape
+from stretto.planner.cost.stage_times import Prices
+from stretto.planner.problem import ALONE, Setting, Split
+
+MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
+"""Kind of device -> tokens of the largest micro-batch on it."""
+PARTS = 8
+"""Into how many parts `separate` divides devices; hosts and kinds of devices are other places to cut."""
+FEW = 8
+"""Of so many devices every number may be used, of more only all of them and round numbers."""
+WIDTHS = (1, 2, 4, 8, 16)
+"""Ranks that may share a matrix."""
+EXPERT_RANKS = (64, 32, 16, 8, 4, 2)
+"""Ranks over which experts may be spread."""
+PIPELINES = (2, 4)
+"""Stages of a pipeline, between hosts."""
+WORTH_A_LOOK = 1.2
+"""A choice whose stages alone take this many times the best estimate so far is passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A strategy as it is listed."""
+
+    strategy: str
+    """Its name."""
+    fractions: tuple[Fraction, ...] | None = None
+    """interleave: shares."""
+
+    @property
+    def label(self) -> str:
+        """As `Choice.label`."""
+        return Choice(strategy=self.strategy, devices=1, fractions=self.fractions).label
+
+    def cannot(self, setting: Setting) -> str | None:
+        """Why it is out of the question whatever its numbers, or none."""
+        work, devices = setting.workload, len(setting.names)
+        if work.staleness and self.strategy != "separate":
+            return f"staleness {work.staleness} needs devices that only generate"
+        if work.updates > 1 and self.strategy in ("separate", "elastic"):
+            return f"{work.updates} updates a step are made of shuffled answers, so training cannot stream"
+        if self.strategy != "flatten" and devices == 1:
+            return "it needs two devices, and there is one"
+        if self.strategy == "interleave" and not work.roles & {"reference", "reward", "value"}:
+            return "the step has the policy alone, so there is nothing to lay side by side"
+        if (
+            self.strategy == "interleave"
+            and self.fractions == PRESETS["I1"]
+            and not {"reference", "reward"} <= work.roles
+        ):
+            return "it lays the reference beside a reward model, and the step has only one of them"
+        if self.strategy == "interleave" and self.fractions == PRESETS["I2"] and not work.roles & {"reward", "value"}:
+            return "it lays critic and reward model beside the policy, and the step has neither"
+        return None
+
+
+@dataclass(slots=True)
+class Miss:
+    """The choice that came nearest to fitting."""
+
+    room: Room
+    """Its memory."""
+    choice: Choice
+    """Itself."""
+
+
+class Grid:
+    """Choices of a setting that fit."""
+
+    def __init__(self, setting: Setting, prices: Prices, rooms: Rooms) -> None:
+        self.setting, self.prices, self.rooms = setting, prices, rooms
+        self.misses: dict[str, Miss] = {}
+        self.weighed = 0
+        work = setting.workload
+        self.least = _power(max(work.longest, 256))
+        own = setting.workload.roles - setting.workload.reading - {"generate", "train", "fit"}
+        self.frozen = sorted(own)
+
+    def sizes(self) -> list[int]:
+        """How many devices may be used: all, or a round number of them; the most first."""
+        count = len(self.setting.names)
+        numbers = {2**i for i in range(20)} | {3 * 2**i for i in range(20)} | set(range(1, FEW + 1))
+        return sorted({count, *(size for size in numbers if size < count)}, reverse=True)
+
+    def choices(self, variant: Variant, size: int) -> Iterator[Choice]:
+        """Every layout of a strategy on so many devices, with its numbers of memory still open."""
+        for base, generating, training, frozen in self._shares(variant, size):
+            host = self.setting.together(0, size)
+            lanes, trains = self.lanes(generating, host), self.trains(training, host)
+            others = self.frozen_splits(frozen, host) if self.frozen else [ALONE]
+            for train in trains:
+                for lane in lanes:
+                    for other in others:
+                        yield replace(base, lane=lane, train=train, frozen=other)
+
+    def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Choice, int, int, int]]:
+        """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
+        most = self.budgets(size)[0]
+        # 0.33 of three devices is one of them, as in a run.
+        fractions = None if variant.fractions is None else tuple(shares_of(variant.fractions, size))
+        base = Choice(strategy=variant.strategy, devices=size, fractions=fractions, budget=most)
+        if variant.strategy == "separate":
+            for first in self.cuts(size):
+                yield replace(base, generating=first), first, size - first, size - first
+            return
+        try:
+            places = base.places(self.setting.workload.roles)
+        except RecipeError:
+            return
+        counts = {role: count for role, (_, count) in places.items()}
+        frozen = math.gcd(*(counts[role] for role in self.frozen)) if self.frozen else 1
+        alike = ({"train", "fit"} & counts.keys()) | (self.setting.workload.reading - {"generate"})
+        yield base, counts["generate"], math.gcd(*(counts[role] for role in alike)), frozen
+
+    def cuts(self, size: int) -> list[int]:
+        """How many of so many devices may generate."""
+        places = {round(size * part / PARTS) for part in range(1, PARTS)}
+        kinds = [device for _, device in self.setting.ordered[:size]]
+        places |= {index for index in range(1, size) if kinds[index] != kinds[index - 1]}
+        host = self.setting.together(0, size)
+        whole = {round(place / host) * host for place in places} if size >= 2 * host else set()
+        return sorted(place for place in places | whole if 0 < place < size)
+
+    def lanes(self, count: int, host: int) -> list[Split]:
+        """Cells that generate: matrices cut inside a link domain, experts spread over several ranks."""
+        shape = self.setting.workload.shapes["generate"]
+        whole = [Split(tp=tp) for tp in self._widths(shape, count, host)]
+        found, widest = list(whole), whole[-1].tp
+        if count > host:
+            found += [
+                Split(tp=widest, pp=pp) for pp in PIPELINES if not count % (widest * pp) and not shape.layers % pp
+            ]
+        if shape.experts:
+            spread = [n for n in EXPERT_RANKS if not count % n and not shape.experts % n]
+            found += [Split(tp=lane.tp, dp=n // lane.tp, ep=n) for n in spread for lane in whole if n > lane.tp]
+        return found
+
+    def trains(self, count: int, host: int) -> list[Split]:
+        """Cells that train: shards, cut matrices, both; pipelines and spread experts where the model asks for them."""
+        shape, found = self.setting.workload.shapes["train"], []
+        for tp in self._widths(shape, count, host):
+            found += [Split(tp=tp, dp=dp) for dp in self._copies(count // tp, host)]
+            if count > host:
+                found += [Split(tp=tp, pp=pp) for pp in PIPELINES if not count % (tp * pp) and not shape.layers % pp]
+        if shape.experts:
+            for split in list(found):
+                spread = [n for n in EXPERT_RANKS if split.pp == 1 and not split.width % n and not shape.experts % n]
+                found += [split._replace(ep=n) for n in spread[:2]]
+        return found
+
+    def frozen_splits(self, count: int, host: int) -> list[Split]:
+        """Cells of frozen models: each a whole copy, or as few shards as there may be."""
+        return [Split(dp=dp) for dp in self._copies(count, host)][:5]
+
+    def _widths(self, shape: ModelShape, count: int, host: int) -> list[int]:
+        device = self.setting.weakest(0, len(self.setting.names))
+        domain = device.domain
+        most = domain if domain > device.per_host else min(domain, host)
+        return [tp for tp in WIDTHS if tp <= most and not count % tp and not shape.heads % tp]
+
+    def _copies(self, count: int, host: int) -> list[int]:
+        """Over how many ranks weights may be sharded: powers of two, whole hosts, all."""
+        found = [2**i for i in range(20)] + [host * 2**i for i in range(20)] + [count]
+        return sorted({ranks for ranks in found if ranks <= count and not count % ranks})
+
+    def fitting(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
+        """A choice with budgets that fit: the largest without recomputing, and with it.
+
+        Copies share an optimizer only if memory is short, because a copy that dies takes its part with it; and only
+        if that is not enough, something sleeps.
+        """
+        work = self.setting.workload
+        _, training = choice.places(work.roles)["train"]
+        copies = training > choice.train.width and not work.adapter
+        # What sleeps on a CPU stays in the memory in which it was.
+        sleepy = not choice.streamed and self.setting.ordered[0][1].kind != "cpu"
+        for sleeps in (False, True) if sleepy else (False,):
+            for sharded in (False, True) if copies else (False,):
+                done = False
+                for found in self._budgeted(choice, variant, sleeps=sleeps, sharded=sharded):
+                    yield found
+                    done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
+                if done:
+                    return
+
+    def _budgeted(
+        self, choice: Choice, variant: Variant, *, sleeps: bool, sharded: bool
+    ) -> Iterator[tuple[Choice, Room]]:
+        """With and without recomputing, as far as it fits and may be worth it."""
+        work, still = self.setting.workload, None
+        for recompute in (False, True) if work.recompute is None else (work.recompute,):
+            tried = replace(choice, sleeps=sleeps, sharded=sharded, recompute=recompute)
+            still = still or self.rooms.still(tried)
+            found = self._largest(tried, still, variant)
+            if found is not None:
+                yield found
+                if found[0].budget >= self.budgets(choice.devices)[0]:
+                    return  # recomputing would only be slower
+
+    def _lanes(self, choice: Choice) -> int:
+        _, count = choice.places(self.setting.workload.roles)["generate"]
+        return max(1, count // choice.lane.width)
+
+    def budgets(self, devices: int) -> Sequence[int]:
+        """Tokens of a micro-batch on one rank, from the largest; each holds the longest answer."""
+        work = self.setting.workload
+        if work.budget is not None:
+            return [max(work.budget, work.longest)]
+        # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
+        usual, fair = MICRO_BATCHES[self.setting.ordered[0][1].kind], _power(math.ceil(work.load.tokens / devices))
+        most = max(self.least, min(usual, fair))
+        return [most >> i for i in range(20) if most >> i >= self.least]
+
+    def _largest(self, choice: Choice, still: tuple[Still, ...], variant: Variant) -> tuple[Choice, Room] | None:
+        """With the largest budget that fits, or none if not even the smallest does; it comes with the largest."""
+        self.weighed += 1
+        _, *smaller = self.budgets(choice.devices)
+        room = self.rooms.room(choice, still)
+        if room.fits:
+            return choice, room
+        smallest = replace(choice, budget=smaller[-1]) if smaller else choice
+        least = self.rooms.room(smallest, still) if smaller else room
+        if not least.fits:
+            miss = self.misses.get(variant.label)
+            if miss is None or least.over < miss.room.over:
+                self.misses[variant.label] = Miss(room=least, choice=smallest)
+            return None
+        for budget in smaller[:-1]:
+            between = replace(choice, budget=budget)
+            if (found := self.rooms.room(between, still)).fits:
+                return between, found
+        return smallest, least
+
+
+def _power(number: int) -> int:
+    """The power of two that is not below it."""
+    return 1 << (number - 1).bit_length()

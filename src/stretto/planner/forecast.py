@@ -1,0 +1,155 @@
+"""What a run needs of the planner: the plan of `strategy: auto`, and what a plan that is given is expected to take.
+
+The answer is that of `stretto plan`, for the devices that the run has; of all plans only those count that can be
+executed as things stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import RecipeError
+from stretto.placement.build import shares_of
+from stretto.placement.cluster import Cluster
+from stretto.placement.devices import GB
+from stretto.placement.plan import Plan
+from stretto.planner import explain
+from stretto.planner.candidate import Choice
+from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.stage_times import Prices
+from stretto.planner.enumerate import Grid
+from stretto.planner.problem import Setting, Split
+from stretto.planner.saved_calibration import as_measured
+from stretto.planner.search import CLOSE, search, variants_of
+from stretto.planner.simulate import Forecast, simulate
+from stretto.planner.workload import Workload, workload_of
+from stretto.recipe.schema import Placement, Recipe
+
+SMALL = 256
+"""Tokens of a small micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What `auto` came to."""
+
+    forecast: Forecast
+    """The plan, and what it is expected to take."""
+    why: str
+    """In a line."""
+
+
+def setting_of(recipe: Recipe, root: Path, cluster: Cluster, *, running: bool = False) -> Setting:
+    """A recipe's step on a cluster, with the constants that were measured here where there are any.
+
+    `running` is as in `workload_of`.
+    """
+    constants, source = as_measured(cluster)
+    return Setting.of(workload_of(recipe, root, running=running), constants, source=source)
+
+
+def choose(setting: Setting, section: Placement) -> Chosen:
+    """The fastest plan that can be executed; a RecipeError if there is none."""
+    found = search(setting, variants_of(section))
+    if not found.ready:
+        told = "; ".join(f"{name}: {why}" for name, why in found.rejected) or "no layout of it can be executed yet"
+        raise RecipeError.of("placement.strategy", f"auto finds no plan: {told}", "name a strategy, such as flatten")
+    first, *others = found.ready
+    words = [f"{first.choice.label} on {first.choice.devices} of {len(setting.names)} devices"]
+    words.append(f"{first.step:.3g} s a step expected")
+    if others:
+        ahead = others[0].step / first.step - 1
+        words.append(f"{'about as fast as' if ahead < CLOSE else f'{ahead:.0%} ahead of'} {others[0].choice.label}")
+    return Chosen(forecast=first, why=f"{', '.join(words)}; {explain.binding(first, setting)}")
+
+
+def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> Forecast | None:
+    """What a plan is expected to take whose cells say no token budget; none for cells that no strategy makes."""
+    prices, rooms = Prices(setting), Rooms(setting)
+    grid = Grid(setting, prices, rooms)
+    for variant in variants_of(section):
+        for choice in grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ():
+            if not _same(choice, plan, setting):
+                continue
+            for tokens in _falling(setting.workload, budget):
+                mine = replace(choice, budget=tokens, recompute=bool(setting.workload.recompute))
+                room = rooms.room(mine)
+                if room.fits:
+                    return simulate(prices, mine, room)
+    return None
+
+
+def _falling(work: Workload, budget: int) -> list[int]:
+    """This many tokens in a micro-batch and, where the recipe leaves it open, fewer and fewer."""
+    least = max(work.longest, min(SMALL, budget))
+    smaller = [budget >> halvings for halvings in range(20) if budget >> halvings > least]
+    return [max(budget, work.longest)] if work.budget is not None else [*smaller, least]
+
+
+def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> tuple[int, int]:
+    """Over how many devices each training cell of a strategy's plan should be cut, as few as have the room; and how
+    many tokens its micro-batches may have there, because such a cell cannot make them smaller by itself.
+
+    It is 1 where one device has the room, if only with small micro-batches and recomputing, because a cell of one
+    device turns to these by itself; and where no number has.
+    """
+    work, rooms = setting.workload, Rooms(setting)
+    generating, training = (
+        sum(len(cell.devices) for cell in plan.cells if cell.role == role) for role in ("generate", "train")
+    )
+    fractions = shares_of(section.fractions, len(plan.devices)) if plan.strategy == "interleave" else None
+    base = Choice(
+        strategy=plan.strategy,
+        devices=len(plan.devices),
+        generating=generating if plan.strategy == "separate" else None,
+        fractions=None if fractions is None else tuple(fractions),
+        recompute=bool(work.recompute),
+        budget=max(work.longest, budget),
+    )
+    least = replace(base, budget=max(work.longest, min(SMALL, budget)), recompute=work.recompute is not False)
+    if rooms.room(least).fits:
+        return 1, base.budget
+    wide = (
+        replace(base, train=Split(dp=width), budget=tokens)
+        for width in range(2, training + 1)
+        if not training % width
+        for tokens in _falling(work, budget)
+    )
+    fitting = (choice for choice in wide if choice.runs(work) and rooms.room(choice).fits)
+    return next(((choice.train.width, choice.budget) for choice in fitting), (1, base.budget))
+
+
+def _same(choice: Choice, plan: Plan, setting: Setting) -> bool:
+    """True if a choice has the cells of a plan, and the same flow."""
+    made = choice.plan(setting)
+    cells, others = ({(cell.role, cell.devices) for cell in each.cells} for each in (made, plan))
+    return cells == others and made.flow == plan.flow
+
+
+def document(forecast: Forecast, setting: Setting, used: Sequence[str]) -> dict[str, Any]:
+    """A forecast as plan.json holds it. One device makes its update while it trains, several when they publish."""
+    stages, publish = dict(forecast.stages), forecast.ending.seconds
+    if len(used) == 1:
+        stages["train"] += forecast.ending.update
+        publish -= forecast.ending.update
+    return {
+        "seconds": {"step": forecast.step, **stages, "publish": publish},
+        "memory_gb": {device: peak for device, peak in _peaks(forecast, setting).items() if device in used},
+        "idle": forecast.idle,
+        "answer_tokens": forecast.tokens / setting.workload.answers,
+        "cost_per_step": explain.cost(forecast, setting),
+        "constants": setting.source,
+        "assumed": list(setting.workload.assumed),
+    }
+
+
+def _peaks(forecast: Forecast, setting: Setting) -> Mapping[str, float]:
+    """Device -> GB."""
+    return {
+        name: forecast.held(room)[1].total / GB
+        for room in forecast.room.sides
+        for name in setting.names[room.side.first : room.side.first + room.side.size]
+    }

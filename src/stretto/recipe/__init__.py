@@ -1,0 +1,1 @@
+"""The recipe: its keys, how it is read, and what it means in words."""

@@ -1,0 +1,221 @@
+"""A resolved recipe in words: the objective as a formula with its numbers, the batch and the plan in a sentence each.
+
+What is printed follows from the same keys and the same catalog that training reads, so it is the recipe, not a
+promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stretto.algorithms.catalog import CATALOG, estimator_of
+from stretto.checks.rules.base import DEFAULTS, is_default, value_of
+from stretto.recipe.resolve import resolve
+from stretto.recipe.schema import AlgorithmSection, Model, Recipe, RewardPart, RoleModel, Source, Task, Vstar
+
+ESTIMATORS = {
+    "k1": "k1 = lp - lp_ref",
+    "k2": "k2 = (lp - lp_ref)^2 / 2",
+    "k3": "k3 = exp(lp_ref - lp) - 1 - (lp_ref - lp)",
+}
+"""The formulas of `algorithms.kl`."""
+
+
+CORRECTIONS = {
+    "token": "exp(lp_trainer - lp_engine)",
+    "sequence": "exp(sum over the answer of lp_trainer - lp_engine)",
+    "geometric": "exp(mean over the answer of lp_trainer - lp_engine)",
+}
+"""The formulas of `algorithms.correction`."""
+
+
+def objective(recipe: Recipe) -> str:
+    """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
+    facts, section = CATALOG[recipe.algorithm.name], recipe.algorithm
+    if facts.regresses:
+        return "\n".join(_regression(recipe, section.vstar or Vstar()))
+    low, high = section.clip or (0.0, 0.0)
+    gain = facts.surrogate.format(low=low, high=high)
+    weight = "" if section.correction.kind == "none" else "w * "
+    average = facts.average.format(constant=section.constant)
+    lines = [f"loss = -{average} of {weight}{gain}"]
+    if section.kl.coef > 0 and section.kl.where == "loss":
+        lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
+    lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
+    if weight:
+        ratio = CORRECTIONS[section.correction.kind]
+        lag = "; lp_engine is of the weights one version before, and so is lp_trainer"
+        older = lag if recipe.placement.staleness else ""
+        lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient{older}")
+    if section.kl.coef > 0:
+        lines.append(_pull(recipe))
+    if section.vstar is not None:
+        lines.append(f"V* = the largest R of {section.vstar.samples} answers of the reference")
+    return "\n".join(lines)
+
+
+def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
+    """A*PO: a squared error instead of a gain."""
+    facts = CATALOG[recipe.algorithm.name]
+    mean = "the largest R" if vstar.beta1 == 0 else f"{vstar.beta1:g} * log of the mean of exp(R / {vstar.beta1:g})"
+    return [
+        f"loss = {facts.average} of ({vstar.beta2:g}*D - A)^2",
+        facts.advantage,
+        f"D = sum over the answer's tokens of lp - lp_ref, lp_ref {_reference(recipe)}",
+        f"V* = {mean} over {vstar.samples} answers of the reference, made once by `stretto value`",
+        _reward(recipe),
+        *_score(recipe),
+    ]
+
+
+def _critic(recipe: Recipe) -> Iterator[str]:
+    """The formulas of `algorithms.gae`, where the recipe has their numbers."""
+    if gae := recipe.algorithm.gae:
+        gamma, lam = gae.gamma, gae.lam
+        yield f"GAE = delta + {gamma:g}*{lam:g} * GAE of the next token"
+        yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_named(recipe.roles.critic)}"
+        yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
+
+
+def _score(recipe: Recipe) -> Iterator[str]:
+    """What a reward model's part of the reward is."""
+    for part in recipe.rewards:
+        if part.kind == "model":
+            yield f"{part.name} = the score of {_named(recipe.roles.reward_model)}"
+
+
+def _named(model: RoleModel | None) -> str:
+    """A model that is not trained."""
+    if model is not None and model.name == "scratch":
+        return "a head of noise on the model as it was before training"
+    return f"{(model and model.name) or 'a model'}, which is not trained"
+
+
+def _reward(recipe: Recipe) -> str:
+    parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
+    kl = recipe.algorithm.kl
+    pull = f" - {kl.coef:g} * sum over tokens of {_estimator(recipe)}" if kl.coef > 0 and kl.where == "reward" else ""
+    return f"R = {parts.replace('+ -', '- ')}{pull}"
+
+
+def _ratio(recipe: Recipe) -> str:
+    updates, clip = recipe.batch.updates, recipe.algorithm.clip
+    if recipe.placement.staleness:
+        active = f": clip {clip[0]:g}/{clip[1]:g} acts" if clip else ""
+        return f"rho = exp(lp - lp_old), lp_old of the weights that sampled, one version before{active}"
+    if updates == 1:
+        inactive = f": clip {clip[0]:g}/{clip[1]:g} is inactive on policy" if clip else ""
+        return f"rho = exp(lp - lp_old) = 1, because batch.updates is 1{inactive}"
+    active = f": clip {clip[0]:g}/{clip[1]:g} acts from the second on" if clip else ""
+    return f"rho = exp(lp - lp_old), lp_old before the first of {updates} updates{active}"
+
+
+def _pull(recipe: Recipe) -> str:
+    where, name = recipe.algorithm.kl.where, _estimator(recipe)
+    idle = "; as a loss its expected gradient is 0 on policy" if (name, where) == ("k1", "loss") else ""
+    lp = "; lp is the engine's" if where == "reward" else ""
+    return f"{ESTIMATORS[name]}, lp_ref {_reference(recipe)}{lp}{idle}"
+
+
+def _estimator(recipe: Recipe) -> str:
+    """By its name, also where the recipe leaves it open."""
+    return estimator_of(recipe.algorithm.kl.estimator, recipe.algorithm.kl.where)
+
+
+def _reference(recipe: Recipe) -> str:
+    return "with the adapter off" if recipe.model.adapter else "of a frozen copy"
+
+
+def batch_sentence(recipe: Recipe) -> str:
+    """What one step generates and how often it updates: `64 prompts x 8 samples = 512 trajectories, one update`."""
+    batch = recipe.batch
+    total = batch.prompts * batch.samples
+    made = f"{total} trajector{'y' if total == 1 else 'ies'}"
+    size = f"{_count(batch.prompts, 'prompt')} x {_count(batch.samples, 'sample')} = {made}"
+    if batch.updates == 1:
+        return f"{size}, one update"
+    share = f"{total // batch.updates}" if total % batch.updates == 0 else f"about {total / batch.updates:.0f}"
+    return f"{size}, {batch.updates} updates of {share} each"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def roles_of(recipe: Recipe) -> frozenset[str]:
+    """Roles that a step of this recipe needs."""
+    facts = CATALOG.get(recipe.algorithm.name)
+    needs = facts.needs if facts else frozenset()
+    asked = {
+        "reference": recipe.algorithm.kl.coef > 0 or "reference" in needs,
+        "value": "values" in needs,
+        "reward": recipe.roles.reward_model is not None,
+    }
+    return frozenset({"generate", "train", *(role for role, there in asked.items() if there)})
+
+
+FLOWS = {
+    "flatten": "every step generates, then scores{asking}, then trains, on all of them",
+    "interleave": "every step generates, then scores{asking}, then trains; what lies side by side runs together",
+    "separate": "some generate, the others score{asking} and train what is finished",
+    "elastic": "all of them generate, and those that are done score{asking} and train what is finished",
+}
+"""Strategy -> what a step is."""
+
+MODELS = {"reward": "reward model", "reference": "reference", "value": "critic"}
+"""Role -> the model that only scores."""
+
+
+def plan_sentence(recipe: Recipe) -> str:
+    """Where the models live and in what order stages run."""
+    cluster = recipe.placement.cluster
+    one = {"auto": "one device (a GPU if there is one)", "1xcpu": "the CPU", "1xgpu": "one GPU"}.get(cluster)
+    models = [f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe)]
+    asked = " and ".join([*([", ".join(models[:-1])] if models[1:] else []), *models[-1:]])
+    asking = f"{' and asks' if one else ', ask'} {asked}" if asked else ""
+    if one:
+        return (
+            f"flatten on {one}: every step generates, then scores{asking}, then trains; "
+            f"the engine samples from the very tensors that are trained"
+        )
+    if recipe.placement.cells:
+        return f"cells by hand on {cluster}"
+    strategy = recipe.placement.strategy
+    if strategy == "auto":
+        return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now"
+    lags = "; what they generate is trained on in the next step (staleness 1)" if recipe.placement.staleness else ""
+    return f"{strategy} on {cluster}: {FLOWS[strategy].format(asking=asking)}{lags}"
+
+
+NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")
+"""Keys that the defaults of other keys follow from."""
+
+
+def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
+    """(dotted name, value, default) of every key whose value is not what leaving it out would have given."""
+    source = Source(kind=recipe.task.source.kind, name=recipe.task.source.name)
+    named = Recipe(
+        model=Model(name=recipe.model.name),
+        task=Task(source=source),
+        rewards=tuple(RewardPart(kind=part.kind) for part in recipe.rewards),
+        algorithm=AlgorithmSection(name=recipe.algorithm.name),
+    )
+    own = [(name, value_of(recipe, name), value_of(DEFAULTS, name)) for name in NAMING if not is_default(recipe, name)]
+    own += [
+        (f"rewards.{index}.kind", part.kind, RewardPart().kind)
+        for index, part in enumerate(recipe.rewards)
+        if part.kind != RewardPart().kind
+    ]
+    return own + list(_differences(recipe.model_dump(mode="json"), resolve(named).model_dump(mode="json"), ""))
+
+
+def _differences(value: Any, default: Any, name: str) -> Iterator[tuple[str, object, object]]:
+    if isinstance(value, dict) and isinstance(default, dict):
+        for key in value:
+            yield from _differences(value[key], default.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(default, list):
+        for index, (item, usual) in enumerate(zip(value, default, strict=False)):
+            yield from _differences(item, usual, f"{name}.{index}")
+    elif value != default:
+        yield name, value, default

@@ -1,0 +1,181 @@
+"""A recipe file and `key=value` overrides into a Recipe, or every problem with them at once.
+
+Only form is judged here: names, types and bounds of single keys. What keys mean together is `checks.recipe`'s. Nothing
+is guessed and nothing is filled in; defaults come from the schema, dependent values from `recipe.resolve`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stretto.errors import Problem, RecipeError
+from stretto.recipe import schema_text as words
+from stretto.recipe import yaml_io as document
+from stretto.recipe.overrides import apply
+from stretto.recipe.schema import Recipe
+from stretto.recipe.schema_text import dotted
+from stretto.recipe.validation_errors import explain, intended, nearest
+
+LONGEST = 64 * 1024
+"""Bytes; a file above is something else than a recipe."""
+
+DEEPEST = 12
+"""Levels; the recipe has five, and a plan by hand a few more."""
+
+ROUNDS = 4
+"""Taking out a key can show another problem (a section that lacks it); more rounds than this were never needed."""
+
+EXACT = 2**53
+"""Whole numbers up to here survive every JSON reader; none in a recipe needs more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What could be made of a recipe."""
+
+    recipe: Recipe | None
+    """The recipe; where there are problems, what is left of it without the keys at fault, or none."""
+    problems: tuple[Problem, ...]
+    """What is wrong with its form."""
+    doubtful: frozenset[str]
+    """Full names of keys whose value in `recipe` may not be what the user meant, because theirs could not be used."""
+
+
+def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, with `key=value` changes applied in order; raises a RecipeError with every problem."""
+    return _whole(read_recipe(path, changes))
+
+
+def parse_recipe(data: object) -> Recipe:
+    """Plain data (sections as dicts, as from YAML) as a recipe; raises a RecipeError with every problem."""
+    return _whole(read_data(data))
+
+
+def _whole(reading: Reading) -> Recipe:
+    if reading.problems or reading.recipe is None:
+        raise RecipeError(*reading.problems)
+    return reading.recipe
+
+
+def read_recipe(path: Path, changes: Sequence[str] = ()) -> Reading:
+    """As `load_recipe`, but returns the problems, with what can be used of the recipe without the keys at fault."""
+    try:
+        data, problems = document.read(read_text(path), name=str(path))
+    except RecipeError as error:
+        return Reading(recipe=None, problems=error.problems, doubtful=frozenset())
+    for change in changes:
+        try:
+            data = apply(data, change)
+        except RecipeError as error:
+            problems += error.problems
+    reading = read_data(data, problems)
+    if reading.recipe is None or reading.recipe.placement.cluster == "auto":
+        return reading
+    section = reading.recipe.placement
+    section = section.model_copy(update={"cluster": cluster_path(section.cluster, path.parent)})
+    return replace(reading, recipe=reading.recipe.model_copy(update={"placement": section}))
+
+
+def cluster_path(told: str, folder: Path) -> str:
+    """A cluster file, looked for in the recipe's folder first, as a path that means the same everywhere; else as it is.
+
+    Whoever asks which devices there are need not know that folder then.
+    """
+    places = (os.path.join(folder, told), told)
+    return next((os.path.abspath(place) for place in places if told and os.path.isfile(place)), told)
+
+
+def read_text(path: Path) -> str:
+    """The text of a recipe file."""
+    name = str(path)
+    if not os.path.exists(path):
+        near = nearest(path.name, _recipes_beside(path))
+        fix = f"did you mean {path.parent / near}?" if near else "give the path of a recipe, a .yaml file"
+        raise RecipeError.of(name, "there is no such file", fix)
+    if not os.path.isfile(path):
+        raise RecipeError.of(name, "is not a file", "give the path of a recipe, a .yaml file")
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(LONGEST + 1)
+    except OSError as error:
+        raise RecipeError.of(name, f"cannot be read: {error.strerror}", "make it readable") from None
+    if len(raw) > LONGEST:
+        raise RecipeError.of(name, f"is larger than {LONGEST // 1024} KiB", "give a recipe, not data or weights")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RecipeError.of(name, "is not text in UTF-8", "give a recipe, written as YAML") from None
+
+
+def _recipes_beside(path: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(path.parent) if name.endswith((".yaml", ".yml"))]
+    except (OSError, ValueError):
+        return []
+
+
+def read_data(data: object, problems: Sequence[Problem] = ()) -> Reading:
+    """Validates plain data. Keys at fault are taken out and the rest is read again, so that it can be checked too."""
+    found = list(problems)
+    doubtful = {problem.field for problem in found}
+    data = copy.deepcopy(data)
+    wrong = dict(_unusable(data))
+    for _ in range(ROUNDS):
+        found += [problem for problem in wrong.values() if problem.field not in doubtful]
+        for path in wrong:
+            meant = intended(path) if path else ()
+            doubtful |= {dotted(path), *(meant if len(meant) == 1 else ())}
+            drop(data, path)
+        if () in wrong:
+            break
+        try:
+            recipe = Recipe.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            wrong = explain(error.errors(include_url=False, include_context=False), data)
+        else:
+            return Reading(recipe=recipe, problems=tuple(found), doubtful=frozenset(doubtful))
+    return Reading(recipe=None, problems=tuple(found), doubtful=frozenset(doubtful))
+
+
+def drop(data: Any, path: words.Path) -> None:
+    """Takes out what stands at the path; a list goes with its item, and a section with the key it lacks."""
+    parent = data
+    for part in path[:-1]:
+        if not (part in parent if isinstance(parent, dict) else isinstance(parent, list)):
+            return
+        parent = parent[part]
+    if isinstance(parent, dict) and path and path[-1] in parent:
+        del parent[path[-1]]
+    elif path[:-1]:
+        drop(data, path[:-1])
+
+
+def _unusable(data: object, path: words.Path = ()) -> Iterator[tuple[words.Path, Problem]]:
+    """Values that YAML can write and a recipe cannot hold, wherever they stand."""
+    reason, fix = "", "change it"
+    if len(path) > DEEPEST:
+        path, reason, fix = path[:2], "is nested too deeply", "a recipe has few levels; write it flat"
+    elif isinstance(data, dict | list):
+        for part, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _unusable(value if _is_text(str(part)) else str(part), (*path, part))
+    elif isinstance(data, float) and not math.isfinite(data):
+        reason, fix = f"{data} is not a finite number", "give a finite number"
+    elif isinstance(data, int) and abs(data) > EXACT:
+        reason, fix = f"{words.given(data)} is too large", f"give a number of at most {EXACT}"
+    elif isinstance(data, str) and not _is_text(data):
+        reason, fix = "holds a character that is no text (a NUL or half of a surrogate pair)", "take the character out"
+    if reason:
+        yield path, Problem(field=dotted(path), reason=reason, fix=fix)
+
+
+def _is_text(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)

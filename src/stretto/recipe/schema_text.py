@@ -1,0 +1,165 @@
+"""The schema in plain words: what a key expects, what was given, and where a key lives.
+
+For error messages and for the reference page, which must not speak of pydantic. Everything comes from the annotations
+of `recipe.schema`; nothing here knows a key by name.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from stretto.recipe.schema import Recipe
+
+Path = tuple[str | int, ...]
+"""Where a value stands in a recipe: ("rewards", 0, "kind")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One of the types a value may have, without the wrappers of `typing`."""
+
+    type: Any
+    """A Section class, int, a Literal, tuple[...] and so on."""
+    limits: tuple[Any, ...]
+    """Bounds on it."""
+
+
+def dotted(path: Path) -> str:
+    """`rewards.0.kind`, the way overrides are written too."""
+    return ".".join(str(part) for part in path)
+
+
+def kinds(annotation: Any, limits: Sequence[Any] = ()) -> Iterator[Kind]:
+    """The alternatives of an annotation, in its own order."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        inner, *extras = typing.get_args(annotation)
+        found = [limit for extra in extras for limit in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
+        yield from kinds(inner, [*limits, *found])
+    elif origin in (typing.Union, types.UnionType):
+        for option in typing.get_args(annotation):
+            yield from kinds(option, limits)
+    else:
+        yield Kind(type=annotation, limits=tuple(limits))
+
+
+def is_section(kind: Kind) -> bool:
+    """True for a record of keys."""
+    return isinstance(kind.type, type) and issubclass(kind.type, BaseModel)
+
+
+def choices(found: Sequence[Kind]) -> list[str]:
+    """The words among which a value may choose."""
+    return [word for kind in found if typing.get_origin(kind.type) is Literal for word in typing.get_args(kind.type)]
+
+
+def expected(found: Sequence[Kind]) -> str:
+    """What may be given, as one phrase: `'auto' or a whole number of at least 1`."""
+    return " or ".join(_expected(kind) for kind in found)
+
+
+def _expected(kind: Kind) -> str:
+    origin, arguments = typing.get_origin(kind.type), typing.get_args(kind.type)
+    if kind.type is type(None):
+        return "null"
+    if origin is Literal:
+        named = [f"'{word}'" for word in arguments]
+        return f"one of {', '.join(named)}" if len(named) > 2 else " or ".join(named)
+    if origin is tuple:
+        each = expected(list(kinds(arguments[0])))
+        if arguments[-1] is not Ellipsis:
+            return f"a list of {len(arguments)} (each {each})"
+        fewest = _limit(kind, "min_length")
+        return f"a list of {f'at least {fewest}' if fewest else 'any length'} (each {each})"
+    if origin is dict or kind.type is dict:
+        return "a section"
+    if is_section(kind):
+        return f"a section ({', '.join(kind.type.model_fields)})"
+    if kind.type in (int, float):
+        return f"{'a whole number' if kind.type is int else 'a number'}{_bounds(kind)}"
+    if kind.type is str:
+        if pattern := _limit(kind, "pattern"):
+            return f"text that matches {pattern}"
+        shortest = _limit(kind, "min_length") or 0
+        if shortest > 1:
+            return f"text of at least {shortest} characters"
+        return "text that is not empty" if shortest else "text"
+    return "true or false" if kind.type is bool else "anything"
+
+
+def _limit(kind: Kind, name: str) -> Any:
+    return next((value for limit in kind.limits if (value := getattr(limit, name, None)) is not None), None)
+
+
+def _bounds(kind: Kind) -> str:
+    above, least, most = (_limit(kind, name) for name in ("gt", "ge", "le"))
+    if least is not None and most is not None:
+        return f" from {least:g} to {most:g}"
+    lower = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
+    upper = f"at most {most:g}" if most is not None else ""
+    return f"{lower}{' and ' if lower and upper else ' ' if upper else ''}{upper}"
+
+
+def given(value: object) -> str:
+    """What was written, short enough for a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"the text {value if len(value) <= 40 else value[:37] + '...'!r}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return "a section"
+    return f"the number {value}" if len(str(value)) <= 40 else "a very long number"
+
+
+def step(found: Sequence[Kind], part: str | int) -> tuple[list[Kind], FieldInfo | None] | None:
+    """What the schema says one level down, or none where it has no such key."""
+    for kind in found:
+        origin, arguments = typing.get_origin(kind.type), typing.get_args(kind.type)
+        if is_section(kind) and part in kind.type.model_fields:
+            field = kind.type.model_fields[part]
+            return list(kinds(field.annotation, field.metadata)), field
+        if origin is tuple and isinstance(part, int):
+            return list(kinds(arguments[0])), None
+        if origin is dict:
+            return list(kinds(arguments[1])), None
+    return None
+
+
+def at(path: Path) -> tuple[list[Kind], FieldInfo | None] | None:
+    """What the schema says about a place in the recipe, or none where it has no such place."""
+    here: tuple[list[Kind], FieldInfo | None] | None = (list(kinds(Recipe)), None)
+    for part in path:
+        here = step(here[0], part) if here else None
+    return here
+
+
+@cache
+def homes() -> dict[str, tuple[str, ...]]:
+    """Every key of the recipe -> the full names it has, so that a misplaced key can be sent home."""
+    found: dict[str, list[str]] = {}
+    for name in _names(list(kinds(Recipe)), ()):
+        found.setdefault(name.rpartition(".")[2], []).append(name)
+    return {key: tuple(names) for key, names in found.items()}
+
+
+def _names(found: Sequence[Kind], path: Path) -> Iterator[str]:
+    for kind in found:
+        if typing.get_origin(kind.type) is tuple:
+            inner = [item for item in kinds(typing.get_args(kind.type)[0]) if is_section(item)]
+            yield from _names(inner, (*path, 0))
+        elif is_section(kind):
+            for name, field in kind.type.model_fields.items():
+                yield dotted((*path, name))
+                yield from _names(list(kinds(field.annotation, field.metadata)), (*path, name))

@@ -1,0 +1,332 @@
+"""Carries out what the scheduler decides: trajectories, verdicts, scores, credit and gradients, on the cells of a crew.
+
+The scheduler (`stretto.scheduler`) knows a group by its index; here that is a prompt with its attempts. Everything is
+noted once under a group or a trajectory, wherever it was made, and read in launch order, so that nothing of a step's
+result follows from the plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.engines.queue import RoutedClient
+from stretto.environments.trajectory import Launch, Outside, run_trajectory
+from stretto.rewards.base import Scores
+from stretto.rewards.model_scores import rated
+from stretto.rewards.score import Scored
+from stretto.runtime import guards
+from stretto.runtime.batch import Batch
+from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
+from stretto.runtime.parts import Parts
+from stretto.runtime.spans import JUDGES, Clock
+from stretto.scheduler.length_predictor import Lengths
+from stretto.scheduler.records import Carried, Item, Move, Piece
+from stretto.scheduler.records import Launch as Asked
+from stretto.scheduler.speed_estimator import Pace
+from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
+from stretto.workers.worker_group import Crew
+
+STREAMS = {"reference": "reference", "value": "values"}
+"""Stage -> the stream that it makes, as algorithms call it."""
+
+
+class Hands:
+    """One step's."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        crew: Crew,
+        lengths: Lengths,
+        *,
+        pace: Pace,
+        clock: Clock,
+        step: int,
+        carried: Batch | None = None,
+    ) -> None:
+        """`carried` is what the step before has made for this one to train on."""
+        self.parts, self.crew, self.lengths, self.pace = parts, crew, lengths, pace
+        self.clock, self.step, self.carried = clock, step, carried
+        self.sampling = parts.sampling(temperature=parts.recipe.engine.temperature)
+        self.min_samples = parts.algorithm.min_samples
+        self.asked: list[list[Launch]] = []
+        self.rounds = 0
+        self.asking: dict[Item, RoutedClient] = {}
+        self.trajectories: dict[Item, Trajectory] = {}
+        self.active: Counter[str] = Counter()
+        self.lanes: dict[str, ExitStack] = {}
+        self.counts: dict[str, dict[str, int]] = {}
+        # Cell -> group -> tokens that its lane did not sample but was given.
+        self.contexts: dict[str, dict[int, int]] = defaultdict(dict)
+        self.scored: dict[int, Scored] = {}
+        self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
+        self.old: dict[ConversationKey, NDArray[np.float64]] = dict(carried.old if carried else {})
+        self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
+        self.samples: dict[int, tuple[Sample, ...]] = {}
+        self.reports: list[dict[str, float]] = []
+        self.judging, self.judges = 0, ExitStack()
+        for index, group in enumerate(carried.accepted if carried else ()):
+            self.asked.append([Launch(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories])
+            self.trajectories |= {(index, trajectory.attempt): trajectory for trajectory in group.trajectories}
+            self.scored[index] = Scored(groups=(group,), failed=())
+        self.first = len(self.asked)
+
+    # Launches ---------------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int) -> list[Asked]:
+        """The next prompts, with how long their answers are expected to be."""
+        self.rounds += 1
+        batch, found = self.parts.recipe.batch, list[Asked]()
+        for prompt, visit in self.parts.prompts.take(count):
+            attempts = range(batch.samples)
+            self.asked.append([Launch(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
+            found.append(self._asked(prompt, len(attempts)))
+        return found
+
+    def _asked(self, prompt: Prompt, samples: int) -> Asked:
+        """A group as the scheduler sees it."""
+        context = self.parts.renderer.open([dict(message) for message in prompt.messages])
+        expected = self.lengths.expected(prompt.id)
+        return Asked(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
+
+    def carry(self) -> list[Carried]:
+        """What is carried into the step, as the scheduler sees it."""
+        return [
+            Carried(
+                launch=self._asked(group.prompt, len(group.trajectories)),
+                sizes=tuple((each.attempt, guards.sampled_tokens(each)) for each in group.trajectories),
+            )
+            for group in (self.carried.accepted if self.carried else ())
+        ]
+
+    def more(self, missing: int) -> Sequence[Asked]:
+        """Another round, while the recipe allows one."""
+        batch = self.parts.recipe.batch
+        if not self.parts.algorithm.drops or self.rounds >= batch.max_rounds:
+            return ()
+        return self.draw(math.ceil(missing * batch.oversample))
+
+    # Trajectories -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, item: Item, cell: str) -> int:
+        """Runs a trajectory; returns its sampled tokens, 0 if it failed."""
+        before, asking = self.asking.get(item), RoutedClient(self.crew.lanes, cell)
+        self.asking[item] = asking
+        self._busy(cell, +1)
+        try:
+            if before is not None:  # a death has cut it off, and its environment may still be tidying up
+                await before.over.wait()
+            return await self._generate(item, asking)
+        finally:
+            asking.over.set()
+            self._busy(asking.cell, -1)
+
+    def _busy(self, cell: str, more: int) -> None:
+        """Notes when a lane opens and closes."""
+        self.active[cell] += more
+        self.crew.lanes[cell].running += more
+        if more > 0 and self.active[cell] == more:
+            self.lanes[cell] = ExitStack()
+            piece = self.clock.piece("generate", cell, step=self.step, version=self.crew.version)
+            self.counts[cell] = self.lanes[cell].enter_context(piece)
+        if not self.active[cell]:
+            self.lanes.pop(cell).close()
+            seconds, counts = self.clock.spans[-1].seconds, self.counts[cell]
+            context = sum(self.contexts.pop(cell, {}).values())
+            if "tokens" in counts:
+                self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
+
+    async def _generate(self, item: Item, asking: RoutedClient) -> int:
+        trajectory = await run_trajectory(
+            self.asked[item[0]][item[1]],
+            model=asking,
+            environment=self.parts.environment,
+            renderer=self.parts.renderer,
+            sampling=self.sampling,
+            outside=Outside(self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting),
+        )
+        self.trajectories[item] = trajectory
+        tokens = guards.sampled_tokens(trajectory)
+        given = sum(len(conversation.tokens) for conversation in trajectory.conversations) - tokens
+        self.contexts[asking.cell][item[0]] = given  # of siblings once: their prompt is computed once
+        counts = self.counts[asking.cell]
+        counts["tokens"] = counts.get("tokens", 0) + tokens
+        counts["longest"] = max(counts.get("longest", 0), tokens)
+        return 0 if trajectory.failure else tokens
+
+    def move(self, move: Move) -> None:
+        """Lets trajectories go on elsewhere."""
+        for item in move.items:
+            asking = self.asking[item]
+            self.crew.lanes[asking.cell].move(asking.waits, self.crew.lanes[move.target])
+            self._busy(move.target, +1)
+            self._busy(asking.cell, -1)
+            asking.cell = move.target
+
+    async def verdict(self, index: int) -> Sequence[int]:
+        """Judges a group; returns the attempts to train on."""
+        attempts = [self.trajectories[index, attempt] for attempt in range(len(self.asked[index]))]
+        with ExitStack() as judged:
+            judged.enter_context(self._judging())
+            scored = self.scored[index] = await self.parts.score(
+                attempts, min_samples=self.min_samples, ask=partial(self._rated, index, judged)
+            )
+        if self.drop(index):
+            return ()
+        return [trajectory.attempt for trajectory in scored.groups[0].trajectories]
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        """Notes when reward functions run, those of several groups together."""
+        if not self.judging:
+            piece = self.clock.piece("reward", JUDGES, step=self.step, version=self.crew.version)
+            self.counts[JUDGES] = self.judges.enter_context(piece)
+        self.judging += 1
+        self.counts[JUDGES]["groups"] = self.counts[JUDGES].get("groups", 0) + 1
+        try:
+            yield
+        finally:
+            self.judging -= 1
+            if not self.judging:
+                self.judges.close()
+
+    async def _rated(self, index: int, judged: ExitStack, trajectories: Sequence[Trajectory]) -> Scores:
+        """What the reward model says of a group that functions have `judged`, once the pieces with it are done."""
+        judged.close()
+        waits = {
+            trajectory_key(each): self.rated[index, each.attempt]
+            for each in trajectories
+            if guards.sampled_tokens(each)
+        }
+        return {key: score for key, wait in waits.items() if (score := await wait) is not None}
+
+    # Pieces -----------------------------------------------------------------------------------------------------------
+
+    async def piece(self, piece: Piece) -> None:
+        """Scores or trains."""
+        with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.crew.version) as counts:
+            counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
+            await self._piece(piece)
+        self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens)
+
+    async def _piece(self, piece: Piece) -> None:
+        trajectories = [self.trajectories[item] for item in piece.items]
+        if piece.stage == "reward":
+            scores = await rated(trajectories, measure=partial(self.crew.score, piece.cell))
+            for item, trajectory in zip(piece.items, trajectories, strict=True):
+                asked = self.rated[item[0], trajectory.attempt]
+                if not asked.done():  # the cell may have died between this and the scheduler's hearing of it
+                    asked.set_result(scores.get(trajectory_key(trajectory)))
+            return
+        if piece.stage in STREAMS or piece.stage == "old":
+            keyed = keyed_conversations(trajectories)
+            found = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
+            stream = self.old if piece.stage == "old" else self.streams.setdefault(STREAMS[piece.stage], {})
+            stream.update({key: numbers for (key, _), numbers in zip(keyed, found, strict=True)})
+            return
+        samples = [sample for item in piece.items for sample in self._credited(item)]
+        if self.old:
+            samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
+        await self.crew.accumulate(piece.cell, samples)
+
+    def _credited(self, item: Item) -> list[Sample]:
+        """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
+        index, attempt = item
+        if index not in self.samples:
+            everything = range(self.first) if self.carried else sorted(self.scored)
+            together = everything if self.parts.algorithm.scope == "batch" else [index]
+            groups = {i: self.scored[i].groups[0] for i in together if not self.drop(i)}
+            streams = {**self.streams, **value_streams(self.parts, list(groups.values()))}
+            credited = credit(self.parts.algorithm, list(groups.values()), streams)
+            by_prompt: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+            for sample in credited:
+                by_prompt[sample.key[:2]].append(sample)
+            for i, group in groups.items():
+                self.samples[i] = tuple(by_prompt[trajectory_key(group.trajectories[0])[:2]])
+        return [sample for sample in self.samples[index] if sample.key[2] == attempt]
+
+    def drop(self, index: int) -> bool:
+        """True if a judged group is not trained on."""
+        groups = self.scored[index].groups
+        return not groups or self.parts.algorithm.drop(groups[0])
+
+    async def divide(self, groups: Sequence[int]) -> list[list[Item]]:
+        """The trajectories of each update, as on one device; those in which nothing was sampled are trained nowhere."""
+        self._judge_step()
+        items = {
+            trajectory_key(trajectory): (index, trajectory.attempt)
+            for index in groups
+            for trajectory in self.scored[index].groups[0].trajectories
+        }
+        samples = [sample for item in items.values() for sample in self._credited(item)]
+        recipe = self.parts.recipe
+        parts = minibatches(samples, recipe.batch.updates, seed=recipe.seed, step=self.step)
+        divided = [list(dict.fromkeys(items[sample.key[:3]] for sample in part)) for part in parts]
+        return [[item for item in part if guards.sampled_tokens(self.trajectories[item])] for part in divided]
+
+    def _judge_step(self) -> None:
+        """Stops before anything is updated if too much could not be judged."""
+        launched = sum(map(len, self.asked[self.first :]))
+        guards.reward_errors(self.parts.recipe.guards, self.all_scored(), launched=launched)
+
+    async def apply(self, groups: Sequence[int], *, last: bool) -> None:
+        """An update. A step that only fills the pipe has none."""
+        if self.parts.recipe.batch.updates == 1:
+            self._judge_step()
+        if not self.carried and self.parts.plan.staleness:
+            return
+        with ExitStack() as spans:
+            for cell in self.parts.plan.cells:
+                if cell.role == "train":
+                    span = self.clock.piece("publish", cell.name, step=self.step, version=self.crew.version)
+                    spans.enter_context(span)
+            report = await self.crew.apply(last=last)
+        self.reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+        if not last:
+            guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step)
+
+    async def revive(self, device: str) -> None:
+        """Brings back a device's process that died."""
+        await self.crew.mend.revive(device)
+
+    # What came of it --------------------------------------------------------------------------------------------------
+
+    def expect_lengths(self) -> None:
+        """Lets later steps expect what this one has seen, in launch order: an interrupted step leaves no trace."""
+        for (index, _), trajectory in sorted(self.trajectories.items()):
+            if index >= self.first:
+                self.lengths.saw(trajectory.prompt.id, guards.sampled_tokens(trajectory))
+        self.lengths.stepped()
+
+    def made(self, accepted: Sequence[int]) -> Batch:
+        """What was launched in this step, with the credit of what it has trained on."""
+        return Batch(
+            scored=self.all_scored(),
+            accepted=tuple(self.scored[index].groups[0] for index in accepted),
+            samples=self._samples(accepted),
+            launched=len(self.asked) - self.first,
+            rounds=self.rounds,
+            old={key: numbers for key, numbers in self.old.items() if self.carried and key not in self.carried.old},
+        )
+
+    def learned(self, made: Batch) -> Batch:
+        """What this step has trained on: what was carried into it, or what it has made."""
+        return replace(self.carried, samples=self._samples(range(self.first))) if self.carried else made
+
+    def _samples(self, indices: Iterable[int]) -> tuple[Sample, ...]:
+        return tuple(sample for index in indices for sample in self.samples.get(index, ()))
+
+    def all_scored(self) -> Scored:
+        """Every trajectory that was launched in this step, judged or failed, in launch order."""
+        scored = [self.scored[index] for index in range(self.first, len(self.asked))]
+        groups: tuple[Group, ...] = tuple(group for each in scored for group in each.groups)
+        return Scored(groups=groups, failed=tuple(each for one in scored for each in one.failed))

@@ -1,0 +1,199 @@
+"""What a run was expected to take, beside what it took: the numbers of plan.json and the table at its end.
+
+The forecast is the planner's, made before the first step on several devices; on one, where there is nothing to choose,
+only at the end, so that nothing starts later for it. Measured are the medians of the metrics that the run has anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from stretto.errors import RecipeError
+from stretto.placement.cluster import Cluster, Host, parse_cluster
+from stretto.placement.plan import Plan
+from stretto.planner import forecast as foresee
+from stretto.planner.explain import money
+from stretto.planner.problem import Setting
+from stretto.recipe.schema import Recipe
+from stretto.runtime.base_copy import Note
+from stretto.runtime.parts import devices_of, make_plan, token_budget
+from stretto.storage.atomic import replace as replace_file
+from stretto.storage.atomic import to_json
+from stretto.storage.json_lines import numbers_of, read_rows
+
+LONE = ("auto", "1xcpu", "1xgpu")
+"""Clusters that name no device: the first of them may be those of cells by hand, the others are one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, and what is expected of it."""
+
+    plan: Plan
+    """Where everything lives."""
+    expected: Mapping[str, Any] | None
+    """The forecast, as plan.json has it; none where none was made."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plan.json holds it."""
+        return self.plan.to_json() | ({} if self.expected is None else {"predicted": dict(self.expected)})
+
+
+def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
+    """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
+    section = recipe.placement
+    if len(devices_of(section)) == 1:
+        return Planned(plan=make_plan(recipe), expected=None)
+    if section.strategy == "auto" and section.cells is None:
+        try:
+            setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+            chosen = foresee.choose(setting, section)
+        except RecipeError as error:
+            reasons = "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
+            note(f"plan: flatten, because the planner has no answer ({reasons})")
+        else:
+            told = [setting.source or "usual constants", *setting.workload.assumed[:1]]
+            note(f"plan: {chosen.why} ({'; '.join(told)})")
+            plan = chosen.forecast.plan
+            return Planned(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
+    known = _setting(recipe, root)
+    plan = widened(recipe, known, note)
+    return Planned(plan=plan, expected=expectation(recipe, known, plan))
+
+
+def widened(recipe: Recipe, setting: Setting | None, note: Note) -> Plan:
+    """The plan that a recipe names; training cells of a strategy get more devices where one is too small."""
+    plan = make_plan(recipe)
+    if setting is None or recipe.placement.cells is not None or recipe.placement.strategy == "auto":
+        return plan
+    usual = _usual(recipe, setting)
+    width, tokens = foresee.width_of(plan, setting, recipe.placement, budget=usual)
+    if width == 1:
+        return plan
+    smaller = f", in micro-batches of {tokens} tokens" if tokens < usual else ""
+    why = "because one device is too small for it"
+    note(f"plan: {width} devices train one copy together, each with a slice{smaller}, {why}")
+    plan = make_plan(recipe, width=width)
+    cells = (replace(cell, token_budget=tokens) if len(cell.devices) > 1 else cell for cell in plan.cells)
+    return replace(plan, cells=tuple(cells)) if smaller else plan
+
+
+def expectation(recipe: Recipe, setting: Setting | None, plan: Plan) -> dict[str, Any] | None:
+    """What a plan is expected to take, or none where the planner cannot tell."""
+    if setting is None:
+        return None
+    forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
+    return None if forecast is None else foresee.document(forecast, setting, plan.devices)
+
+
+def _setting(recipe: Recipe, root: Path) -> Setting | None:
+    """The recipe's step on the run's devices; none where the planner cannot tell."""
+    try:
+        return foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+    except RecipeError:
+        return None
+
+
+def _usual(recipe: Recipe, setting: Setting) -> int:
+    """Tokens of a micro-batch if nothing goes wrong."""
+    return token_budget(recipe, "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda")
+
+
+def _cluster(recipe: Recipe) -> Cluster:
+    """The run's devices, as the planner knows them."""
+    told, devices = recipe.placement.cluster, devices_of(recipe.placement)
+    if told not in LONE:
+        return parse_cluster(told)
+    if torch.cuda.is_available() and told != "1xcpu":
+        return parse_cluster(f"{len(devices)}x{torch.cuda.get_device_name()}")
+    cluster = parse_cluster(f"{len(devices)}xcpu")
+    if len(devices) > 1:
+        return cluster
+    host, threads = cluster.hosts[0], torch.get_num_threads()
+    numbers = ("flops", "matmul", "bandwidth")
+    device = replace(host.device, **{name: threads * getattr(host.device, name) for name in numbers})
+    return replace(cluster, hosts=(Host(name=host.name, device=device, count=1, memory=host.memory),))
+
+
+# What it took --------------------------------------------------------------------------------------------------------
+
+
+def measured(
+    metrics: Path, *, after: int, memory: Mapping[str, float], price: float | None = None
+) -> dict[str, Any] | None:
+    """Medians over the steps after one, from metrics.jsonl; none if there was no step. `price` is of a second."""
+    rows = [numbers_of(row) for row in read_rows(metrics)]
+    rows = [row for row in rows if row["step"] > after and row.get("seconds/step")]
+    if not rows:
+        return None
+    names = [name for name in rows[-1] if name.startswith("seconds/")]
+    seconds = {name.removeprefix("seconds/"): median(row.get(name) or 0.0 for row in rows) for name in names}
+    step = seconds.pop("step")
+    if "old" in seconds:  # a part of training, as on one device
+        seconds["train"] = seconds.get("train", 0.0) + seconds.pop("old")
+    return {
+        "seconds": {"step": step, **seconds},
+        "memory_gb": dict(memory),
+        "idle": median(row.get("idle") or 0.0 for row in rows),
+        "answer_tokens": median(row.get("length/mean") or 0.0 for row in rows),
+        "cost_per_step": None if price is None else price * step,
+        "steps": len(rows),
+    }
+
+
+def write(folder: Path, told: Planned, took: Mapping[str, Any] | None) -> None:
+    """plan.json, with what is known by now."""
+    content = told.to_json() | ({} if took is None else {"measured": dict(took)})
+    replace_file(folder / "plan.json", [to_json(content, indent=2), "\n"])
+
+
+def table(expected: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[str]:
+    """A line per number that both sides have, or that one of them lacks."""
+    said: Mapping[str, Any] = expected or {"seconds": {}, "memory_gb": {}}
+    rows = [("", "predicted", "measured")]
+    seconds = said["seconds"]
+    for name, value in took["seconds"].items():
+        if value >= SHOWN * took["seconds"]["step"] or name in seconds:
+            rows.append((f"{name} s", _number(seconds.get(name)), _number(value)))
+    for device, peak in took["memory_gb"].items():
+        rows.append((f"GB {device}", _number(said["memory_gb"].get(device)), _number(peak)))
+    if (cost := took["cost_per_step"]) is not None:
+        told = said.get("cost_per_step")
+        rows.append(("cost of a step", "-" if told is None else money(told), money(cost)))
+    rows.append(("tokens an answer", _number(said.get("answer_tokens")), _number(took["answer_tokens"])))
+    widths = [max(len(row[index]) for row in rows) for index in range(3)]
+    steps = f"median of {took['steps']} steps" if took["steps"] > 1 else "one step"
+    return [
+        "  ".join((row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]))).rstrip()
+        + (f"  ({steps})" if index == 0 else "")
+        for index, row in enumerate(rows)
+    ]
+
+
+SHOWN = 0.01
+"""Stages that take a smaller share of the step are not worth a line."""
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def compared(
+    folder: Path, told: Planned, recipe: Recipe, root: Path, *, after: int, memory: Mapping[str, float]
+) -> Sequence[str]:
+    """Writes plan.json anew, with what was measured, and returns the table; nothing if there was no step."""
+    hourly = recipe.placement.price_per_gpu_hour
+    price = None if hourly is None else hourly * len(devices_of(recipe.placement)) / 3600
+    took = measured(folder / "metrics.jsonl", after=after, memory=memory, price=price)
+    if took is None:
+        return ()
+    if told.expected is None:
+        told = replace(told, expected=expectation(recipe, _setting(recipe, root), told.plan))
+    write(folder, told, took)
+    return table(told.expected, took)

@@ -1,0 +1,118 @@
+"""A step in numbers and in rows: what metrics.jsonl and the samples file hold beside the trainer's own report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from stretto.algorithms.base import Algorithm
+from stretto.environments.render import Renderer
+from stretto.models.memory import peak_gb
+from stretto.recipe.schema import Batch as BatchSection
+from stretto.rewards.score import Scored
+from stretto.runtime.batch import Batch
+from stretto.runtime.guards import sampled_tokens
+from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
+
+
+def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
+    """Rewards, lengths, groups and memory of a step, over everything it sampled."""
+    scored = batch.scored
+    rewards = [reward for group in scored.groups for reward in group.rewards]
+    trajectories = [trajectory for group in scored.groups for trajectory in group.trajectories]
+    values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
+    lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
+    dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
+    truncated = [t.full > 0 or any(c.stop == "length" for c in t.conversations) for t in trajectories]
+    names = rewards[0].parts if rewards else {}
+    return {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "reward/outcome": float(np.mean([reward.outcome for reward in rewards])) if rewards else 0.0,
+        **{f"reward/part/{name}": float(np.mean([reward.parts[name] for reward in rewards])) for name in names},
+        "length/mean": float(lengths.mean()),
+        "length/truncated": float(np.mean(truncated)) if truncated else 0.0,
+        "groups/used": len(batch.accepted),
+        "groups/dead": float(dead),
+        "groups/infra": float(batch.launched - len(scored.groups)),
+        "trajectories/failed": len(scored.failed),
+        "trajectories/costly": sum(bool(reward.costly) for reward in rewards),
+        "trajectories/launched": batch.launched * section.samples,
+        "conversations/rewritten": sum(trajectory.rewritten for trajectory in [*trajectories, *scored.failed]),
+        "conversations/full": sum(trajectory.full for trajectory in [*trajectories, *scored.failed]),
+        "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
+        "memory/peak_gb": peak_gb(),
+    }
+
+
+def lag(batch: Batch, version: int) -> float:
+    """How many versions what was trained on had fallen behind when `version` was made from it, on average."""
+    return float(np.mean([version - 1 - sample.conversation.version for sample in batch.samples] or [0]))
+
+
+def sample_rows(
+    scored: Scored, samples: Sequence[Sample], *, renderer: Renderer, environment: str, step: int
+) -> Iterator[dict[str, Any]]:
+    """One row per trajectory, judged ones first."""
+    by_key = {sample.key: sample for sample in samples}
+    for group in scored.groups:
+        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
+            yield row(trajectory, reward, by_key, renderer, environment, step=step)
+    for trajectory in scored.failed:
+        yield row(trajectory, None, by_key, renderer, environment, step=step)
+
+
+def row(
+    trajectory: Trajectory,
+    reward: Reward | None,
+    samples: dict[tuple[str, int, int, int], Sample],
+    renderer: Renderer,
+    environment: str,
+    *,
+    step: int,
+) -> dict[str, Any]:
+    """One trajectory as a line of the samples file."""
+    key = trajectory_key(trajectory)
+    credited = [samples.get((*key, index)) for index in range(len(trajectory.conversations))]
+    return {
+        "step": step,
+        "prompt": trajectory.prompt.id,
+        "visit": trajectory.visit,
+        "attempt": trajectory.attempt,
+        "environment": environment,
+        "messages": [dict(message) for message in trajectory.prompt.messages],
+        "conversations": [
+            conversation_row(conversation, sample, renderer)
+            for conversation, sample in zip(trajectory.conversations, credited, strict=True)
+        ],
+        "answer": trajectory.outcome.answer if trajectory.outcome else None,
+        "reference": trajectory.prompt.reference,
+        "reward": reward_row(reward) if reward else None,
+        "failure": trajectory.failure,
+        "used": all(sample is not None for sample in credited) and bool(credited),
+    }
+
+
+def reward_row(reward: Reward) -> dict[str, Any]:
+    """A verdict; which scorers gave up on the answer is said only where one did."""
+    found = {"value": reward.value, "outcome": reward.outcome, "parts": dict(reward.parts)}
+    return {**found, "costly": list(reward.costly)} if reward.costly else found
+
+
+def conversation_row(conversation: Conversation, sample: Sample | None, renderer: Renderer) -> dict[str, Any]:
+    """One conversation; numbers per trained token are aligned with its tokens, 0 elsewhere."""
+    advantages = np.zeros(len(conversation.tokens))
+    if sample is not None:
+        advantages[conversation.trained] = sample.advantage
+    return {
+        "tokens": conversation.tokens.tolist(),
+        "trained": conversation.trained.astype(int).tolist(),
+        "logprobs": [round(value, 6) for value in conversation.logprobs.tolist()],
+        "advantages": [round(value, 6) for value in advantages.tolist()],
+        "stop": conversation.stop,
+        "version": conversation.version,
+        "parent": conversation.parent,
+        "text": renderer.all_text(conversation.tokens.tolist()),
+    }

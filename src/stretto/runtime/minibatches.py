@@ -1,0 +1,79 @@
+"""What a step is credited with, and how it is divided into updates and they into one line of metrics."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from stretto.algorithms.base import Algorithm, Streams
+from stretto.runtime.parts import Parts
+from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
+
+ConversationKey = tuple[str, int, int, int]
+
+
+def keyed_conversations(trajectories: Iterable[Trajectory]) -> list[tuple[ConversationKey, Conversation]]:
+    """Every conversation of some trajectories, under the key by which streams know it."""
+    return [
+        ((*trajectory_key(trajectory), index), conversation)
+        for trajectory in trajectories
+        for index, conversation in enumerate(trajectory.conversations)
+    ]
+
+
+def value_streams(parts: Parts, groups: Sequence[Group]) -> Streams:
+    """V* of every trajectory's prompt, from the table that was made before training, if the algorithm needs it."""
+    if "vstar" not in parts.algorithm.needs:
+        return {}
+    found = {(*trajectory_key(t), 0): np.array([parts.values[t.prompt.id]]) for g in groups for t in g.trajectories}
+    return {"vstar": found}
+
+
+def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> tuple[Sample, ...]:
+    """Credited samples, a group at a time unless the algorithm must see the whole batch."""
+    if algorithm.scope == "batch":
+        return algorithm.advantage(groups, streams)
+    return tuple(sample for group in groups for sample in algorithm.advantage([group], streams))
+
+
+def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int) -> list[list[Sample]]:
+    """A step's samples in `updates` parts; who is in which follows from keys, never from who finished first.
+
+    The conversations of one trajectory stay together. Fewer trajectories than updates make fewer parts.
+    """
+    if updates == 1:
+        return [list(samples)]
+    trajectories = dict.fromkeys(sample.key[:3] for sample in samples)
+
+    def shuffled(key: tuple[str, int, int]) -> bytes:
+        return hashlib.blake2b(repr((seed, step, key)).encode()).digest()
+
+    order = sorted(trajectories, key=shuffled)
+    chosen = [set(order[index::updates]) for index in range(updates)]
+    # In the order given: siblings stand side by side, and share their prompt in a row.
+    parts = [[sample for sample in samples if sample.key[:3] in keys] for keys in chosen]
+    return [part for part in parts if part] or [[]]
+
+
+def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Several updates as one line: counts add up, of extremes the largest counts, the rest is averaged over the trained
+    tokens. An update that was skipped is only counted; its numbers, which need not be any, tell where none was applied.
+    """
+    if len(reports) == 1:
+        return dict(reports[0])
+    applied = [report for report in reports if not report["updates/skipped"]] or reports
+    total = max(1.0, sum(report["tokens/trained"] for report in applied))
+    line: dict[str, float] = {}
+    for name in dict.fromkeys(name for report in applied for name in report):
+        told = [report for report in applied if name in report]
+        if name.startswith(("tokens/", "updates/")):
+            line[name] = sum(report[name] for report in reports)
+        elif name.endswith("/largest"):
+            line[name] = max(report[name] for report in told)
+        elif name == "learning_rate":
+            line[name] = told[-1][name]
+        else:
+            line[name] = sum(report[name] * report["tokens/trained"] for report in told) / total
+    return line

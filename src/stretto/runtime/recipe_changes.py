@@ -1,0 +1,169 @@
+"""The recipe as a part of a checkpoint: what a resume may change of it, and what it cannot change.
+
+A key that differs is refused unless it was allowed. Some keys are refused even then, because what they describe was
+made when the run began and is read from the run's folder since: the new value would be written down and do nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import Problem, RecipeError
+from stretto.models.source import locate
+from stretto.recipe.schema import Recipe
+from stretto.recipe.validation_errors import nearest
+
+EVALUATION_KEYS = (
+    "evaluate", "engine", "rewards", "environment", "placement", "deadlines", "guards", "log", "run", "checkpoint",
+)  # fmt: skip
+"""What may differ from training when a checkpoint is only asked questions."""
+
+LONGEST = 60
+"""Characters that are shown of an old value."""
+
+IN_CHECKPOINT = {
+    "seed": "the order of the prompts and the first weights were made with the old one",
+    "task.holdout": "prompts that were trained on would count as held out",
+    "model.adapter.kind": "the checkpoint holds an adapter of the old kind",
+    "model.adapter.rank": "the checkpoint holds an adapter of the old rank",
+    "model.adapter.targets": "the checkpoint holds adapters of the old layers",
+    "optimizer.name": "the checkpoint holds the moments of the old optimizer",
+}
+"""Keys whose work is in the checkpoint, and why another value would not fit."""
+
+
+def allowed(key: str, allow: Sequence[str]) -> bool:
+    """True if the key, or a section that it is in, is among those that may differ."""
+    return any(key == given or key.startswith(f"{given}.") for given in allow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a run's folder holds of its beginning."""
+
+    folder: Path
+    """The run's."""
+    root: Path
+    """What relative paths of its recipe count from."""
+
+    def why(self, key: str, old: Mapping[str, Any], new: Recipe) -> str | None:
+        """Why a resume cannot change the key of a recipe, or none if it can; `old` is the recipe as it was."""
+        if key == "run.folder" and Path(new.run.folder).resolve() != self.folder.resolve():
+            return "a resume goes on in the folder that it is given; to have it elsewhere, move it"
+        scratch = key == "seed" and self._has_base and old["model"]["name"] == "scratch"
+        if scratch or (allowed(key, ("model.scratch",)) and (self._has_base or self._has_checkpoint)):
+            return "base/ in the run's folder is the model that was made with the old value"
+        if key == "model.name" and (self._has_base or self._has_checkpoint) and self._finds(str(old["model"]["name"])):
+            return "what was trained so far was trained from the old model, which is still there"
+        if key == "algorithm.vstar.table" and (self.folder / "vstar.jsonl").exists():
+            return "vstar.jsonl in the run's folder is the table that is read; without that file, it is copied again"
+        if not self._has_checkpoint:
+            return None
+        if key == "model.adapter":
+            return "the checkpoint holds what was trained: an adapter, or all weights"
+        return next((reason for name, reason in IN_CHECKPOINT.items() if allowed(key, (name,))), None)
+
+    def _finds(self, name: str) -> bool:
+        """False for a model that was moved away, so that its new name has to be given."""
+        try:
+            return bool(locate(name, self.root))
+        except RecipeError:
+            return False
+
+    @property
+    def _has_base(self) -> bool:
+        return (self.folder / "base").exists()
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return any((self.folder / "checkpoints").glob("step-*"))
+
+
+class RecipeRecord:
+    """The recipe as a part of a checkpoint, so that a resume knows what it goes on with."""
+
+    name = "recipe"
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        allow: Sequence[str] = (),
+        remedy: str = "put the old value back, or pass --allow {key}",
+        held: Held | None = None,
+    ) -> None:
+        """`held` says what is refused although it is allowed; without it, nothing is."""
+        self.recipe, self.values = recipe, recipe.model_dump(mode="json")
+        self.allow, self.remedy, self.held = tuple(allow), remedy, held
+
+    def state(self) -> dict[str, Any]:
+        """The resolved recipe."""
+        return self.values
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Refuses a recipe that differs in keys that were not allowed to, or that cannot."""
+        problems = [problem for key in sorted(differences(state, self.values)) for problem in self._refusal(key, state)]
+        if problems:
+            raise RecipeError(*problems)
+
+    def _refusal(self, key: str, state: Mapping[str, Any]) -> Iterator[Problem]:
+        was = f"differs from what this run was trained with ({_shown(state, key)})"
+        if why := self.held and self.held.why(key, state, self.recipe):
+            fix = "put the old value back (--allow does not help here), or start a new run"
+            yield Problem(field=key, reason=f"{was}, and a resume cannot change it: {why}", fix=fix)
+        elif not allowed(key, self.allow):
+            yield Problem(field=key, reason=was, fix=self.remedy.format(key=key))
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the keys in which two recipes differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted({*old, *new})
+        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))]
+    return [] if old == new else [prefix]
+
+
+def refuse_unknown(allow: Sequence[str], *recipes: Recipe) -> None:
+    """Refuses an `--allow` that is no key of any of these recipes, because it would allow nothing."""
+    known = {key for recipe in recipes for key in _keys(recipe.model_dump(mode="json"))}
+    problems = [
+        Problem(field="--allow", reason=f"there is no key {given!r}", fix=_instead(given, known))
+        for given in allow
+        if given not in known
+    ]
+    if problems:
+        raise RecipeError(*problems)
+
+
+def refuse_fewer_steps(recipe: Recipe, done: int) -> None:
+    """Refuses a run that would end before where it stands."""
+    if recipe.run.steps < done:
+        reason = f"is {recipe.run.steps}, and the newest checkpoint is of step {done} already"
+        fix = f"use {done} or more; to go on from an earlier checkpoint, move the later ones out of checkpoints/"
+        raise RecipeError.of("run.steps", reason, fix)
+
+
+def _instead(given: str, known: set[str]) -> str:
+    above = next((given[:end] for end in range(len(given), 0, -1) if given[:end] in known), None)
+    near = above or nearest(given, sorted(known))
+    return f"did you mean {near}?" if near else "name a key of the recipe, such as optimizer.lr, or a section"
+
+
+def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every key and section, dotted. A list is one key."""
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def _shown(values: Any, key: str) -> str:
+    """What a recipe says at a key, in short."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    text = json.dumps(values, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,0 +1,212 @@
+"""The parts of a run on several cells: the scheduler decides, a crew of workers does it.
+
+The loop gets the same records as from one device, and a checkpoint holds the same parts, so a run may go on under
+another plan. What is random or counted (prompts, verdicts, credit) happens here, in one place; what takes a model
+happens there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stretto.engines.queue import SLICE
+from stretto.errors import CheckpointError, StrettoError
+from stretto.models.source import locate
+from stretto.placement.build import OPEN
+from stretto.placement.cluster import parse_cluster
+from stretto.placement.plan import Plan
+from stretto.recipe.schema import Recipe
+from stretto.runtime.base_copy import Note, prepare_base
+from stretto.runtime.parts import Parts, connect, load_task, token_budget
+from stretto.scheduler.speed_estimator import Pace
+from stretto.types import Stateful
+from stretto.workers.deadlines import Patience
+from stretto.workers.launchers.inprocess import Launcher, Threads, processes, worker_of
+from stretto.workers.worker import EngineFactory
+from stretto.workers.worker_group import Crew
+from stretto.workers.worker_spec import Assignment, torch_device
+
+NAMES = ("trainer", "optimizer", "engine")
+"""Parts of a checkpoint that live in the workers."""
+
+
+@dataclass(slots=True)
+class Away:
+    """One of them; its state is the one that was fetched last, or waits to be sent."""
+
+    name: str
+    """As on one device."""
+    held: dict[str, Mapping[str, Any]]
+    """States by name, shared by all."""
+
+    def state(self) -> Mapping[str, Any]:
+        """As it was fetched."""
+        return self.held[self.name]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Kept until it is sent."""
+        self.held[self.name] = state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewParts(Parts):
+    """The model in workers."""
+
+    crew: Crew
+    """They."""
+    budgets: Mapping[str, int]
+    """Device -> most tokens in a piece."""
+    rooms: Mapping[str, int]
+    """Device that generates -> tokens that the cache of its engine holds."""
+    pace: Pace
+    """How fast the workers are."""
+    draft: Path | None
+    """Where a worker writes the model before a checkpoint takes it over; none without a run folder."""
+    held: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What was fetched from the workers, or waits to be sent to them."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that everybody holds."""
+        return self.crew.version
+
+    @property
+    def stateful(self) -> tuple[Stateful, ...]:
+        """Prompts, lengths, and what the workers hold."""
+        return (self.prompts, self.lengths, self.ahead, *(Away(name, self.held) for name in NAMES))
+
+    async def settle(self) -> None:
+        """Every engine."""
+        await self.crew.mend.surviving(self.crew.settle)
+
+    async def fetch(self) -> None:
+        """State and model of a worker that trains."""
+        if self.crew.applying:
+            raise CheckpointError("a step's updates were under way, and the workers may hold different weights")
+        self.held.update(await self.crew.state())
+        if self.draft is not None:
+            shutil.rmtree(self.draft, ignore_errors=True)
+            await self.crew.save(self.draft, base=self.base)
+
+    async def restored(self) -> None:
+        """Sends what was restored to everybody."""
+        if self.held:
+            await self.crew.restore(dict(self.held))
+            self.held.clear()  # everybody has it
+
+    async def memory(self) -> dict[str, float]:
+        """Of each worker; nothing if one has died, because a run that is over does not fail for it."""
+        try:
+            return await self.crew.memory()
+        except StrettoError:
+            return {}
+
+    def write_model(self, folder: Path) -> None:
+        """The files that a worker has written."""
+        assert self.draft is not None
+        for path in self.draft.iterdir():
+            shutil.move(path, folder / path.name)
+        self.draft.rmdir()
+
+    async def close(self) -> None:
+        """The workers too."""
+        if self.draft is not None:
+            shutil.rmtree(self.draft, ignore_errors=True)
+        await self.crew.close()
+        await Parts.close(self)
+
+
+async def assemble_crew(
+    recipe: Recipe,
+    *,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    values: Mapping[str, float] | None = None,
+    launcher: Launcher | None = None,
+    make_engine: EngineFactory | None = None,
+    stacks: Path | None = None,
+) -> CrewParts:
+    """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
+    thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
+
+    `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
+    """
+    begun = time.monotonic()
+    task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
+    lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
+    device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
+    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
+    budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
+    left = begun + recipe.deadlines.start - time.monotonic()
+    if launcher is None and lone:
+        launcher = Threads(partial(worker_of, make_engine=make_engine))
+    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
+    crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
+    try:
+        await crew.start(by=begun + recipe.deadlines.start)
+        tokenizer, context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
+        generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
+        rooms = await crew.all(generating, "room", seconds=recipe.deadlines.start)
+    except BaseException:
+        await crew.close()
+        raise
+    return CrewParts(
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop),
+        base=base,
+        context=context,
+        crew=crew,
+        budgets=budgets,
+        rooms=dict(zip(generating, rooms, strict=True)),
+        pace=Pace(round_seconds=SLICE),
+        draft=folder / ".model.draft" if folder and plan_trains else None,  # who only asks must not touch that of a run
+    )
+
+
+def _assignment(
+    recipe: Recipe, plan: Plan, device: str, *, root: Path, base: Path | None, budgets: Mapping[str, int]
+) -> Assignment:
+    """What the worker of a device is told to be. Several on one host have a thread each; one has them all."""
+    mine = [cell for cell in plan.cells if device in cell.devices]
+    return Assignment(
+        recipe=recipe,
+        root=root,
+        base=base,
+        device=device,
+        roles=frozenset(cell.role for cell in mine),
+        token_budget=budgets[device],
+        threads=None if len(plan.devices) == 1 else 1,
+        mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        sharers=plan.sharers,
+        sleeps=plan.sleeps_on(device),
+    )
+
+
+def kinds_of(recipe: Recipe) -> dict[str, str]:
+    """What the recipe's cluster calls each device; nothing where it leaves that to this host."""
+    told = recipe.placement.cluster
+    if told in OPEN:
+        return {}
+    return {name: device.name for name, device in parse_cluster(told).devices.items()}
+
+
+def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
+    """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
+    told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
+    return max(told, default=token_budget(recipe, "cpu" if "/cpu:" in device else "cuda"))
+
+
+def patience_of(recipe: Recipe) -> Patience:
+    """How long calls of workers may take."""
+    given = recipe.deadlines
+    return Patience(start=given.start, generate=given.generate, train=given.train, publish=given.publish)

@@ -1,0 +1,199 @@
+"""A step as the scheduler sees it, and the calls that let it run: for training, and for answers outside of a step.
+
+The scheduler decides, `runtime.executor` carries out. Evaluations and tables of V* go the same way as steps, without
+training: on one device and on several, judged as soon as a group has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from stretto.engines.queue import SLICE
+from stretto.environments.chat import Sampling
+from stretto.environments.trajectory import Launch
+from stretto.errors import StateLostError
+from stretto.placement.plan import Cell, Plan
+from stretto.rewards.score import Scored
+from stretto.runtime.batch import Batch
+from stretto.runtime.executor import Hands
+from stretto.runtime.interrupt import unbroken
+from stretto.runtime.minibatches import merged
+from stretto.runtime.runtime import CrewParts
+from stretto.runtime.spans import Clock
+from stretto.runtime.stale_batch import Waiting
+from stretto.scheduler.asyncio_driver import Driver, Notes
+from stretto.scheduler.records import Launch as Asked
+from stretto.scheduler.records import Speeds, Terms
+from stretto.scheduler.speed_estimator import Pace
+from stretto.scheduler.state import Step
+
+
+def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
+    """Trajectories that a cache of so many tokens is sure to hold at once: a group's prompt stands there once.
+
+    What a cell is given beyond that would wait in its engine, where no cell that is done sooner could take it over.
+    """
+    most = max((asked.prompt_tokens / asked.samples for asked in drawn), default=0.0)
+    return max(1, int(tokens / (longest + most)))
+
+
+def _slots(parts: CrewParts, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> int:
+    """Trajectories that a cell is given at once. One that is alone gets all, as its engine knows best when to begin
+    which: then that follows from counts."""
+    if sum(each.role == "generate" for each in plan.cells) == 1:
+        return sys.maxsize
+    return slots_of(parts.rooms[cell.devices[0]], drawn, longest=parts.recipe.engine.max_new_tokens)
+
+
+def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
+    """What holds for a step that begins with these prompts."""
+    recipe, algorithm = parts.recipe, parts.algorithm
+    divides = recipe.batch.updates > 1
+    terms = _sampling_terms(parts, parts.plan, speeds, drawn)
+    return replace(
+        terms,
+        groups=recipe.batch.prompts,
+        drops=algorithm.drops,
+        barrier=algorithm.scope == "batch",
+        stages=(*terms.stages, *["old"] * divides),
+        divides=divides,
+    )
+
+
+def _sampling_terms(parts: CrewParts, plan: Plan, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
+    """What holds where every group counts, whatever its rewards."""
+    cells = [cell for cell in plan.cells if cell.role != "generate"]
+    return Terms(
+        groups=len(drawn),
+        drops=False,
+        barrier=False,
+        stages=tuple(dict.fromkeys(cell.role for cell in cells)),
+        slots={cell.name: _slots(parts, plan, cell, drawn) for cell in plan.cells if cell.role == "generate"},
+        # The devices of a cell share the rows of a piece.
+        budgets={
+            cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * len(cell.devices) for cell in cells
+        },
+        longest=parts.recipe.engine.max_new_tokens,
+        speeds=speeds,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """A step that was taken."""
+
+    batch: Batch
+    """What it learned from."""
+    updates: Sequence[Mapping[str, float]]
+    """The trainer's numbers of each update; of the last one the weights may have turned out to be no numbers."""
+
+    @property
+    def report(self) -> dict[str, float]:
+        """Those of all updates as one line."""
+        return merged(self.updates)
+
+
+async def run_step(parts: CrewParts, clock: Clock, *, step: int) -> StepResult:
+    """One step under its deadline; Ctrl-C ends it only before its first update."""
+    with clock.watch.stage("step", step, clock.last):
+        return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.crew.applying)
+
+
+async def take_step(
+    parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
+) -> StepResult:
+    """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
+
+    Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
+    on. The first fills the pipe before, and the last makes nothing.
+    """
+    lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
+    if lags and waiting is None:
+        cursor = parts.prompts.state()
+        _, filled = await turn(parts, clock, step=step)
+        waiting = Waiting(batch=filled, cursor=cursor)
+    cursor = parts.prompts.state()
+    carried = waiting.batch if waiting else None
+    hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
+    parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
+    parts.crew.applying = False
+    return StepResult(batch=hands.learned(made), updates=hands.reports)
+
+
+async def turn(
+    parts: CrewParts,
+    clock: Clock,
+    *,
+    step: int,
+    carried: Batch | None = None,
+    launches: bool = True,
+    noted: Callable[[Notes], object] | None = None,
+) -> tuple[Hands, Batch]:
+    """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
+    batch = parts.recipe.batch
+    hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
+    drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
+    terms = terms_of(parts, parts.pace.speeds(), drawn)
+    if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
+        terms = replace(terms, stages=(*terms.stages, "old"))
+    state = Step(parts.plan, terms, spread=parts.lengths.spread)
+    await parts.crew.mend.surviving(parts.crew.begin)
+    notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
+    if noted is not None:
+        noted(notes)
+    await parts.settle()
+    hands.expect_lengths()
+    parts.pace.stepped()
+    return hands, hands.made(state.accepted)
+
+
+class Asking(Hands):
+    """Carries out what is asked outside of a step: answers and verdicts, of which nobody learns anything."""
+
+    def __init__(self, parts: CrewParts, groups: Sequence[Sequence[Launch]], sampling: Sampling) -> None:
+        pace = Pace(round_seconds=SLICE)
+        super().__init__(parts, parts.crew, parts.lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
+        self.sampling, self.min_samples = sampling, 1
+        self.asked = [list(group) for group in groups]
+
+    def drawn(self) -> list[Asked]:
+        """The groups as the scheduler sees them."""
+        return [self._asked(group[0].prompt, len(group)) for group in self.asked]
+
+    def more(self, missing: int) -> Sequence[Asked]:
+        """What has no verdict is not made up for."""
+        return ()
+
+    def drop(self, index: int) -> bool:
+        """Every group that has verdicts counts."""
+        return not self.scored[index].groups
+
+    async def apply(self, groups: Sequence[int], *, last: bool) -> None:
+        """There is nothing to update."""
+
+    async def revive(self, device: str) -> None:
+        """Where nobody trains there is nobody to bring it back from, and whoever asked has lost little."""
+        if not self.crew.copies:
+            raise StateLostError(f"{device}: its process has died")
+        await super().revive(device)
+
+
+async def sample(
+    parts: CrewParts, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
+) -> Scored:
+    """Answers outside of a step, with the recipe's noise or that of another `seed`, and their verdicts."""
+    sampling = parts.sampling(temperature=temperature, seed=seed)
+    groups = [list(group) for _, group in groupby(launches, key=lambda each: (each.prompt.id, each.visit))]
+    hands, plan = Asking(parts, groups, sampling), parts.plan.only({"generate", "reward"})
+    drawn = hands.drawn()
+    if not drawn:
+        return Scored(groups=(), failed=())
+    state = Step(plan, _sampling_terms(parts, plan, parts.pace.speeds(), drawn), spread=parts.lengths.spread)
+    await parts.settle()
+    await Driver(state, hands, now=time.monotonic).run(drawn)
+    return hands.all_scored()

@@ -1,0 +1,296 @@
+"""Starting, resuming and finishing a run: folders, checkpoints and the terminal around the loop.
+
+What a run is lives in its folder. `start` makes a new one; `resume` goes on in an old one and refuses to go on with
+another recipe than the one the checkpoint was trained with, unless told which keys may differ.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto import threads
+from stretto.errors import CheckpointError, RecipeError, StateLostError, StrettoError
+from stretto.recipe.schema import Recipe
+from stretto.report.console import Progress, console_for
+from stretto.report.tensorboard import TensorBoard
+from stretto.runtime.base_copy import Note
+from stretto.runtime.download import fetch_models
+from stretto.runtime.evaluate import Evaluation, evaluate
+from stretto.runtime.forecast import Planned, compared, planned, write
+from stretto.runtime.guards import free_disk
+from stretto.runtime.inputs import Recording, refuse_changed
+from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
+from stretto.runtime.loop import Desk, lacks_evaluation, train
+from stretto.runtime.moved import point_adapters
+from stretto.runtime.parts import Parts, sampling_plan
+from stretto.runtime.precision import settled
+from stretto.runtime.recipe_changes import (
+    EVALUATION_KEYS,
+    Held,
+    RecipeRecord,
+    allowed,
+    refuse_fewer_steps,
+    refuse_unknown,
+)
+from stretto.runtime.recipe_file import recipe_of, recipe_text
+from stretto.runtime.resume_point import set_aside, standing
+from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.value_table import run_values
+from stretto.runtime.watch import Watch, limits
+from stretto.storage.atomic import replace
+from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
+from stretto.storage.lock import held
+from stretto.storage.run_folder import Journal, claim_folder, forget_unbegun, free_folder
+from stretto.types import Stateful
+from stretto.workers.worker import EngineFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What a run came to."""
+
+    folder: Path
+    """Its folder."""
+    model: Path
+    """The checkpoint of its last step."""
+    evaluations: tuple[tuple[int, Evaluation], ...]
+    """(step, evaluation), those of this session."""
+
+
+def start(
+    recipe: Recipe,
+    *,
+    name: str,
+    root: Path,
+    progress: Progress | None = None,
+    make_engine: EngineFactory | None = None,
+) -> Finished:
+    """Trains a recipe in a new folder. `name` is what an automatic folder is called after."""
+    explicit = recipe.run.folder != "auto"
+    free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
+    folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
+    try:
+        with held(folder):
+            return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
+    except StrettoError:
+        forget_unbegun(folder)
+        raise
+
+
+def resume(
+    folder: Path,
+    *,
+    changes: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    restart: bool = False,
+    progress: Progress | None = None,
+    make_engine: EngineFactory | None = None,
+) -> Finished:
+    """Goes on where the newest sound checkpoint of a run stands; from the beginning if it never wrote one.
+
+    With `restart` from the beginning in any case, and what it has made so far is set aside.
+    """
+    before, root = recipe_of(folder)
+    recipe, _ = recipe_of(folder, changes)
+    refuse_unknown(allow, before, recipe)
+    RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)).restore(before.model_dump(mode="json"))
+    with held(folder):
+        told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
+        return _whatever_dies(
+            recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
+            allow=tuple(allow), before=before,
+        )  # fmt: skip
+
+
+def evaluate_run(folder: Path, *, changes: Sequence[str] = (), note: Note = lambda text: None) -> Evaluation:
+    """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
+    recipe, root = recipe_of(folder, changes)
+    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest(
+        lambda path, why: note(f"skipped {path.name}: {why}")
+    )
+    if latest is None:
+        raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
+    before, _ = recipe_of(folder)
+    remedy = "put it back as it was; a run is asked with what it was trained with"
+    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
+    point_adapters(folder, before, root)
+    return threads.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
+
+
+def evaluate_recipe(recipe: Recipe, *, root: Path, note: Note = lambda text: None) -> Evaluation:
+    """How good the model of a recipe is before training; a scratch model is warmed up for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = settled(recipe, root, note)
+        return threads.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
+
+
+async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
+    if recipe.task.holdout.prompts == 0:
+        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
+    stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
+    fetch_models(recipe, root, lambda text: None)
+    with starting(recipe, stacks):
+        parts = await assemble_crew(
+            recipe,
+            plan=sampling_plan(recipe),
+            root=root,
+            folder=folder,
+            note=lambda text: None,
+            # A run draws from the prompts that have one; its checkpoint knows which.
+            values=None if checkpoint is None else run_values(recipe, root, folder),
+            stacks=stacks,
+        )
+    try:
+        if checkpoint is not None:
+            remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
+            record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
+            Checkpoints(checkpoint.parent, keep=1, best=None).restore(checkpoint, (record, *parts.stateful))
+        await parts.restored()
+        return await evaluate(parts, parts.heldout, pass_k=recipe.evaluate.pass_k)
+    finally:
+        await parts.close()
+
+
+def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
+    """The whole of a run, which goes back to its newest checkpoint when nobody is left who holds what training needs.
+
+    Once from each checkpoint: what dies again before the next one would die for ever.
+    """
+    checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
+    since = -1
+    while True:
+        try:
+            return threads.run(_run(recipe, folder=folder, again=again, told=told, **rest))
+        except StateLostError as lost:
+            newest = standing(checkpoints, every=recipe.checkpoint.every).latest
+            step = step_of(newest) if newest else 0
+            if step <= since:
+                raise
+            since, again = step, True
+            where = f"step {step}, the newest checkpoint" if newest else "the beginning, as there is no checkpoint"
+            told = f"{lost.args[0].removesuffix('; resume the run')}; going back to {where}"
+
+
+async def _run(
+    recipe: Recipe,
+    *,
+    folder: Path,
+    root: Path,
+    progress: Progress | None,
+    make_engine: EngineFactory | None,
+    again: bool = False,
+    allow: tuple[str, ...] = (),
+    before: Recipe | None = None,
+    told: str = "",
+) -> Finished:
+    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
+    checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
+    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+        for text in (*[told] * bool(told), f"run folder {folder}"):
+            screen.note(text)
+        recipe = settled(recipe, root, screen.note)
+        course = planned(recipe, root, screen.note)
+        every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
+        stand = standing(checkpoints, every=every, note=screen.note)
+        done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
+        if again:
+            _going_on(recipe, before or recipe, folder=folder, root=root, done=done, allow=allow, note=screen.note)
+        pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
+        # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
+        with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
+            fetch_models(recipe, root, screen.note)
+            with starting(recipe, folder):
+                parts = await assemble_crew(
+                    recipe,
+                    plan=course.plan,
+                    root=root,
+                    folder=folder,
+                    note=screen.note,
+                    make_engine=make_engine,
+                    values=run_values(recipe, root, folder),
+                )
+            try:
+                stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
+                if stand.latest:
+                    checkpoints.restore(stand.latest, stateful)
+                await parts.restored()
+                checkpoints.set_aside(*stand.skipped)
+                if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
+                    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
+                    write(folder, course, None)
+                screen.start(recipe.run.steps, done)
+                desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
+                with Recording(folder, recipe, root):
+                    evaluations = await train(parts, desk, done=done, metrics=metrics)
+                finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
+                beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
+                screen.finish([*summary(finished), *[""] * bool(beside), *beside])
+                return finished
+            except StateLostError:
+                stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
+                raise
+            finally:
+                await parts.close()
+
+
+def _going_on(
+    recipe: Recipe, before: Recipe, *, folder: Path, root: Path, done: int, allow: Sequence[str], note: Note
+) -> None:
+    """Refuses a resume of what is not as it was, while nothing is touched yet; `before` is the recipe as it was."""
+    refuse_fewer_steps(recipe, done)
+    refuse_changed(folder, before, root, allow=allow, note=note)
+    point_adapters(folder, recipe, root)
+
+
+def _stateful(recipe: Recipe, parts: Parts, *, folder: Path, root: Path, allow: Sequence[str]) -> tuple[Stateful, ...]:
+    """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
+    parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)
+    return (RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)), *parts.stateful)
+
+
+def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
+    """The deadline of loading and warming up."""
+    return Watch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
+
+
+def _journal(
+    recipe: Recipe, folder: Path, *, root: Path, plan: Planned, done: int | None, pending: bool, note: Note
+) -> Journal:
+    """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
+    board = "tensorboard" in recipe.log
+    after = None if done is None else done - pending
+    sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
+    if done is not None:
+        return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
+    return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)
+
+
+def _last(checkpoints: Checkpoints) -> Path:
+    latest = checkpoints.latest()
+    if latest is None:
+        raise CheckpointError(f"{checkpoints.folder}: the run ended without a sound checkpoint")
+    return latest
+
+
+def summary(finished: Finished) -> list[str]:
+    """What to tell the user at the end."""
+    lines = []
+    if finished.evaluations:
+        (first, before), (last, after) = finished.evaluations[0], finished.evaluations[-1]
+        low, high = after.interval
+        lines.append(
+            f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
+            f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
+        )
+    return [
+        *lines,
+        f"model    {finished.model}",
+        f"metrics  {finished.folder / 'metrics.jsonl'}",
+        f"samples  {finished.folder / 'samples'}",
+    ]

@@ -1,0 +1,187 @@
+"""`stretto value`: samples the reference on every training prompt once, and keeps what its answers were worth.
+
+It is the first half of A*PO, done before training. The answers are sampled as training would (same renderer, sampler,
+environment and rewards) but with noise of their own. Every batch of answers is written as it is judged, so a table that
+was interrupted is finished by the same command. On several devices all of them sample; the answers are the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from stretto import threads
+from stretto.algorithms.catalog import CATALOG
+from stretto.environments.trajectory import Launch
+from stretto.errors import CellLost, StateLostError, StrettoError
+from stretto.recipe.schema import Recipe, Vstar
+from stretto.report.console import Progress, console_for
+from stretto.rewards.score import Scored
+from stretto.runtime import guards
+from stretto.runtime.download import fetch_models
+from stretto.runtime.guards import sampled_tokens
+from stretto.runtime.interrupt import interrupt_answered
+from stretto.runtime.parts import sampling_plan
+from stretto.runtime.precision import settled
+from stretto.runtime.runtime import CrewParts, assemble_crew
+from stretto.runtime.schedule import sample
+from stretto.runtime.session import starting
+from stretto.runtime.value_table import Row, Table, add_rows, ingredients, read_table, table_path
+from stretto.tasks.source import load_prompts, split
+from stretto.types import Prompt, Trajectory
+from stretto.workers.worker import EngineFactory
+
+VISIT = -2
+"""V*'s own visit number, so that its noise is never that of a training sample or of an evaluation."""
+
+TOGETHER = 256
+"""Answers that are judged and written together; every engine is given as many at once, which keeps it busy."""
+
+AGAIN = "run the same command again; it goes on where the table stands"
+"""What to do when a process has died."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Valued:
+    """What a table came to."""
+
+    table: str
+    """Its file."""
+    prompts: int
+    """Training prompts."""
+    samples: int
+    """Answers per prompt that are read."""
+    generated: int
+    """Answers sampled just now; the others were there."""
+    tokens: int
+    """What the table's answers cost in all, to be counted beside the tokens of training."""
+    seconds: float
+    """How long it took just now."""
+    reward_mean: float
+    """Mean reward of the reference."""
+    value_mean: float
+    """Mean V*."""
+    alike: int
+    """Prompts whose answers all got the same reward; V* is that reward."""
+    unjudged: int
+    """Prompts without a verdict, which training leaves out."""
+
+
+def value(
+    recipe: Recipe, *, root: Path, progress: Progress | None = None, make_engine: EngineFactory | None = None
+) -> Valued:
+    """Makes the recipe's table of V*, or what is missing of it."""
+    began = time.monotonic()
+    section = recipe.algorithm.vstar or Vstar()
+    training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+        recipe = settled(recipe, root, screen.note)
+        path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
+        rewards = table.rewards(training, section.samples)
+        values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)
+        return Valued(
+            table=str(path),
+            prompts=len(training),
+            samples=section.samples,
+            generated=generated,
+            tokens=table.tokens(training, section.samples),
+            seconds=time.monotonic() - began,
+            reward_mean=_mean([reward for found in rewards.values() for reward in found]),
+            value_mean=_mean(list(values.values())),
+            alike=sum(len(set(found)) == 1 for found in rewards.values()),
+            unjudged=len(training) - len(rewards),
+        )
+
+
+async def _make(
+    recipe: Recipe,
+    training: Sequence[Prompt],
+    root: Path,
+    samples: int,
+    screen: Progress,
+    make_engine: EngineFactory | None,
+) -> tuple[Path, Table, int]:
+    """The table's file, what is in it now, and how many answers are new."""
+    made_from = ingredients(recipe, training, root)
+    path = table_path(recipe, made_from, root)
+    missing = read_table(path, made_from).missing(training, samples)
+    if missing:
+        with tempfile.TemporaryDirectory() as scratch:
+            stacks = Path()  # a folder for the moment keeps none
+            fetch_models(recipe, root, screen.note)
+            with starting(recipe, stacks):
+                parts = await assemble_crew(
+                    recipe,
+                    plan=sampling_plan(recipe),
+                    root=root,
+                    folder=Path(scratch),
+                    note=screen.note,
+                    make_engine=make_engine,
+                    stacks=stacks,
+                )
+            try:
+                # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
+                made_from = ingredients(recipe, training, root)
+                path = table_path(recipe, made_from, root)
+                missing = read_table(path, made_from).missing(training, samples)
+                await _fill(parts, missing, path, made_from, screen)
+            except (CellLost, StateLostError) as lost:
+                raise StrettoError(f"{lost}\n    fix: {AGAIN}") from lost
+            finally:
+                await parts.close()
+    return path, read_table(path, made_from), len(missing)
+
+
+async def _fill(
+    parts: CrewParts, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
+) -> None:
+    """Samples and judges what is missing, batch by batch. Noise is the same whatever the recipe's seed."""
+    recipe, engines = parts.recipe, sum(cell.role == "generate" for cell in parts.plan.cells)
+    batches = _cut(missing, TOGETHER * engines)
+    screen.note(f"table of V* {path}")
+    screen.start(len(batches), 0)
+    for number, batch in enumerate(batches, start=1):
+        began = time.monotonic()
+        launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
+        scored = await sample(parts, launches, temperature=recipe.engine.temperature, seed=0)
+        await parts.settle()
+        rows = _rows(scored)
+        add_rows(path, made_from, rows)
+        guards.reward_errors(recipe.guards, scored, launched=len(launches))
+        screen.step(number, _course(rows, time.monotonic() - began))
+
+
+def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _rows(scored: Scored) -> list[Row]:
+    """A row per trajectory."""
+    judged = [
+        _row(trajectory, reward.value)
+        for group in scored.groups
+        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True)
+    ]
+    return [*judged, *(_row(trajectory, None) for trajectory in scored.failed)]
+
+
+def _row(trajectory: Trajectory, reward: float | None) -> Row:
+    tokens = sampled_tokens(trajectory)
+    return Row(prompt=trajectory.prompt.id, attempt=trajectory.attempt, reward=reward, tokens=tokens)
+
+
+def _course(rows: Sequence[Row], seconds: float) -> Mapping[str, float]:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    tokens = float(sum(row.tokens for row in rows))
+    return {"reward/mean": _mean(rewards), "tokens/generated": tokens, "seconds/step": seconds}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / max(1, len(numbers))

@@ -1,0 +1,147 @@
+"""Deadlines for stages that keep this process busy and cannot be asked how they are: a thread looks at the clock.
+
+When a stage overruns, the stacks of all threads go to a file of the run folder and a signal interrupts the main thread,
+which raises a DeadlineError. That works where Python runs or waits: between two operations of torch, in a sleep, at a
+lock. If the main thread has not left the stage a little later, the process ends at once with the same message and exit
+code, after `last_words` has ended our worker processes.
+
+What it cannot do: interrupt an operation inside a library or the kernel (the process then ends without its cleanups,
+and a resume starts from the newest checkpoint), do anything while a library keeps Python's global lock, show the
+stacks of other processes, or tell a stage that hangs from one that is slow. Outside the main thread nothing is
+watched, because signals arrive only there.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from stretto.errors import DeadlineError
+from stretto.recipe.schema import Recipe
+from stretto.threads import end
+
+PATIENCE = 10.0
+"""Seconds after its deadline in which a stage has ended, by itself or by force."""
+
+SPARE = 5.0
+"""How many of them a stage gets before it is interrupted that looks at its deadline itself."""
+
+TIMES = 10
+"""How often a stage is interrupted in that time; where Python discards exceptions (`__del__`, hooks), once is lost."""
+
+SIGNAL = signal.SIGURG
+"""Ignored by default, so that one which arrives a moment too late harms nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How long a stage may take."""
+
+    seconds: float
+    """Until it is interrupted."""
+    key: str
+    """The recipe's key that says so."""
+    spare: float = 0.0
+    """Seconds of that which are not the deadline's: it looks at that itself, and is only stopped if it cannot."""
+
+
+def limits(recipe: Recipe) -> dict[str, Limit]:
+    """Stage -> its limit. Every call of a worker has a deadline of its own, at the start what is left of that of all
+    of it; these are for the process that calls them, which gets a little more, so that who is late is named."""
+    given = recipe.deadlines
+    rounds = 1 + (recipe.evaluate.pass_k > 1)
+    evaluate = rounds * (given.generate + given.reward)
+    step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
+
+    def spared(seconds: float, key: str, spare: float = SPARE) -> Limit:
+        return Limit(seconds=seconds + spare, key=key, spare=spare)
+
+    return {
+        "step": spared(step, "deadlines.generate"),
+        "start": spared(given.start, "deadlines.start"),
+        "evaluate": spared(evaluate, "deadlines.generate"),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Watches over the stages of a run, one at a time."""
+
+    limits: Mapping[str, Limit]
+    """Stage -> its limit; others are not watched."""
+    folder: Path
+    """Where the stacks of a stage that overran go."""
+    moved: Callable[[], float] = lambda: 0.0
+    """When (`time.monotonic`) the processes that judge answers last got on: while they do, no stage is interrupted for
+    their sake, because many answers take long."""
+    last_words: Callable[[], None] = lambda: None
+    """Called in another thread before the process is ended by force."""
+    patience: float = PATIENCE
+    """Seconds between the deadline and that."""
+
+    @contextmanager
+    def stage(self, stage: str, step: int, last: str) -> Iterator[None]:
+        """A stage of a step, interrupted when it overruns. `last` says in words what was finished before it."""
+        limit = self.limits.get(stage)
+        if limit is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        stacks = self.folder / f"stacks-{stage}-{step:06d}.txt"
+        text = (
+            f"{stage}: step {step} is not finished after {limit.seconds:g} s, since {datetime.now():%H:%M:%S}; "
+            f"{last}; where every thread stands is in {stacks}\n"
+            f"    fix: look there for what it waits for, or raise {limit.key}"
+        )
+
+        left, changing, main = threading.Event(), threading.Lock(), threading.get_ident()
+
+        def interrupt(number: int, frame: object) -> None:
+            if not left.is_set():
+                raise DeadlineError(text)
+
+        def look() -> None:
+            patience = limit.seconds
+            while patience > 0:
+                if left.wait(patience):
+                    return
+                patience = self.moved() + limit.seconds - time.monotonic()
+            with suppress(OSError), stacks.open("w", encoding="utf-8") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+            for _ in range(TIMES):
+                with changing:  # a signal that is sent before the stage is left arrives before the next one begins
+                    if left.is_set():
+                        return
+                    signal.pthread_kill(main, SIGNAL)
+                if left.wait((self.patience - limit.spare) / TIMES):
+                    return
+            self._end(text)
+
+        thread = threading.Thread(target=look, name=f"watch-{stage}", daemon=True)
+        before = signal.signal(SIGNAL, interrupt)
+        try:
+            try:
+                thread.start()
+                yield
+            finally:
+                with changing:
+                    left.set()
+        finally:
+            left.set()  # the interruption may have come just before it was said above
+            signal.signal(SIGNAL, before)
+
+    def _end(self, text: str) -> None:
+        """Leaves without asking the main thread, which may hold any lock: so no `print` either."""
+        with suppress(Exception):
+            self.last_words()
+        shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a live display hides the cursor
+        with suppress(OSError):
+            os.write(2, f"{shown}{text}\n".encode())
+        end(DeadlineError.exit_code)

@@ -1,0 +1,227 @@
+"""A crash-proof store of checkpoints: RUN/checkpoints/step-NNNNNN, one per step boundary.
+
+A checkpoint is a folder that `transformers` or PEFT loads as a model, plus state/ with what a resume needs. It is
+filled under a hidden name, forced to the medium and only then renamed, so a visible folder was complete when it got its
+name; what happened to it afterwards is found by `storage.manifest`. Whether there is room is for the caller to guard.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import CheckpointError
+from stretto.storage import manifest as manifests
+from stretto.storage.atomic import Disk, share, storing, to_json, unused
+from stretto.storage.manifest import STATE
+from stretto.storage.pass_rates import shown
+from stretto.storage.tensors import read_state, write_tensors, write_values
+from stretto.types import Stateful
+
+FOLDER = manifests.NUMBERED
+PART = re.compile(r"[A-Za-z0-9_-]+")
+
+Skipped = Callable[[Path, str], None]
+"""Told of a checkpoint that cannot be used, and why."""
+
+
+class Checkpoints:
+    """Saves and restores; keeps the last `keep` checkpoints and the best one by the metric `best`."""
+
+    def __init__(self, folder: Path, *, keep: int, best: str | None, disk: Disk | None = None) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._best = best
+        self._disk = disk or Disk()
+        self._current: int | None = None
+
+    def save(
+        self,
+        step: int,
+        *,
+        parts: Sequence[Stateful],
+        write_model: Callable[[Path], None],
+        metrics: Mapping[str, float],
+        ready: Callable[[], None] = lambda: None,
+    ) -> Path:
+        """Stores the run as it is after `step` and returns the folder.
+
+        Folders of this and later steps that were there before belong to a course of the run that was given up, and are
+        removed; only the step that this store just saved or restored is not written again, unless its metrics changed.
+        `ready` is called before the new one gets its name: what it writes is there wherever the checkpoint is.
+        """
+        target = self.folder / f"step-{step:06d}"
+        draft = self.folder / f".{target.name}.partial"
+        with storing(target, CheckpointError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+            if step != self._current or not self._holds(target, metrics):
+                draft.mkdir()
+                try:
+                    self._fill(draft, step, parts, write_model, metrics)
+                    ready()
+                except BaseException:
+                    with suppress(OSError):  # a full disk needs the room back at once
+                        self._disk.remove(draft)
+                    raise
+                if os.path.lexists(target):
+                    self._discard(target)
+                self._disk.rename(draft, target)
+                self._disk.sync(self.folder)
+            self._current = step
+            self._retain(step)
+        return target
+
+    def latest(self, skipped: Skipped | None = None) -> Path | None:
+        """The newest checkpoint that verifies; `skipped` hears of every newer one that is damaged.
+
+        One that may be whole, though this version or this moment cannot read it, is not skipped: a CheckpointError.
+        """
+        for _, path in reversed(self._folders()):
+            try:
+                manifests.verify(path)
+            except CheckpointError as error:
+                if not error.damaged:
+                    raise
+                if skipped:
+                    skipped(path, str(error))
+                continue
+            return path
+        return None
+
+    def set_aside(self, *paths: Path) -> None:
+        """Takes checkpoints that cannot be read out of the way, and keeps them."""
+        for path in paths:
+            with storing(path, CheckpointError):
+                self._disk.rename(path, unused(path.with_name(f"{path.name}.unreadable")))
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best value of the metric; the earlier one if two are equal."""
+        return self._best_of(self._folders())
+
+    def restore(self, path: Path, parts: Sequence[Stateful]) -> int:
+        """Puts every part back as the checkpoint holds it and returns its step; if anything is amiss, none."""
+        manifest = manifests.verify(path)
+        wanted = {part.name for part in parts}
+        for name in sorted(wanted - set(manifest.parts)):
+            raise CheckpointError(f"{path}: holds no state of {name}, which this run needs")
+        for name in sorted(set(manifest.parts) - wanted):
+            raise CheckpointError(f"{path}: holds state of {name}, which this run does not have")
+        states = [read_state(*_files(path, part.name)) for part in parts]
+        for part, state in zip(parts, states, strict=True):
+            part.restore(state)
+        self._current = manifest.step
+        return manifest.step
+
+    def _fill(
+        self,
+        draft: Path,
+        step: int,
+        parts: Sequence[Stateful],
+        write_model: Callable[[Path], None],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Everything a checkpoint holds, the manifest last, and all of it on the medium."""
+        names = tuple(part.name for part in parts)
+        if len(set(names)) < len(names) or not all(PART.fullmatch(name) for name in names):
+            raise CheckpointError(f"parts must have different plain names, not {', '.join(names)}")
+        self._disk.write(draft, write_model)
+        (draft / STATE).mkdir()
+        for part in parts:
+            self._write_part(draft, part)
+        share(draft)
+        listed = manifests.describe(draft, step=step, metrics=metrics, parts=names)
+        self._disk.write(draft / STATE / "manifest.json", lambda path: manifests.write(path, listed))
+        for path in sorted(draft.rglob("*"), reverse=True):
+            self._disk.sync(path)
+        self._disk.sync(draft)
+
+    def _write_part(self, draft: Path, part: Stateful) -> None:
+        values, tensors = _files(draft, part.name)
+        found: dict[str, Any] = {}
+        self._disk.write(values, lambda path: found.update(write_values(path, part.state())))
+        if found:
+            self._disk.write(tensors, lambda path: write_tensors(path, found))
+
+    def _holds(self, path: Path, metrics: Mapping[str, float]) -> bool:
+        try:
+            return manifests.verify(path).metrics == json.loads(to_json(dict(metrics)))
+        except CheckpointError:
+            return False
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        """Whatever has the name of a checkpoint, with its step, oldest first."""
+        try:
+            found = [(FOLDER.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # that is not the same as being empty
+            raise CheckpointError(f"{self.folder}: cannot be read ({error.strerror})", damaged=False) from error
+        return sorted((int(match[1]), path) for match, path in found if match)
+
+    def _tidy(self) -> None:
+        """Removes what a killed process left half-written or half-removed."""
+        for path in self.folder.glob(".step-*"):
+            self._disk.remove(path)
+
+    def _retain(self, step: int) -> None:
+        """Keeps the last ones up to `step` and the best of them."""
+        folders = self._folders()
+        current = [item for item in folders if item[0] <= step]
+        kept = {path for _, path in current[-self._keep :]} | {self._best_of(current)}
+        for _, path in folders:
+            if path not in kept:
+                self._discard(path)
+
+    def _discard(self, path: Path) -> None:
+        """Takes the name away first, so that a kill half-way leaves nothing that looks like a checkpoint.
+
+        What cannot be read is no old checkpoint of this run that is done with, so it is not removed.
+        """
+        try:
+            manifests.read(path)
+        except CheckpointError:
+            self.set_aside(path)
+            return
+        hidden = path.with_name(f".{path.name}.removed")
+        self._disk.rename(path, hidden)
+        self._disk.remove(hidden)
+
+    def _best_of(self, folders: Sequence[tuple[int, Path]]) -> Path | None:
+        scores = {path: self._score(path) for _, path in folders}
+        usable = {path: score for path, score in scores.items() if score is not None}
+        return max(usable, key=lambda path: usable[path]) if usable else None
+
+    def _score(self, path: Path) -> float | None:
+        """What the metric has shown, turned so that higher is better; none if there is no number to compare."""
+        if self._best is None:
+            return None
+        with suppress(CheckpointError):
+            value = shown(metrics_of(path), self._best)
+            if value is not None and not math.isnan(value):
+                return -value if self._best.startswith(("loss", "kl")) else value
+        return None
+
+
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was written, from its name."""
+    match = FOLDER.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path}: is not a checkpoint, whose name would be step-NNNNNN")
+    return int(match[1])
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    """The metrics that a checkpoint was written with."""
+    return {name: math.nan if value is None else value for name, value in manifests.read(path).metrics.items()}
+
+
+def _files(folder: Path, part: str) -> tuple[Path, Path]:
+    """Where the plain values and the tensors of a part are kept."""
+    return folder / STATE / f"{part}.json", folder / STATE / f"{part}.safetensors"

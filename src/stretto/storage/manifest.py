@@ -1,0 +1,143 @@
+"""What a checkpoint says of itself, and whether that is true.
+
+The manifest is the last file written into a checkpoint. It names the step, every part, and every file with size and
+SHA-256 (older ones have no SHA-256 of the model's files). It carries a seal over its own content, so that a flipped
+byte in it is noticed as well. Not covered is the path of an adapter's base, which is written anew after a move.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import CheckpointError
+from stretto.storage.atomic import to_json
+
+FORMAT = 1
+"""Version of the layout; a checkpoint of another one is refused."""
+
+GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
+"""What the system says where a file is not there as it was written. All else (an I/O error, a network that is away, no
+permission) may pass, so it is no damage."""
+
+STATE = "state"
+"""The folder in a checkpoint that holds the state of the parts and the manifest."""
+
+ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"
+"""PEFT's description of an adapter, and the key in it that names the base model."""
+
+NUMBERED = re.compile(r"step-(\d{6,})")
+"""The name of a checkpoint, which says its step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file of a checkpoint."""
+
+    size: int
+    """Bytes."""
+    sha256: str | None
+    """Hash of the content; none for a file of the model in older checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything a checkpoint holds."""
+
+    step: int
+    """The step after which it was written."""
+    metrics: Mapping[str, float | None]
+    """The metrics of that step, so that the best checkpoint is known after a resume."""
+    parts: tuple[str, ...]
+    """Names of the parts whose state it holds."""
+    files: Mapping[str, Entry]
+    """Every file but the manifest, by its path inside the checkpoint."""
+
+
+def describe(folder: Path, *, step: int, metrics: Mapping[str, float], parts: tuple[str, ...]) -> Manifest:
+    """The manifest of a folder as it stands."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        files[name] = Entry(size=path.stat().st_size, sha256=_hash(path))
+    return Manifest(step=step, metrics=dict(metrics), parts=parts, files=files)
+
+
+def write(path: Path, manifest: Manifest) -> None:
+    """Writes the manifest with its seal."""
+    body = json.loads(to_json({"format": FORMAT, **asdict(manifest)}))
+    path.write_text(json.dumps({**body, "seal": _seal(body)}, indent=1), encoding="ascii")
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; CheckpointError says why there is none to trust."""
+    path = folder / STATE / "manifest.json"
+    try:
+        body = json.loads(path.read_text(encoding="ascii"))
+        if (layout := body["format"]) != FORMAT:
+            newer = isinstance(layout, int) and layout > FORMAT
+            by = " by a newer version of stretto" if newer else ""
+            raise CheckpointError(
+                f"{path}: written{by} in format {layout}, this version of stretto reads {FORMAT}", damaged=not newer
+            )
+        seal = body.pop("seal")
+        if seal != _seal(body):
+            raise CheckpointError(f"{path}: its content does not match its seal")
+        files = {name: Entry(**entry) for name, entry in body["files"].items()}
+        return Manifest(step=body["step"], metrics=body["metrics"], parts=tuple(body["parts"]), files=files)
+    except OSError as error:
+        raise _unread(path, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: torn or not a manifest") from error
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest, after every file it lists was found as listed; CheckpointError names the first that was not."""
+    manifest = read(folder)
+    named = NUMBERED.fullmatch(folder.name)
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(f"{folder}: is the checkpoint of step {manifest.step} under the name of another step")
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != entry.size and name != ADAPTER:
+                raise CheckpointError(f"{path}: {size} bytes where the manifest says {entry.size}")
+            if entry.sha256 is not None and _hash(path) != entry.sha256:
+                raise CheckpointError(f"{path}: its content changed after it was written")
+        except OSError as error:
+            raise _unread(path, error) from error
+    return manifest
+
+
+def _unread(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be read ({error.strerror})", damaged=error.errno in GONE)
+
+
+def _hash(path: Path) -> str:
+    if path.name == ADAPTER:
+        return _hash_of_adapter(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of_adapter(path: Path) -> str:
+    """Of everything but where its base is; of the bytes, where it is no mapping."""
+    content = path.read_bytes()
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        content = json.dumps({**found, BASE: None}, sort_keys=True).encode("ascii")
+    return hashlib.sha256(content).hexdigest()
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()

@@ -1,0 +1,225 @@
+"""The run folder while a run writes it: recipe, plan, metrics, samples, events and timeline.
+
+It decides where and in which form things are kept, not what is worth keeping: numbers and rows come from the loop.
+Checkpoints live in the same folder but belong to `storage.checkpoint`. Lines reach the operating system as they are
+made, so a killed process loses none; a line that a crash tore is dropped when the journal is reopened.
+
+Write a step's metrics before its checkpoint: on resume, what is later than the checkpoint is dropped and made again.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from stretto.errors import RecipeError, StrettoError
+from stretto.storage import lock
+from stretto.storage.atomic import replace, storing, to_json, unused, write_all
+from stretto.storage.json_lines import read_rows
+from stretto.storage.trace import TraceFile
+
+SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
+
+BEFORE_THE_FIRST_STEP = frozenset(
+    (
+        "recipe.yaml",
+        "plan.json",
+        "events.jsonl",
+        "timeline.json",
+        "samples",
+        "tensorboard",
+        "base",
+        ".base.draft",
+        "inputs.json",
+        "vstar.jsonl",
+        lock.NAME,
+    )
+)
+"""What a run's folder holds before there is a result in it: `base` is made again from the recipe."""
+
+
+class Sink(Protocol):
+    """Another place that metrics go to."""
+
+    def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Takes the numbers of one step."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        ...
+
+
+class Journal:
+    """A run folder open for writing. Make one with `create` or `reopen`, close it or use it in a `with`."""
+
+    def __init__(self, folder: Path, trace: TraceFile, *, step: int, sinks: Sequence[Sink]) -> None:
+        self.folder = folder
+        self._trace = trace
+        self._step = step
+        self._sinks = tuple(sinks)
+        with storing(folder):
+            (folder / "samples").mkdir(exist_ok=True)
+
+    @classmethod
+    def create(cls, folder: Path, *, recipe: str, plan: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> Journal:
+        """Starts a run's folder with its resolved recipe (YAML text) and its plan."""
+        if (folder / "recipe.yaml").exists():
+            raise _taken(folder)
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / "recipe.yaml", [recipe])
+        replace(folder / "plan.json", [to_json(plan, indent=2), "\n"])
+        journal = cls(folder, TraceFile(folder / "timeline.json"), step=-1, sinks=sinks)
+        journal.event("started", step=0)
+        return journal
+
+    @classmethod
+    def reopen(
+        cls,
+        folder: Path,
+        *,
+        step: int,
+        again: bool = False,
+        sinks: Sequence[Sink] = (),
+        note: Callable[[str], None] = lambda text: None,
+    ) -> Journal:
+        """Goes on after `step`: whatever is later, and any line that a crash tore, is dropped.
+
+        With `again` the metrics of `step` itself are dropped too, because they will be written again.
+        """
+        _truncate(folder / "metrics.jsonl", step - again, note)
+        _truncate(folder / "events.jsonl", step, note)
+        for path in (folder / "samples").glob("step-*.jsonl"):
+            match = SAMPLES.fullmatch(path.name)
+            if match and int(match[1]) > step:
+                with storing(path):
+                    path.unlink()
+        trace = TraceFile.reopen(folder / "timeline.json", step=step, again=again)
+        journal = cls(folder, trace, step=step, sinks=sinks)
+        journal.event("resumed", step=step)
+        return journal
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the step's line: `step` first, then the numbers by name; those that are not finite as null."""
+        plain = {key: _number(values[key]) for key in sorted(values)}
+        self._append("metrics.jsonl", {"step": step, **plain})
+        for sink in self._sinks:
+            sink.metrics(step, plain)
+        self._step = step
+
+    def samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the step's trajectories, one line each, all or none."""
+        replace(self.folder / "samples" / f"step-{step:06d}.jsonl", (to_json(row) + "\n" for row in rows))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Notes something that happened, with the time; of the step under way unless `step` says otherwise."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._append("events.jsonl", {"time": now, "kind": kind, "step": self._step + 1, **fields})
+
+    def timeline(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Adds Chrome-trace events (`report.timeline.to_events`) to timeline.json."""
+        self._trace.append(events)
+
+    def close(self) -> None:
+        """Closes the sinks; the files are closed after every write."""
+        for sink in self._sinks:
+            sink.close()
+
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        path = self.folder / name
+        with storing(path), path.open("ab", buffering=0) as file:
+            write_all(file.fileno(), to_json(values).encode("ascii") + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(*(() if error is None else (StrettoError,))):  # what ended the run is what to tell
+            self.close()
+
+
+def free_folder(recipe_name: str, root: Path) -> Path:
+    """Makes `root`/<recipe>-<NNN> with the number after the highest one there, safe against others who do the same."""
+    with _making(root):
+        root.mkdir(parents=True, exist_ok=True)
+    pattern = re.compile(re.escape(recipe_name) + r"-(\d+)")
+    number = max((int(match[1]) for path in root.iterdir() if (match := pattern.fullmatch(path.name))), default=0)
+    while True:
+        number += 1
+        folder = root / f"{recipe_name}-{number:03d}"
+        with suppress(FileExistsError), _making(folder):
+            folder.mkdir()
+            return folder
+
+
+def claim_folder(folder: Path) -> Path:
+    """Makes the folder that a recipe names; one that exists is refused, so that no run is written over."""
+    with _making(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _making(folder):
+            folder.mkdir()
+    except FileExistsError as error:
+        raise _taken(folder) from error
+    return folder
+
+
+def forget_unbegun(folder: Path) -> None:
+    """Removes a run's folder if the run never began, so that the same recipe can be tried again with it.
+
+    It stays when it holds anything but what is made before the first step, such as a metric, a checkpoint or a stack.
+    """
+    kept = [path for path in folder.glob("*") if path.name not in BEFORE_THE_FIRST_STEP]
+    if not kept and not any((folder / "samples").glob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _making(folder: Path) -> Iterator[None]:
+    """Turns a folder that cannot be made into a problem of the recipe; that one exists is for the caller to judge."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileExistsError) and folder.is_dir():
+            raise
+        raise RecipeError.of(
+            "run.folder", f"{folder} cannot be made ({error.strerror})", "choose a folder that you may write to"
+        ) from error
+
+
+def _taken(folder: Path) -> RecipeError:
+    return RecipeError.of(
+        "run.folder",
+        f"{folder} exists already",
+        f"name another folder, leave it at auto, or continue that run with `stretto resume {folder}`",
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A plain number: counts stay whole, what is not finite becomes none."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _truncate(path: Path, step: int, note: Callable[[str], None]) -> None:
+    """Keeps the whole lines up to `step`; a file with damaged ones is kept beside it, and that is noted."""
+    with storing(path):
+        rows = read_rows(path)
+        if rows.damaged:
+            kept = unused(path.with_name(f"{path.name}.unreadable"))
+            shutil.copy2(path, kept)
+            note(f"{path.name}: damaged lines were left out ({rows.damaged}); all of it is in {kept.name}")
+    replace(path, [line + "\n" for at, line in rows.lines if at <= step])

@@ -1,0 +1,1 @@
+"""What trains: from samples to new weights."""

@@ -1,0 +1,86 @@
+"""What a step adds up beside its gradient: the counts that losses are divided by, and the numbers that watch the
+method.
+
+Everything here is a sum (or a largest value), so it can be gathered in any order and from several places.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from stretto.algorithms.base import Denominator, Term
+from stretto.algorithms.correction import FARTHEST, sampling_logprobs
+from stretto.algorithms.kl import k3
+from stretto.training.packing import MicroBatch
+
+
+class Meter:
+    """Counters and watched sums of one step."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.terms = terms
+        self.sums: dict[str, float] = defaultdict(float)
+
+    def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Denominator, Tensor]) -> None:
+        """Adds one row."""
+        rows, sums = batch.rows, self.sums
+        sums["tokens"] += len(logprobs)
+        sums["conversations"] += len(batch.samples)
+        sums["trajectories"] += sum(sample.leads for sample in batch.samples)
+        sums["shared"] += batch.shared
+        for denominator, loss in losses.items():
+            sums[f"loss/{denominator}"] += float(loss.detach())
+        sampling = sampling_logprobs(logprobs, rows).double()
+        log_weight = (sampling - rows.engine).double().clamp(-FARTHEST, FARTHEST)
+        weight = log_weight.exp()
+        # Where the engine's word stands for the trainer's, it cannot be held against itself: then the lag counts too.
+        alone = rows.old is not None and torch.equal(rows.old, rows.engine)
+        sums["k3"] += float(k3(rows.engine.double(), logprobs.double() if alone else sampling).sum())
+        sums["weight"] += float(weight.sum())
+        sums["weight squared"] += float(weight.square().sum())
+        sums["largest"] = max(sums["largest"], float(log_weight.abs().max()))
+        sums["entropy"] += float(entropy.sum())
+        if rows.reference is not None:
+            sums["kl/reference"] += float(k3(logprobs.double(), rows.reference.double()).sum())
+        for term in self.terms:
+            for metric, watch in term.watch.items():
+                sums[metric] += float(watch.numbers(logprobs, rows).sum())
+
+    def denominator(self, kind: Denominator) -> float:
+        """What the sums of a term are divided by at the end of the step."""
+        return 1.0 if kind == "constant" else max(1.0, self.sums[kind])
+
+    def objective(self) -> float:
+        """The value of the loss."""
+        kinds = {term.denominator for term in self.terms}
+        return sum(self.sums[f"loss/{kind}"] / self.denominator(kind) for kind in kinds)
+
+    def metrics(self) -> dict[str, float]:
+        """The step under the names of metrics.jsonl."""
+        sums, tokens = self.sums, max(1.0, self.sums["tokens"])
+        watched = {metric: watch.per for term in self.terms for metric, watch in term.watch.items()}
+        watched |= {"kl/reference": "tokens"} if "kl/reference" in sums else {}
+        squared = sums["weight squared"]
+        return {
+            **{metric: sums[metric] / self.denominator(per) for metric, per in watched.items()},
+            "loss": self.objective(),
+            **({"entropy": sums["entropy"] / tokens} if sums["tokens"] else {}),  # that of no token is not 0
+            "kl/engine_trainer": sums["k3"] / tokens,
+            "engine_trainer/largest": sums["largest"],
+            "ess": sums["weight"] ** 2 / (tokens * squared) if squared else 1.0,
+            "tokens/trained": sums["tokens"],
+            "tokens/shared": sums["shared"],
+        }
+
+
+def together(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of several cells as those of one."""
+    total: dict[str, float] = defaultdict(float)
+    for sums in parts:
+        for name, number in sums.items():
+            total[name] = max(total[name], number) if name == "largest" else total[name] + number
+    return dict(total)

@@ -1,0 +1,223 @@
+"""Samples -> micro-batches: rows without padding, in which what conversations share is computed once.
+
+A micro-batch is one row of tokens laid out as a tree of segments: the prompt of a group stands once, and every answer
+continues it. Which samples share a row, and in which order, changes neither a loss nor a gradient beyond rounding,
+because each token still sees exactly its own conversation. The only size anybody sets is the token budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stretto.algorithms.base import Rows
+from stretto.models.attention import TreeLayout
+from stretto.models.logprob_head import filling
+from stretto.models.segments import Segment
+from stretto.types import Sample
+
+Tokens = NDArray[np.int64]
+
+ROW_COST = 128
+"""What a row costs beside its tokens, in tokens: adding up the gradients of all weights once more."""
+
+WORTH_SHARING = 16
+"""Fewest tokens that sharing a prefix must save; below, a segment of its own costs more in kernel calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Token sequences merged where they begin alike."""
+
+    tokens: Tokens
+    """The row."""
+    positions: Tokens
+    """Position of each token in its own sequence."""
+    segments: tuple[Segment, ...]
+    """Who continues whom."""
+    places: tuple[Tokens, ...]
+    """Per sequence, in the order given: where each of its tokens stands in the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One packed row and the streams of its trained tokens."""
+
+    samples: tuple[Sample, ...]
+    """What was packed."""
+    tokens: torch.Tensor
+    """(T) token ids."""
+    positions: torch.Tensor
+    """(T) positions within each conversation."""
+    layout: TreeLayout
+    """Segments and their parents."""
+    sources: torch.Tensor
+    """(N) where in the row the hidden state stands that predicts each trained token."""
+    targets: torch.Tensor
+    """(N) the trained tokens."""
+    rows: Rows
+    """(N) their streams."""
+    shared: int
+    """Tokens that need not be computed again, because several conversations have them in common."""
+
+
+def shared_prefix(first: Tokens, second: Tokens) -> int:
+    """How many leading tokens are equal."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+def merge(sequences: Sequence[Tokens]) -> Tree:
+    """Merges sequences (none empty) into a tree, depth first, in the order of their first appearance."""
+    row: list[Tokens] = []
+    positions: list[Tokens] = []
+    segments: list[Segment] = []
+    places: list[list[Tokens]] = [[] for _ in sequences]
+    end = 0
+
+    def place(members: list[int], depth: int, ancestors: tuple[int, ...]) -> None:
+        nonlocal end
+        for branch in branches(members, depth):
+            length = common_length([sequences[member] for member in branch])
+            here = len(segments)
+            segments.append(Segment(start=end, length=length - depth, ancestors=ancestors))
+            row.append(sequences[branch[0]][depth:length])
+            positions.append(np.arange(depth, length))
+            for member in branch:
+                places[member].append(np.arange(end, end + length - depth))
+            end += length - depth
+            place([member for member in branch if len(sequences[member]) > length], length, (*ancestors, here))
+
+    def branches(members: list[int], depth: int, reach: int = 1) -> list[list[int]]:
+        """Members by how they go on: together where that saves enough, else apart where they first differ."""
+        groups: dict[bytes, list[int]] = {}
+        for member in members:
+            groups.setdefault(sequences[member][depth : depth + reach].tobytes(), []).append(member)
+        found: list[list[int]] = []
+        for group in groups.values():
+            shared = common_length([sequences[member] for member in group]) - depth
+            if len(group) == 1 or shared * (len(group) - 1) >= WORTH_SHARING:
+                found.append(group)
+            elif shared < reach:  # they end here, all alike, and are too short to bother
+                found += [[member] for member in group]
+            else:
+                found += branches(group, depth, shared + 1)
+        return found
+
+    place(list(range(len(sequences))), 0, ())
+    return Tree(
+        tokens=np.concatenate(row),
+        positions=np.concatenate(positions),
+        segments=tuple(segments),
+        places=tuple(np.concatenate(parts) for parts in places),
+    )
+
+
+def filled(tree: Tree) -> Tree:
+    """The tree with some tokens of no conversation, which see only each other, where a longer row takes less time."""
+    end, spare = len(tree.tokens), filling(len(tree.tokens))
+    if not spare:
+        return tree
+    return replace(
+        tree,
+        tokens=np.append(tree.tokens, np.full(spare, tree.tokens[0])),
+        positions=np.append(tree.positions, np.arange(spare)),
+        segments=(*tree.segments, Segment(start=end, length=spare, ancestors=())),
+    )
+
+
+def common_length(sequences: Sequence[Tokens]) -> int:
+    """How many leading tokens all sequences share."""
+    return min((shared_prefix(sequences[0], other) for other in sequences), default=0)
+
+
+def divide(samples: Sequence[Sample], budget: int, *, share: bool = True) -> list[tuple[Sample, ...]]:
+    """Cuts samples, in their order, into rows of at most `budget` tokens; a conversation is never cut.
+
+    With `share`, a token that a conversation shares with the one before it in the row is not counted again, which is
+    what `merge` saves when the answers of a group stand side by side. A full row is cut where that costs least: inside
+    a group its prompt must be computed once more, before it the row stays shorter. Where `merge` saves less than was
+    counted on, the row is cut once more.
+    """
+    rows: list[tuple[Sample, ...]] = []
+    row: list[Sample] = []
+    shared: list[int] = []  # with the conversation before
+    size = 0
+    for sample in samples:
+        tokens = sample.conversation.tokens
+        shared.append(shared_prefix(row[-1].conversation.tokens, tokens) if row and share else 0)
+        row.append(sample)
+        size += len(tokens) - shared[-1]
+        while size > budget and len(row) > 1:
+            place = _cheapest_cut(row, shared, budget)
+            rows.append(tuple(row[:place]))
+            row, shared = row[place:], [0, *shared[place + 1 :]]
+            size = sum(len(each.conversation.tokens) for each in row) - sum(shared)
+    return [piece for each in (*rows, tuple(row)) if each for piece in fitting(each, budget)]
+
+
+def _cheapest_cut(row: Sequence[Sample], shared: Sequence[int], budget: int) -> int:
+    """Before which conversation to cut: its shared tokens are computed once more, and what comes after leaves a gap."""
+    added = [len(sample.conversation.tokens) - same for sample, same in zip(row, shared, strict=True)]
+    gaps = np.cumsum(added[::-1])[::-1]
+    return 1 + int(np.argmin([shared[place] + gaps[place] * ROW_COST / budget for place in range(1, len(row))]))
+
+
+def fitting(row: tuple[Sample, ...], budget: int) -> list[tuple[Sample, ...]]:
+    """The row, or its halves where `merge` finds less to share than was counted on."""
+    tokens = [sample.conversation.tokens for sample in row]
+    if len(row) == 1 or sum(map(len, tokens)) <= budget or len(merge(tokens).tokens) <= budget:
+        return [row]
+    middle = len(row) // 2
+    return [*fitting(row[:middle], budget), *fitting(row[middle:], budget)]
+
+
+def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    """Lays samples out as one row; streams get `dtype`. ValueError for a trained token that nothing predicts."""
+    for sample in samples:
+        if sample.conversation.trained[0]:  # its source would be the last token of whatever stands before it
+            raise ValueError(f"sample {sample.key} trains its first token, which no token before it predicts")
+    tree = merge([sample.conversation.tokens for sample in samples])
+    row = filled(tree)
+    trained = [np.flatnonzero(sample.conversation.trained) for sample in samples]
+    lengths = np.array([len(places) for places in trained])
+    sources = np.concatenate([place[at - 1] for place, at in zip(tree.places, trained, strict=True)])
+    targets = np.concatenate([s.conversation.tokens[at] for s, at in zip(samples, trained, strict=True)])
+
+    def stream(pieces: Sequence[NDArray[np.float64] | None]) -> torch.Tensor | None:
+        present = [piece for piece in pieces if piece is not None]
+        if not present:
+            return None
+        if len(present) < len(pieces):  # which term a sample trains must not depend on who shares its row
+            raise ValueError("only some samples have a stream of old, reference, values or returns; give all or none")
+        return torch.as_tensor(np.concatenate(present), dtype=dtype, device=device)
+
+    def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
+        return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
+
+    rows = Rows(
+        advantage=required([sample.advantage for sample in samples]),
+        engine=required([s.conversation.logprobs[s.conversation.trained] for s in samples]),
+        conversation=torch.as_tensor(np.repeat(np.arange(len(samples)), lengths), device=device),
+        lengths=torch.as_tensor(lengths, device=device),
+        old=stream([sample.old for sample in samples]),
+        reference=stream([sample.reference for sample in samples]),
+        values=stream([sample.values for sample in samples]),
+        returns=stream([sample.returns for sample in samples]),
+        siblings=torch.as_tensor([sample.siblings for sample in samples], device=device),
+    )
+    return MicroBatch(
+        samples=tuple(samples),
+        tokens=torch.as_tensor(row.tokens, device=device),
+        positions=torch.as_tensor(row.positions, device=device),
+        layout=TreeLayout.of(row.segments, device),
+        sources=torch.as_tensor(sources, device=device),
+        targets=torch.as_tensor(targets, device=device),
+        rows=rows,
+        shared=sum(len(sample.conversation.tokens) for sample in samples) - len(tree.tokens),
+    )

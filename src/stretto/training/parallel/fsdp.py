@@ -1,0 +1,295 @@
+"""A model whose parameters, gradients and optimizer are spread over the processes of one cell, in lockstep (FSDP2).
+
+Every process holds a slice of each parameter, in the wide type. A layer's weights are gathered, in the type that the
+model computes in, when it runs, and given back after it; gradients are summed and cut into slices again. All processes
+of a cell get the same pieces in the same order and share their rows; one without a row of its own computes one that
+counts for nothing, because each must take part in every gathering. What a process accumulates, reduces over cells and
+updates are plain tensors: its slices.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]  # its stubs forget it
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from stretto.errors import RecipeError, TrainingError
+from stretto.models import attention
+from stretto.models.load import Policy
+from stretto.models.logprob_head import logprobs_of, wide
+from stretto.models.memory import OutOfMemory
+from stretto.training.optimizer import MasterAdamW
+from stretto.training.packing import MicroBatch, divide
+from stretto.training.rows import Numbers, asked, in_order
+from stretto.training.trainer import Trainer
+from stretto.types import Conversation, Sample, Weights
+
+AXIS = "dp_shard"
+"""The axis of a cell's mesh over which parameters are cut; other axes (tensor, experts) would stand beside it."""
+
+
+def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: float) -> DeviceMesh:
+    """Meets the other processes of a cell; they are this process's default group from then on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+    )
+    return init_device_mesh(device.type, (size,), mesh_dim_names=(AXIS,))
+
+
+def leave() -> None:
+    """Parts from them."""
+    dist.destroy_process_group()
+
+
+class Rows(nn.Module):
+    """The whole way from a row of tokens to log-probabilities as one module: what is gathered stays until its end.
+
+    The head is used past the network's own forward, and may share its weight with the embedding.
+    """
+
+    def __init__(self, policy: Policy, temperature: float) -> None:
+        super().__init__()
+        self.network = policy.network
+        self.policy, self.temperature = policy, temperature
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, layout: attention.Layout, sources: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of a row's trained tokens."""
+        hidden = self.policy.hidden(tokens, positions, layout)
+        return logprobs_of(hidden[sources], self.policy.head(), targets, temperature=self.temperature)
+
+
+class Shards:
+    """A policy cut into the slices of a cell's processes."""
+
+    def __init__(self, policy: Policy, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None) -> None:
+        """Takes a policy that every process has loaded alike; what it had in full is freed.
+
+        `serving` is a full copy, which gets the weights under every new version.
+        """
+        if policy.apart:  # processes gather a layer together, and would not compute equally many conversations
+            raise RecipeError.of(
+                "placement",
+                "a model that cannot be given packed rows cannot be cut over several devices",
+                "train an adapter, or give each train cell one device",
+            )
+        self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
+        self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
+        self.rows = Rows(policy, temperature)
+        settings: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=wide(self.computes)),
+        }
+        for layer in layers(policy.network):
+            fully_shard(layer.to(wide(self.computes)), **settings)  # one by one: all of it need never be there wide
+        policy.network.to(wide(self.computes))
+        fully_shard(self.rows, **settings)
+        for module in self.rows.modules():
+            if isinstance(module, FSDPModule):
+                # Sums, never means: what they are divided by is known at the end of the step.
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+
+    def slices(self) -> dict[str, nn.Parameter]:
+        """This process's part of every trained parameter, in the memory where it is."""
+        return {name: nn.Parameter(local(weight.detach())) for name, weight in self.policy.trained().items()}
+
+    def cut(self, name: str, full: Tensor) -> Tensor:
+        """This process's part of a tensor of the shape of parameter `name`."""
+        like = self._like(name)
+        return local(distribute_tensor(full.to(like.device), self.mesh, like.placements, src_data_rank=None)).clone()
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """The tensor that the parts of all processes make; all of them ask together."""
+        like = self._like(name)
+        spread = DTensor.from_local(
+            part.to(like.device), self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        full: Tensor = spread.full_tensor()
+        return full
+
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """One trained parameter after the other, in full and in the type that the model computes in; all processes ask
+        together."""
+        for name, part in self.slices().items():
+            yield name, self.whole(name, part.detach()).to(self.computes)
+
+    def serve(self) -> None:
+        """Brings the full copy up to date; all processes ask together."""
+        served = self.serving.trained() if self.serving is not None else {}
+        for name, full in self.gathered():
+            if name in served:
+                served[name].data.copy_(full)
+
+    def forget(self) -> None:
+        """Gives back what is gathered, after forwards that no backward follows: it would outlive the next update."""
+        for module in self.rows.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def told(self, found: Mapping[int, Numbers]) -> dict[int, Numbers]:
+        """What all processes of the cell have found; all of them ask together."""
+        everywhere: list[Any] = [None] * self.size
+        dist.all_gather_object(everywhere, dict(found), group=self.mesh.get_group(AXIS))
+        return {index: numbers for one in everywhere for index, numbers in one.items()}
+
+    def _like(self, name: str) -> DTensor:
+        weight = self.policy.network.get_parameter(name)
+        assert isinstance(weight, DTensor)
+        return weight
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum of what every process of the cell has."""
+        dist.all_reduce(tensor, group=self.mesh.get_group(AXIS))
+        return tensor
+
+
+def layers(network: nn.Module) -> list[nn.Module]:
+    """The blocks that are gathered one by one: the longest list of modules in a decoder holds its layers."""
+    lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """A process's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class ShardedTrainer(Trainer):
+    """The trainer of one process of a cell; each holds and updates its slices."""
+
+    def __init__(self, shards: Shards, *arguments: Any, **keywords: Any) -> None:
+        self.shards = shards
+        super().__init__(shards.policy, *arguments, **keywords)
+        self.trained = shards.slices()
+
+    def weights(self) -> Weights:
+        """As the full copy has them, if there is one; all processes ask together."""
+        self.shards.serve()
+        return super().weights()
+
+    def score(
+        self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
+    ) -> list[Numbers]:
+        """The policy is asked by all processes together, each about its rows; then every one of them knows all.
+
+        Another model is not cut, and asked by each on its own.
+        """
+        if reference is not None or without_adapter:
+            return super().score(conversations, reference=reference, without_adapter=without_adapter)
+        found: dict[int, Numbers] = {}
+
+        def ask(row: Sequence[Sample], *, counts: bool) -> None:
+            numbers = self._numbers(self.policy, row)
+            if counts:
+                found.update({sample.key[3]: mine for sample, mine in zip(row, numbers, strict=True)})
+
+        with torch.no_grad():
+            self._each_row(asked(conversations), ask)
+        self.shards.forget()
+        return in_order(self.shards.told(found), len(conversations))
+
+    def _accumulate(self, samples: Sequence[Sample]) -> None:
+        """Every process takes its rows of the piece."""
+        self._each_row(samples, self._row)
+
+    def _each_row(self, samples: Sequence[Sample], do: Callable[..., None]) -> None:
+        """Does something with this process's rows of a piece; those that have one less take part in the last one."""
+        rows, rank, size = divide(samples, self.token_budget), self.shards.rank, self.shards.size
+        mine = deque(rows[rank::size])
+        try:
+            for _ in range(-(-len(rows) // size)):
+                counts = bool(mine)
+                do(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
+        except OutOfMemory as error:
+            raise TrainingError(
+                f"process {rank} of a cell of {size} has too little memory for its rows; lower batch.token_budget"
+            ) from error
+
+    def _row(self, samples: Sequence[Sample], *, counts: bool) -> None:
+        batch = self._pack(samples, self.policy)
+        logprobs, entropy = self._forward(batch, self.policy)
+        losses = self._losses(logprobs, batch.rows)
+        self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})
+        if counts:
+            self.meter.count(batch, logprobs.detach(), entropy, losses)
+
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Through the slices, unless it is another model that is asked, which every process has in full."""
+        if policy is not self.policy:
+            return super()._forward(batch, policy)
+        result: tuple[Tensor, Tensor] = self.shards.rows(
+            batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets
+        )
+        return result
+
+    def _collector(self, name: str) -> Callable[[Tensor], None]:
+        """What is left of a gradient after it was summed over the processes is this one's slice."""
+
+        def collect(weight: Tensor) -> None:
+            assert weight.grad is not None
+            gradient, weight.grad = local(weight.grad), None
+            self._add(name, gradient)
+
+        return collect
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Of all slices together."""
+        squares = [gradient.square().sum() for gradient in gradients.values()]
+        return float(self.shards.add(torch.stack(squares).sum()).sqrt())
+
+
+class ShardedAdamW(MasterAdamW):
+    """The optimizer of one process's slices; its state is that of one device, whoever holds which part of it."""
+
+    def __init__(self, shards: Shards, *arguments: Any, **keywords: Any) -> None:
+        self.shards = shards
+        super().__init__(shards.slices(), *arguments, **keywords)
+
+    def state(self) -> dict[str, Any]:
+        """Gathered; all processes ask together, and the first keeps it, in host memory."""
+        return self._each(super().state(), self._told)
+
+    def _told(self, name: str, part: Tensor) -> Tensor:
+        full = self.shards.whole(name, part)
+        return full.cpu() if self.shards.rank == 0 else full.new_empty(0)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Every process takes its part."""
+        super().restore(self._each(state, self.shards.cut))
+        self.shards.serve()
+
+    def _each(self, state: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
+        """Changes the tensors that are as large as their parameter; moments hold numbers as well."""
+
+        def changed(name: str, value: Any) -> Any:
+            return change(name, value) if isinstance(value, Tensor) and value.dim() else value
+
+        return {
+            **state,
+            "masters": {name: change(name, master) for name, master in state["masters"].items()},
+            "moments": {
+                name: {key: changed(name, value) for key, value in moments.items()}
+                for name, moments in state["moments"].items()
+            },
+        }
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.conversation.tokens) for sample in samples)

@@ -1,0 +1,341 @@
+"""Accumulates gradients of samples, and makes one update of them. It knows no algorithm by name.
+
+A step is `begin`, any number of `accumulate` calls in any order, and `apply`. Gradients are sums in fp32
+accumulators, fed by hooks as they appear; what they are divided by is known only at the end, when everything has been
+counted. Weights move in `apply` alone, so a step that fails half-way has changed nothing.
+
+Running out of memory does not change a result either. In a forward nothing has been accumulated yet, so the row is
+cut in two and tried again. In a backward some layers already have their share, so the accumulators are void: the
+smaller token budget is remembered and every sample of the step is done again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.algorithms.base import Algorithm, Denominator, Rows, Term
+from stretto.errors import StaleSampleError, TrainingError
+from stretto.models.load import Policy
+from stretto.models.logprob_head import logprobs_of, wide
+from stretto.models.memory import OutOfMemory, memory_errors
+from stretto.training.loss_counters import Meter
+from stretto.training.optimizer import MasterAdamW
+from stretto.training.packing import MicroBatch, divide, pack
+from stretto.training.rows import by_rows, halved
+from stretto.types import Conversation, Sample, Weights
+
+SMALLEST_BUDGET = 16
+"""Below this many tokens the token budget is not halved any more."""
+
+Accumulators = dict[Denominator, dict[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one update did."""
+
+    metrics: Mapping[str, float]
+    """By the names of metrics.jsonl."""
+    applied: bool
+    """False if the gradient was not finite and the update was skipped."""
+
+
+class Trainer:
+    """Gradients and updates of one policy."""
+
+    name = "trainer"
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        optimizer: MasterAdamW | None,
+        *,
+        token_budget: int,
+        temperature: float,
+        clip: float | None,
+        checkpointing: str | bool,
+        staleness: int = 0,
+    ) -> None:
+        """`staleness` is how many versions the weights that sampled may lag behind those that are trained.
+
+        Who knows of memory that others hold and do not need meanwhile sets `make_room`, which gives it back.
+        """
+        self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
+        self.token_budget, self.temperature, self.clip = token_budget, temperature, clip
+        self.asked_budget = token_budget
+        self.version, self.staleness = 0, staleness
+        self.recomputes = False
+        self.may_recompute = checkpointing == "auto"
+        self.make_room: Callable[[], None] | None = None
+        self.trained = policy.trained()
+        self.terms_by_denominator: dict[Denominator, list[Term]] = defaultdict(list)
+        for term in algorithm.terms:
+            self.terms_by_denominator[term.denominator].append(term)
+        self.current: Denominator | None = None
+        self.hooks = [
+            weight.register_post_accumulate_grad_hook(self._collector(name)) for name, weight in self.trained.items()
+        ]
+        if checkpointing is True:
+            self.recompute()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets gradients, counters and samples of a step."""
+        self.accumulators: Accumulators = {}
+        self.total: Accumulators | None = None
+        self.meter = self.counted = Meter(self.algorithm.terms)
+        self.ledger: list[Sample] = []
+        self.made_room = False
+        # Whose backward is under way.
+        self.row: Sequence[Sample] = ()
+
+    def accumulate(self, samples: Sequence[Sample]) -> None:
+        """Adds the gradients of these samples to the step."""
+        for sample in samples:
+            sampled = sample.conversation.version
+            if not self.version - self.staleness <= sampled <= self.version:
+                older = f", nor from the {self.staleness} before" if self.staleness else ""
+                raise StaleSampleError(f"sample {sample.key} comes from weights {sampled}, not {self.version}{older}")
+        useful = [self._against_its_sampler(sample) for sample in samples if sample.conversation.trained.any()]
+        self.ledger += useful
+        with suppress(OutOfMemory):
+            self._accumulate(useful)
+            return
+        # Not inside a handler: the exception holds the frames that hold the failed row, and so its memory.
+        self._redo()
+
+    def _against_its_sampler(self, sample: Sample) -> Sample:
+        """A sample of older weights has its ratio to those; where nobody asked them, the engine has their word."""
+        if sample.old is not None or sample.conversation.version == self.version:
+            return sample
+        return replace(sample, old=sample.conversation.logprobs[sample.conversation.trained])
+
+    def reduce(self, add: Callable[[Tensor], None], sums: Mapping[str, float], *, keep: bool = True) -> None:
+        """Makes the step's sums those of all cells that train: `add` adds a tensor over them, `sums` is the counters'.
+
+        What this cell has accumulated stays as it is, because a cell that dies meanwhile makes the rest begin again;
+        where that cannot be, it need not be kept, and takes no second time the memory.
+        """
+        self.total = {}
+        for kind in self.terms_by_denominator:
+            mine = self.accumulators.get(kind, {})
+            if not keep:
+                self.total[kind] = {
+                    name: mine.pop(name) if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))
+                    for name, weight in self.trained.items()
+                }
+                for tensor in self.total[kind].values():
+                    add(tensor)
+                continue
+            flat = torch.cat(
+                [
+                    (mine[name] if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))).flatten()
+                    for name, weight in self.trained.items()
+                ]
+            )
+            add(flat)
+            parts = flat.split([weight.numel() for weight in self.trained.values()])
+            named = zip(self.trained.items(), parts, strict=True)
+            self.total[kind] = {name: part.view_as(weight) for (name, weight), part in named}
+        self.counted = Meter(self.algorithm.terms)
+        self.counted.sums.update(sums)
+
+    def apply(self) -> StepReport:
+        """Divides by the global denominators, clips, and makes one update; then the step is over."""
+        gradients = self._mean_gradients()
+        norm = self._norm(gradients)
+        metrics = {**self.counted.metrics(), "grad_norm": norm}
+        finite = math.isfinite(norm) and math.isfinite(metrics["loss"])
+        if finite and self.counted.sums["conversations"]:
+            if self.clip is not None and norm > self.clip:
+                torch._foreach_mul_(list(gradients.values()), self.clip / norm)
+            assert self.optimizer is not None  # a cell that only generates or scores has none, and updates nothing
+            metrics["learning_rate"] = self.optimizer.step(gradients)
+        self.begin()
+        return StepReport(metrics=metrics, applied=finite)
+
+    def weights(self) -> Weights:
+        """The weights as they are now, under a new version; where they are, engines on this device read them."""
+        self.version += 1
+        return self.shared()
+
+    def shared(self) -> Weights:
+        """The weights under their version, for engines that read these tensors."""
+        return Weights(version=self.version, manifest={}, where="shared")
+
+    def score(
+        self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
+    ) -> list[NDArray[np.float64]]:
+        """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy."""
+        scorer = reference or self.policy
+
+        with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
+            numbers = partial(self._numbers, scorer)
+            return by_rows(conversations, budget=self.token_budget, numbers=numbers, smaller=self._halves)
+
+    def _numbers(self, scorer: Policy, piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
+        """Log-probabilities of a row's conversations."""
+        batch = self._pack(piece, scorer)
+        logprobs, _ = self._forward(batch, scorer)
+        return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
+
+    def close(self) -> None:
+        """Takes its hooks off the policy, which may get another trainer."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def recompute(self) -> None:
+        """Switches gradient checkpointing on: less memory for a third more arithmetic, the same gradient."""
+        # Nothing is drawn in a forward, so there is no random state to restore, nor one to ask a recorded step for.
+        network, how = self.policy.network, {"use_reentrant": False, "preserve_rng_state": False}
+        if hasattr(network, "activation_checkpointing_enable"):  # its name in newer transformers, which warn of the old
+            network.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        else:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        self.recomputes = True
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on."""
+        budgets = {"token_budget": self.token_budget, "asked_budget": self.asked_budget}
+        return {"version": self.version, **budgets, "recomputes": self.recomputes}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken. What memory was found to hold is for this budget and setting only."""
+        self.version = state["version"]
+        if state.get("asked_budget", self.asked_budget) == self.asked_budget:
+            self.token_budget = state["token_budget"]
+        if state["recomputes"] and not self.recomputes and self.may_recompute:
+            self.recompute()
+        self.begin()
+
+    def _accumulate(self, samples: Sequence[Sample]) -> None:
+        """Rows in order; a row whose forward does not fit is cut in two."""
+        # A row is of one kind.
+        alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
+        queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
+        while queue:
+            piece = queue.popleft()
+            try:
+                batch = self._pack(piece, self.policy)
+                logprobs, entropy = self._forward(batch, self.policy)
+                losses = self._losses(logprobs, batch.rows)
+            except OutOfMemory:
+                queue.extendleft(reversed(self._halves(piece)))
+                continue
+            self.row = piece
+            self._backward(losses)
+            self.meter.count(batch, logprobs.detach(), entropy, losses)
+
+    def _redo(self) -> None:
+        """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""
+        while True:
+            before = self.token_budget
+            self._halves(self.row)
+            if len(self.row) > 1 and self.token_budget == before:
+                self._save_memory()
+            ledger, made_room = self.ledger, self.made_room
+            self.begin()
+            self.ledger, self.made_room = ledger, made_room
+            for weight in self.trained.values():
+                weight.grad = None
+            try:
+                return self._accumulate(ledger)
+            except OutOfMemory:
+                continue
+
+    def _halves(self, piece: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+        """A row cut in two; what cannot be cut needs less memory per token instead."""
+        if len(piece) == 1:
+            self._save_memory()
+            return [tuple(piece)]
+        parts, tokens = halved(piece, share=not self.policy.apart)
+        self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens))
+        return parts
+
+    def _save_memory(self) -> None:
+        """The last resorts: what others need not hold, and then activations, if the recipe leaves that open."""
+        if self.make_room is not None and not self.made_room:
+            self.made_room = True
+            self.make_room()
+            return
+        if self.recomputes or not self.may_recompute:
+            more = "" if self.recomputes else ", or set optimizer.checkpointing: true"
+            raise TrainingError(
+                "the device has too little memory to train a single conversation; lower engine.max_new_tokens, or "
+                f"train an adapter or a smaller model{more}"
+            )
+        self.recompute()
+
+    def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
+        """A row where the policy is that is asked; another may be elsewhere."""
+        with memory_errors():
+            row = pack(samples, device=policy.device, dtype=wide(policy.dtype))
+            return replace(row, shared=0) if policy.apart else row
+
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of a row's trained tokens."""
+        with memory_errors():
+            hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
+            return logprobs_of(hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature)
+
+    def _losses(self, logprobs: Tensor, rows: Rows) -> dict[Denominator, Tensor]:
+        """The row's share of every sum, one number per denominator."""
+        with memory_errors():
+            return {
+                denominator: torch.stack([term.loss(logprobs, rows).sum() for term in terms]).sum()
+                for denominator, terms in self.terms_by_denominator.items()
+            }
+
+    def _backward(self, losses: Mapping[Denominator, Tensor]) -> None:
+        """One backward per denominator: their sums are divided by different counts at the end."""
+        with memory_errors():
+            for index, (denominator, loss) in enumerate(losses.items()):
+                self.current = denominator
+                loss.backward(retain_graph=index + 1 < len(losses))
+
+    def _collector(self, name: str) -> Callable[[Tensor], None]:
+        """A hook that moves a parameter's gradient into the accumulator as soon as it is complete."""
+
+        def collect(weight: Tensor) -> None:
+            assert weight.grad is not None
+            gradient, weight.grad = weight.grad, None
+            self._add(name, gradient)
+
+        return collect
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Adds a gradient to the sum of the denominator whose backward is under way."""
+        assert self.current is not None
+        mine = self.accumulators.setdefault(self.current, {})
+        if name in mine:
+            mine[name] += gradient
+        else:
+            mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Of all of them together."""
+        return math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
+
+    def _mean_gradients(self) -> dict[str, Tensor]:
+        """Accumulated sums over their denominators, added up; the accumulators are used up by it."""
+        total: dict[str, Tensor] = {}
+        for kind, gradients in (self.accumulators if self.total is None else self.total).items():
+            for name, gradient in gradients.items():
+                gradient /= self.counted.denominator(kind)
+                total[name] = total[name].add_(gradient) if name in total else gradient
+        return {
+            name: total[name] if name in total else torch.zeros_like(weight, dtype=wide(weight.dtype))
+            for name, weight in self.trained.items()
+        }

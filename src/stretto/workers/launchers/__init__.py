@@ -1,0 +1,1 @@
+"""Ways to start a worker: a thread of this process, or a process of Ray."""

@@ -1,0 +1,160 @@
+"""A worker, wherever it runs, as whoever calls it sees it: one call after the other, each awaited.
+
+`Threaded` is a worker in a thread of this process: for tests, and for one process that serves several CPU devices.
+Workers in processes of their own, on this host or others, are in `stretto.workers.launchers.ray`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # its stubs forget them
+
+from stretto.checks.machine.programs import RAY, TOO_OLD, too_old
+from stretto.errors import RecipeError
+from stretto.extras import install
+from stretto.threads import Daemons
+from stretto.workers.stacks import Stand
+from stretto.workers.worker import EngineFactory, Worker
+from stretto.workers.worker_spec import Assignment
+
+
+class Member(Protocol):
+    """One worker."""
+
+    async def call(self, what: str, *arguments: Any) -> Any:
+        """Calls a method of the worker; calls are served in order. `CellLost` if its process has died."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers, one for each device."""
+
+    here: bool
+    """True if they live in this process, and so see its files and its tensors."""
+
+    async def open(self) -> None:
+        """Gets the devices."""
+        ...
+
+    async def start(self, assignment: Assignment) -> Member:
+        """One worker, ready."""
+        ...
+
+    def store(self) -> Store | tuple[str, int]:
+        """Where they meet: a store that all of them reach."""
+        ...
+
+    async def stacks(self) -> Sequence[Stand]:
+        """Where every process that it has started stands."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves no process behind."""
+        ...
+
+
+LOADING = threading.Lock()
+"""transformers loads one model at a time: it keeps what it is loading in globals."""
+
+
+CLOSING = 10.0
+"""Seconds that a call which nobody waits for any more may still take when its worker is closed."""
+
+
+class Threaded:
+    """A worker in a thread of this process.
+
+    The thread is a daemon: a call that never returns must not keep the process from ending.
+    """
+
+    def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
+        self.device = assignment.device
+        self.thread = Daemons(1, assignment.device)
+        self.made = self.thread.submit(self._make, make, assignment)
+
+    def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
+        with LOADING:
+            return make(assignment)
+
+    async def call(self, what: str, *arguments: Any) -> Any:
+        """In the worker's own thread."""
+        return await asyncio.wrap_future(self.thread.submit(self._call, what, *arguments))
+
+    def _call(self, what: str, *arguments: Any) -> Any:
+        return getattr(self.made.result(), what)(*arguments)
+
+    async def close(self) -> None:
+        """Waits for the call under way; who stops waiting leaves it behind."""
+        try:
+            await self.call("close")
+        finally:
+            self.thread.shutdown()
+
+
+class Threads:
+    """Workers in threads of this process."""
+
+    here = True
+
+    def __init__(self, make: Callable[[Assignment], Worker] = Worker) -> None:
+        self.make, self.meeting = make, HashStore()
+
+    async def open(self) -> None:
+        """The devices are this process's threads."""
+
+    async def start(self, assignment: Assignment) -> Threaded:
+        """A worker in a new thread; loading begins at once."""
+        member = Threaded(assignment, self.make)
+        await asyncio.wrap_future(member.made)
+        return member
+
+    def store(self) -> Store:
+        """In this process."""
+        return self.meeting
+
+    async def stacks(self) -> Sequence[Stand]:
+        """None but this process."""
+        return ()
+
+    async def close(self) -> None:
+        """Nothing but threads was started, and each ends with its member."""
+
+
+def worker_of(assignment: Assignment, make_engine: EngineFactory | None = None) -> Worker:
+    """The worker that an assignment asks for."""
+    if assignment.mates == 1:
+        return Worker(assignment, make_engine)
+    from stretto.workers.sharded_worker import ShardedWorker  # what it needs of torch takes seconds to load
+
+    return ShardedWorker(assignment)
+
+
+def processes(
+    devices: Sequence[str],
+    *,
+    seconds: float,
+    make: Callable[[Assignment], Worker] = Worker,
+    kinds: Mapping[str, str] | None = None,
+) -> Launcher:
+    """Workers in processes of their own, on this host or many, which may have several `kinds` of devices."""
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError.of(
+            "placement", f"a plan of {len(devices)} devices needs Ray", f"{install('ray')}, or use one device"
+        )
+    with suppress(PackageNotFoundError):  # built from source, perhaps
+        if too_old(there := version("ray")):
+            raise RecipeError.of("placement", TOO_OLD.format(there), f"pip install 'ray>={RAY}'")
+    from stretto.workers.launchers.ray import Processes
+
+    return Processes(devices, seconds=seconds, make=make, kinds=kinds)

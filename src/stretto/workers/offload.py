@@ -1,0 +1,184 @@
+"""What of a device's models is in host memory while other stages work there, and when it comes back.
+
+A plan's cells say in which phases they leave their memory to others (`Cell.sleeps`). Nothing moves before a stage needs
+the room: when one begins, what may sleep in it goes to host memory, and what it reads comes back. Everything else stays
+where it is, so a frozen model that sleeps moves twice a step at most. What several roles read sleeps only where all of
+them may. Values never change, and objects stay the same: only where their numbers lie is another place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stretto.engines.base import Engine
+from stretto.errors import TrainingError
+from stretto.models.load import Policy
+from stretto.models.memory import OutOfMemory, memory_errors
+from stretto.models.scalar_head import Gauge
+from stretto.training.optimizer import MasterAdamW
+
+PUBLISH = "publish"
+"""The phase in which weights are handed over, compared and written: who generates and who trains is awake then."""
+
+
+class Shelf:
+    """Host memory, for tensors of one device. Where the device is a CPU they are there already, and nothing moves."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def put(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What they hold, in host memory. It is pinned, so that it comes back as fast as the link allows."""
+        if self.device.type == "cpu":
+            return list(tensors)
+        pinned = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+        for there, tensor in zip(pinned, tensors, strict=True):
+            there.copy_(tensor, non_blocking=True)
+        torch.cuda.synchronize(self.device)  # the device may use their memory for something else now
+        return pinned
+
+    def take(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """The same on the device again."""
+        return [tensor.to(self.device, non_blocking=True) for tensor in held]
+
+
+class Part(Protocol):
+    """Something that sleeps and wakes as one."""
+
+    read_by: frozenset[str]
+    """Roles that need it."""
+
+    def sleep(self) -> None:
+        """Leaves the device; nothing happens if it sleeps already."""
+
+    def wake(self) -> None:
+        """Is on the device; nothing happens if it is awake."""
+
+
+class Tensors:
+    """Tensors that somebody holds; they stay the same objects."""
+
+    def __init__(
+        self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], shelf: Shelf, *, frozen: bool
+    ) -> None:
+        """`tensors` are asked each time, as an optimizer has none before its first update; `frozen` ones never change,
+        so what was copied once need not be copied again."""
+        self.read_by, self.tensors, self.shelf, self.frozen = frozenset(read_by), tensors, shelf, frozen
+        self.away: list[Tensor] = []
+        self.held: list[Tensor] = []
+
+    def sleep(self) -> None:
+        """To host memory."""
+        if self.away:
+            return
+        kind, mine = self.shelf.device.type, {id(tensor): tensor for tensor in self.tensors()}
+        away = [tensor for tensor in mine.values() if tensor.device.type == kind]
+        self.held = self.held or self.shelf.put([tensor.detach() for tensor in away])
+        self.away = away
+        self._lie(self.held)
+
+    def wake(self) -> None:
+        """Back."""
+        if self.away:
+            self._lie(self.shelf.take(self.held))
+            self.away = []
+            self.held = self.held if self.frozen else []
+
+    def _lie(self, places: Sequence[Tensor]) -> None:
+        for tensor, place in zip(self.away, places, strict=True):
+            tensor.data = place
+
+
+class Caches:
+    """What an engine holds besides weights."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.read_by, self.engine, self.sleeps = frozenset({"generate"}), engine, False
+
+    def sleep(self) -> None:
+        """The engine gives it back."""
+        if not self.sleeps:
+            self.engine.sleep(keep=True)
+            self.sleeps = True
+
+    def wake(self) -> None:
+        """The engine takes it anew, as it needs it."""
+        if self.sleeps:
+            self.engine.wake()
+            self.sleeps = False
+
+
+def spare(engine: Engine) -> None:
+    """Lets an engine give back what it holds between rounds; it takes it anew as it needs it."""
+    engine.sleep(keep=True)
+    engine.wake()
+
+
+class Sleepers:
+    """Everything on a device that can sleep."""
+
+    def __init__(self, sleeps: Mapping[str, Collection[str]], parts: Sequence[Part]) -> None:
+        """`sleeps` has the phases in which each role on the device gives its memory away. Parts wake in their order."""
+        self.sleeps, self.parts = sleeps, tuple(parts)
+        self.phase = ""
+
+    def enter(self, phase: str) -> None:
+        """A stage begins on the device, or goes on there: makes room, then brings back what it reads."""
+        if phase == self.phase or not any(self.sleeps.values()):
+            return
+        readers, during = ({"generate", "train"}, "train") if phase == PUBLISH else ({phase}, phase)
+        try:
+            with memory_errors():
+                for part in self.parts:
+                    if not part.read_by & readers and self._may_sleep(part, during):
+                        part.sleep()
+                for part in self.parts:
+                    if part.read_by & readers:
+                        part.wake()
+        except OutOfMemory as error:
+            raise TrainingError(
+                f"{phase}: there is too little memory to bring its models to the device, or the others to the host; "
+                "change what sleeps when (sleeps in placement.cells), or use smaller models"
+            ) from error
+        self.phase = phase
+
+    def _may_sleep(self, part: Part, phase: str) -> bool:
+        roles = part.read_by & self.sleeps.keys()
+        return bool(roles) and all(phase in self.sleeps[role] for role in roles)
+
+
+def sleepers_of(
+    sleeps: Mapping[str, Collection[str]],
+    *,
+    policy: Policy,
+    readers: Collection[str],
+    optimizer: Callable[[], MasterAdamW | None],
+    reference: Policy | None,
+    gauges: Mapping[str, Gauge],
+    engine: Engine,
+    shelf: Shelf,
+) -> Sleepers:
+    """What a device holds; `readers` are the roles on it that read the policy's tensors."""
+
+    def weights(trained: bool) -> Callable[[], Iterable[Tensor]]:
+        return lambda: (weight for weight in policy.network.parameters() if weight.requires_grad == trained)
+
+    def learned() -> Iterable[Tensor]:
+        found = optimizer()
+        return found.tensors() if found is not None else ()
+
+    frozen = {role: gauge.parameters for role, gauge in gauges.items()}
+    if reference is not None:
+        frozen["reference"] = reference.network.parameters
+    parts = [
+        Tensors(readers, weights(trained=False), shelf, frozen=True),
+        Tensors(readers, weights(trained=True), shelf, frozen=False),
+        Tensors({"train"}, learned, shelf, frozen=False),
+        *(Tensors({role}, tensors, shelf, frozen=True) for role, tensors in frozen.items()),
+    ]
+    # The engine last: when it wakes, it looks where the policy's weights are.
+    return Sleepers(sleeps, [*parts, Caches(engine)])

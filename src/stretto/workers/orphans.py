@@ -1,0 +1,71 @@
+"""Ends whatever a run has started, when the run ends in whatever way: a small process of its own watches for that.
+
+Ray's daemons outlive a driver that is killed by seconds or for ever. The watcher holds the reading end of a pipe whose
+writing end only the run holds, so it wakes when the run is gone, even by `kill -9`, and then ends the processes that
+carry the run's mark in their environment, and no others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "STRETTO_RUN_MARK"
+"""The variable that everything a run starts inherits."""
+
+WATCH = """
+import os, sys
+from stretto.workers.orphans import end_marked
+sys.stdin.buffer.read()
+end_marked(sys.argv[1])
+"""
+
+
+class Reaper:
+    """Marks this process's children to come, and watches over them."""
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        # A session of its own: Ctrl-C must not end the watcher before it has done its work. Started before the mark is
+        # set, so that it does not end itself.
+        self.watcher = subprocess.Popen(
+            [sys.executable, "-c", WATCH, self.mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.environ[MARK] = self.mark
+
+    def close(self) -> None:
+        """Ends what is left, and the watcher."""
+        os.environ.pop(MARK, None)
+        assert self.watcher.stdin is not None
+        self.watcher.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.watcher.wait(timeout=30)
+
+
+def end_marked(mark: str, seconds: float = 10.0) -> None:
+    """Kills every process that inherited a run's mark, and waits until they are gone."""
+    end = time.monotonic() + seconds
+    while (processes := marked(mark)) and time.monotonic() < end:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def marked(mark: str) -> list[int]:
+    """Other processes that inherited a run's mark."""
+    found, needle = [], f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if needle in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found

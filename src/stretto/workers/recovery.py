@@ -1,0 +1,79 @@
+"""Workers that died: another in its place, with the state of one that lives, and all meet anew.
+
+Within a step the scheduler has done again what was lost. Outside of one, what was asked is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from stretto.errors import CellLost, StateLostError, TrainingError
+from stretto.training.parallel.zero1 import whole
+
+if TYPE_CHECKING:
+    from stretto.workers.worker_group import Crew
+
+T = TypeVar("T")
+
+
+class Mend:
+    """Makes a crew whole again."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        # Devices whose process has died and is not yet what it was; one comes back after the other.
+        self.lost: set[str] = set()
+        self.lock = asyncio.Lock()
+
+    async def surviving(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer to what is asked outside of a step; who dies at it is brought back, and it is asked again.
+
+        Where nobody trains there is nothing to bring it back with, and whoever asked has lost little.
+        """
+        died: set[str] = set()
+        while True:
+            try:
+                for device in sorted(self.lost):
+                    await self.revive(device)
+                return await ask()
+            except CellLost as lost:
+                if not self.crew.copies:
+                    raise
+                if lost.cell in died:
+                    told = f"{lost.cell}: its process died again ({lost.why})"
+                    raise TrainingError(f"{told}; see why, for example too little memory, and resume the run") from lost
+                died.add(lost.cell)
+                self.lost.add(lost.cell)
+
+    async def revive(self, device: str) -> None:
+        """A new worker for one that died, with the state of one that trains; all meet once nobody is missing."""
+        self.lost.add(device)
+        async with self.lock:
+            try:  # who else has died is found out before anybody waits for it
+                await self.crew.all(
+                    [d for d in self.crew.members if d not in self.lost], "room", seconds=self.crew.patience.train
+                )
+                await self._revive(device)
+                self.lost.discard(device)
+                if not self.lost:
+                    await self.crew.meet()
+            except CellLost as lost:
+                self.lost.add(lost.cell)
+                raise
+
+    async def _revive(self, device: str) -> None:
+        if any(device in copy and len(copy) > 1 for copy in self.crew.copies):
+            told = "and its part of the optimizer with it; resume the run"
+            raise StateLostError(f"{device}: its process died, {told}")
+        living = next((copy for copy in self.crew.copies if not self.lost & set(copy)), None)
+        if living is None:
+            raise StateLostError(f"{device}: its process died, and no other holds the optimizer; resume the run")
+        with suppress(Exception):
+            await self.crew.members[device].close()  # dead, or it came back and lost the one whose state it was to get
+        self.crew.members[device] = await self.crew.launch(device)
+        state = whole(await self.crew.all(living, "state", seconds=self.crew.patience.train))
+        await self.crew.call(device, "restore", state, seconds=self.crew.patience.train)
+        await self.crew.prove([living[0], device], whole=True)

@@ -1,0 +1,342 @@
+"""Every worker of a run, and what they do together: the cells of a plan as something that can be called.
+
+A device has one worker, which serves all cells there. What a step ends with (adding up gradients, the update, handing
+weights round, the proof that all hold the same) is here; what runs when is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.engines.queue import Lane
+from stretto.errors import CellLost, DeadlineError, EngineError, StrettoError, TrainingError
+from stretto.placement.plan import Plan
+from stretto.threads import beside
+from stretto.training.loss_counters import together
+from stretto.training.parallel.zero1 import whole
+from stretto.training.trainer import StepReport
+from stretto.types import Conversation, Receipt, Sample, Weights
+from stretto.weights.publish import prove
+from stretto.workers.connectivity import ALLOW
+from stretto.workers.deadlines import CLOSING, CLOSING_LATE, Deadline, Patience, at_most, opened
+from stretto.workers.launchers.inprocess import Launcher, Member
+from stretto.workers.process_group import Meeting, call_off
+from stretto.workers.recovery import Mend
+from stretto.workers.scatter_gather import dealt
+from stretto.workers.stacks import Witness
+from stretto.workers.worker_spec import Assignment
+
+T = TypeVar("T")
+
+HURRY = 5.0
+"""Seconds for the last checkpoint of a run that ends because a worker has fallen silent."""
+
+EPOCHS = itertools.count(1)
+"""Numbers of meetings; never the same one twice, because crews may share workers and their store."""
+
+
+def sound(answers: list[Any]) -> list[Any]:
+    """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, CellLost)), errors[0])
+    return answers
+
+
+class Crew:
+    """The workers of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        assign: Callable[[str], Assignment],
+        *,
+        patience: Patience,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder` is where it is written down which process stands where when a deadline passes."""
+        self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
+        self.device = {cell.name: cell.devices[0] for cell in plan.cells}
+        self.role = {cell.name: cell.role for cell in plan.cells}
+        self.devices = {cell.name: cell.devices for cell in plan.cells}
+        self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
+        # Devices that hold one whole optimizer together, copy by copy.
+        self.copies = [plan.sharers] if plan.sharers else self.training
+        self.members: dict[str, Member] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.version = 0
+        # True from a step's first update until that step is over.
+        self.applying = False
+        # What came of an update, until everybody has it.
+        self.updated: StepReport | None = None
+        self.silent: set[str] = set()
+        self.last = time.monotonic()
+        # When the start must be over, until it is.
+        self.by: float | None = None
+        self.seen = Witness(launcher, folder)
+        self.mend = Mend(self)
+
+    @property
+    def trainers(self) -> list[str]:
+        """Devices that train, in the plan's order."""
+        return [device for devices in self.training for device in devices]
+
+    @property
+    def holders(self) -> list[str]:
+        """Devices that hold the policy: those that train, then those that only generate."""
+        generate = [cell.devices[0] for cell in self.plan.cells if cell.role == "generate"]
+        return list(dict.fromkeys([*self.trainers, *generate]))
+
+    async def start(self, *, by: float | None = None) -> None:
+        """Starts every worker; they load side by side. All of it must be over `by` a time of the monotonic clock."""
+        self.by = by
+        await opened(self.launcher.open(), self._starting, self)
+        devices = self.plan.devices
+        started = await asyncio.gather(*(self.launch(device) for device in devices))
+        self.members = dict(zip(devices, started, strict=True))
+        for cell in self.plan.cells:
+            if cell.role == "generate":
+                self.lanes[cell.name] = self._lane(cell.name)
+        await self.reach(devices)
+        for mates in self.training:
+            if len(mates) > 1:
+                await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
+        await self.meet()
+        await self.prove(list(dict.fromkeys([*self.holders, *devices])), whole=True)
+        self.by = None
+
+    @property
+    def _starting(self) -> float:
+        """Seconds for a worker to load, or to find the others: what is left of the start while that is under way."""
+        return self.patience.start if self.by is None else max(1.0, self.by - time.monotonic())
+
+    async def reach(self, devices: Sequence[str]) -> None:
+        """Raises unless every worker reaches every other; those in threads of one process need not."""
+        store, seconds = self.launcher.store(), self._starting
+        if len(devices) < 2 or not isinstance(store, tuple):
+            return
+        places = await self.all(devices, "listen", store[0], seconds=seconds)
+        doors = dict(zip(devices, places, strict=True))
+        missed = await self.all(devices, "unreached", doors, seconds=seconds)
+        await self.all(devices, "shut", seconds=seconds)
+        told = [f"{one} -> {two} at {why}" for one, m in zip(devices, missed, strict=True) for two, why in m.items()]
+        if told:
+            raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
+
+    async def launch(self, device: str) -> Member:
+        """A worker for a device, loaded."""
+        async with self._deadline("start", device, self._starting):
+            return await self.launcher.start(self.assign(device))
+
+    def _lane(self, cell: str) -> Lane:
+        late = partial(self._deadline, "generate", self.device[cell], self.patience.generate)
+        return Lane(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
+
+    def _caller(self, cell: str) -> Callable[..., Any]:
+        async def call(*arguments: Any) -> Any:
+            try:
+                return await self.call(self.device[cell], "generate", *arguments, seconds=self.patience.generate)
+            except (CellLost, DeadlineError, EngineError):
+                raise
+            except Exception as error:  # the engine's failure, and not that of the environment that asked
+                raise EngineError(f"{cell}: {error or repr(error)}") from error
+
+        return call
+
+    async def call(self, device: str, what: str, *arguments: Any, seconds: float) -> Any:
+        """A call of one worker, within a deadline."""
+        async with self._deadline(what, device, seconds):
+            answer = await self.members[device].call(what, *arguments)
+        self.last = time.monotonic()
+        self.silent.discard(device)
+        return answer
+
+    async def all(self, devices: Sequence[str], what: str, *arguments: Any, seconds: float) -> list[Any]:
+        """The same call of several; all of them are over when it raises."""
+        calls = (self.call(device, what, *arguments, seconds=seconds) for device in devices)
+        return sound(await asyncio.gather(*calls, return_exceptions=True))
+
+    def _deadline(self, stage: str, device: str, seconds: float) -> Deadline:
+        return Deadline(stage, device, seconds, self)
+
+    # What cells do ----------------------------------------------------------------------------------------------------
+
+    async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
+        role, seconds = self.role[cell], self.patience.train
+        if role == "train":  # in lockstep, after which each of them knows all
+            told = await self.all(self.devices[cell], "score", role, conversations, seconds=seconds)
+            return list(told[0])
+        return await dealt(
+            conversations,
+            self.devices[cell],
+            lambda device, share: self.call(device, "score", role, share, seconds=seconds),
+        )
+
+    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
+        """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
+        process that died at it has from the others."""
+        if self.updated is not None:
+            return
+        await self.all(self.devices[cell], "accumulate", list(samples), seconds=self.patience.train)
+
+    # The end of a step ------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Every training cell forgets what it has accumulated."""
+        await self.all(self.trainers, "begin", seconds=self.patience.train)
+
+    async def apply(self, *, last: bool = True) -> StepReport:
+        """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
+        same."""
+        if self.updated is None:
+            trainers, seconds = self.trainers, self.patience.train
+            if len(trainers) > 1:
+                sums = together(await self.all(trainers, "sums", seconds=seconds))
+                await self.all(trainers, "reduce", sums, seconds=seconds)
+            self.applying = True
+            await self._update(trainers, last)
+        if last:
+            await self._publish()
+        report, self.updated = self.updated, None
+        assert report is not None
+        return report
+
+    async def _update(self, trainers: Sequence[str], last: bool) -> None:
+        """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
+        calls = (self.call(device, "apply", last, seconds=self.patience.train) for device in trainers)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        told = dict(zip(trainers, answers, strict=True))
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        lost = next((error for error in errors if isinstance(error, CellLost)), None)
+        able = [copy for copy in self.copies if not any(isinstance(told[each], BaseException) for each in copy)]
+        if able and (lost is not None or not errors):
+            report = told[able[0][0]]
+            assert isinstance(report, StepReport)
+            self.updated, self.version = report, self.version + last
+        if errors:
+            raise lost or errors[0]
+
+    async def _publish(self) -> None:
+        """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
+        holders, seconds = self.holders, self.patience.publish
+        if len(holders) > len(self.trainers):
+            await self.all(holders, "fetch", self.version, seconds=seconds)
+        await self.prove(holders)
+
+    async def prove(self, holders: Sequence[str], *, whole: bool = False) -> None:
+        """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
+        alone, seconds = len(holders) == 1, self.patience.publish
+        receipts: list[Receipt] = await self.all(holders, "holds", self.trainers, whole, alone, seconds=seconds)
+        where = "shared" if alone else "group"
+        weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
+        source = "the trainer" if alone else self.called(holders[0])
+        for device, receipt in zip(holders, receipts, strict=True):
+            prove(weights, receipt, engine=self.called(device), source=source)
+
+    def called(self, device: str) -> str:
+        """A device with the cells that it serves, for messages."""
+        cells = ", ".join(cell for cell, devices in self.devices.items() if device in devices)
+        return f"{device} ({cells})"
+
+    async def settle(self) -> None:
+        """What was sampled so far is final."""
+        await self.all(self.holders, "settle", seconds=self.patience.generate)
+
+    async def meet(self) -> None:
+        """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
+        epoch = next(EPOCHS)
+        for index, devices in enumerate(zip(*self.training, strict=True)):
+            await self._meet("train", f"train-{index}-{epoch}", devices)
+        await self._meet("hold", f"hold-{epoch}", self.holders)
+
+    async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
+        """Where one dies, those that wait for it are called off: they could not know."""
+        store, size, seconds = self.launcher.store(), len(devices), self.patience.train
+        meetings = [Meeting(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
+        calls = [
+            asyncio.ensure_future(self.call(device, "meet", kind, meeting, seconds=self._starting))
+            for device, meeting in zip(devices, meetings, strict=True)
+        ]
+        try:
+            await asyncio.gather(*calls)
+        except Exception:
+            await beside(call_off, meetings[0])
+            sound(await asyncio.gather(*calls, return_exceptions=True))
+
+    async def memory(self) -> dict[str, float]:
+        """Device -> most memory that its worker has used, in GB."""
+        peaks = await self.all(list(self.members), "peak_memory", seconds=self.patience.publish)
+        return dict(zip(self.members, peaks, strict=True))
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    async def state(self) -> Mapping[str, Any]:
+        """What the next step depends on, as one device would say it."""
+        return await self._of_a_copy(self._state)
+
+    async def _state(self, devices: Sequence[str], seconds: float) -> Mapping[str, Any]:
+        return whole(await self.all(devices, "state", seconds=seconds))
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Everybody goes on from there."""
+        await self.all(self.holders, "restore", state, seconds=self.patience.train)
+        self.version = state["trainer"]["version"]
+        await self.prove(self.holders)
+
+    async def save(self, folder: Path, *, base: Path | None) -> None:
+        """Writes the policy for others. A worker whose host may not have this folder sends the files."""
+        await self._of_a_copy(partial(self._save, folder, base))
+
+    async def _save(self, folder: Path, base: Path | None, devices: Sequence[str], seconds: float) -> None:
+        if self.launcher.here:
+            await self.call(devices[0], "save", folder, base, seconds=seconds)
+            return
+        for name in await self.call(devices[0], "save_here", base, seconds=seconds):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))
+        await self.call(devices[0], "sweep", seconds=seconds)
+
+    async def _of_a_copy(self, ask: Callable[[Sequence[str], float], Awaitable[T]]) -> T:
+        """What `ask` gets from devices that hold one whole optimizer, in the seconds that it is given.
+
+        Those that have fallen silent are not asked, nor those that were just started and have nothing yet; after a
+        death at it, others are.
+        """
+        while True:
+            gone = self.silent | self.mend.lost
+            answering = [copy for copy in self.copies if not gone & set(copy)]
+            if not answering:
+                silent = ", ".join(device for device in self.trainers if device in gone)
+                raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
+            try:
+                return await ask(answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train)
+            except CellLost as lost:
+                self.mend.lost.add(lost.cell)
+
+    # A deadline that passed -------------------------------------------------------------------------------------------
+
+    async def witness(self, stage: str) -> str:
+        """Writes down where every process stands, once; returns what a message says of it."""
+        return await self.seen.told(f"stacks-{stage}-{self.version + 1:06d}.txt")
+
+    async def close(self) -> None:
+        """Leaves no process behind."""
+        members, self.members = list(self.members.values()), {}
+        seconds = CLOSING_LATE if self.silent or self.seen.asked else CLOSING
+        try:
+            closing = asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+            await at_most(seconds, closing)
+        finally:
+            await at_most(seconds, self.launcher.close())

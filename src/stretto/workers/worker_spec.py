@@ -1,0 +1,74 @@
+"""What one process of a run is told to be: its device, its roles there, and what it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from stretto.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a worker is made from; plain values, so that it can be sent to another host."""
+
+    recipe: Recipe
+    """What is trained."""
+    root: Path
+    """What the recipe's relative paths count from."""
+    base: Path | None
+    """The run's own copy of the base model, if it has one."""
+    device: str
+    """The plan's name of its device, such as "localhost/cpu:0"."""
+    roles: frozenset[str]
+    """Roles of the cells on it."""
+    token_budget: int
+    """Tokens in a forward; running out of memory lowers it."""
+    threads: int | None = None
+    """Threads of a CPU device; all of the process's if none."""
+    mates: int = 1
+    """Processes that train one copy of the policy together, itself included."""
+    sharers: tuple[str, ...] = ()
+    """Devices that share the optimizer, in the order of their parts; none if whoever trains has all of it."""
+    sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Role -> phases in which it leaves the device's memory to others."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """As torch calls it."""
+        return torch_device(self.device)
+
+    @property
+    def parted(self) -> bool:
+        """Whether what trains here has a part of the optimizer that nobody else has."""
+        return self.mates > 1 or len(self.sharers) > 1
+
+    @property
+    def part(self) -> int:
+        """Which part of the optimizer a device has that trains."""
+        return self.sharers.index(self.device) if self.sharers else 0
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy."""
+        elsewhere = set()
+        if self.mates > 1:
+            elsewhere.add("train")
+        if self.recipe.model.adapter is None:
+            elsewhere.add("reference")
+        return self.roles & {"generate", "train", "reference"} - elsewhere
+
+    @property
+    def serving_device(self) -> torch.device:
+        """Where the policy lies in full: host memory, if nothing on the device reads it."""
+        return self.torch_device if self.readers else torch.device("cpu")
+
+
+def torch_device(name: str) -> torch.device:
+    """What torch calls a device of this process."""
+    kind, _, number = name.rpartition("/")[2].partition(":")
+    # A process that was given one GPU sees it as the first.
+    return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())

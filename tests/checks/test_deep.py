@@ -1,0 +1,146 @@
+"""The second tier of checks: what only tokenizer, prompts and layers can tell, all of it at once."""
+
+import json
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from running import RECIPE, data_with, recipe_in, start
+from stretto.checks.deep import deep_problems
+
+
+def problems_of(folder, **changes):
+    return {problem.field: problem for problem in deep_problems(recipe_in(folder, **changes), folder)}
+
+
+def asking(folder, rows, **more):
+    """A task that reads these rows."""
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {"source": {"kind": "jsonl", "path": "data.jsonl", "name": None}, "holdout": {"prompts": 1}, **more}
+
+
+def row(text, answer="1"):
+    return {"prompt": text, "answer": answer}
+
+
+def test_a_recipe_that_works_has_no_problems(tmp_path):
+    assert problems_of(tmp_path) == {}
+    assert problems_of(tmp_path, model__adapter={"kind": "lora", "rank": 2, "alpha": 4.0}) == {}
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_named(tmp_path):
+    task = asking(tmp_path, [row("0"), row("1" * 26), row("1" * 27), row("0" * 40)])
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"task"}
+    assert "2 prompts leave no room for 4 new tokens in a context of 32" in found["task"].reason
+    assert "(29 tokens)" in found["task"].reason
+    assert "(42 tokens)" in found["task"].reason
+
+
+def test_a_row_far_down_without_an_answer_is_named(tmp_path):
+    task = asking(tmp_path, [*(row(f"{number:b}=") for number in range(30)), {"prompt": "11111111="}])
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"rewards.0.kind"}
+    assert "('11111111=') has none" in found["rewards.0.kind"].reason
+
+
+@pytest.mark.parametrize("bad", [row("2"), row("1", "2")], ids=["in a prompt", "in an answer"])
+def test_characters_that_the_tokenizer_lacks_are_a_problem_wherever_they_are(tmp_path, bad):
+    task = asking(tmp_path, [row(f"{number:b}=") for number in range(30)] + [bad])
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"model.scratch.characters"}
+    assert found["model.scratch.characters"].reason.startswith("1 prompt")
+
+
+def test_lora_targets_that_match_nothing_are_named_one_by_one(tmp_path):
+    adapter = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["q_proj", "query", "lm"]}
+    found = deep_problems(recipe_in(tmp_path, model__adapter=adapter), tmp_path)
+    assert [problem.field for problem in found] == ["model.adapter.targets"] * 2
+    assert ["'query'" in found[0].reason, "'lm'" in found[1].reason] == [True, True]
+    assert "q_proj" in found[0].fix
+
+
+def test_all_problems_of_the_tier_come_at_once(tmp_path):
+    found = problems_of(
+        tmp_path,
+        task=asking(tmp_path, [row(f"{number:b}=") for number in range(9)] + [row("1" * 40), row("x")]),
+        model__adapter={"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query"]},
+        evaluate__prompts=1,
+    )
+    assert found.keys() == {"task", "model.scratch.characters", "model.adapter.targets"}
+
+
+def test_a_gpu_that_is_not_there_cannot_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = problems_of(tmp_path, placement__cluster="1xgpu")
+    assert found.keys() == {"placement.cluster"}
+    assert problems_of(tmp_path, placement__cluster="1xcpu") == {}
+
+
+@pytest.fixture(scope="module")
+def folder_model(tmp_path_factory):
+    """A model in a folder, as transformers saves it."""
+    return start(tmp_path_factory.mktemp("made"), run__steps=1, evaluate__every=0).model
+
+
+def test_a_model_in_a_folder_is_described_without_its_weights(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            (tmp_path / file.name).write_text(file.read_text())
+    model = {"name": str(tmp_path), "dtype": "float32", "adapter": None}
+    assert problems_of(tmp_path, model=model) == {}
+    long = data_with(task__prompt="{text}" + "1" * 30)["task"]
+    assert problems_of(tmp_path, model=model, task=long).keys() == {"task"}
+
+
+def test_a_folder_whose_tokenizer_cannot_be_read_is_a_problem_of_the_model(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_text("{" if file.name == "tokenizer.json" else file.read_text())
+    found = problems_of(tmp_path, model={"name": str(tmp_path), "dtype": "float32", "adapter": None})
+    assert found.keys() == {"model.name"}
+
+
+def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_text(file.read_text())
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}{{ 1 }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    model = {"name": str(tmp_path), "dtype": "float32", "adapter": None}
+    assert problems_of(tmp_path, model=model) == {}
+    found = problems_of(tmp_path, model=model, task={**RECIPE["task"], "system": "be brief"})
+    assert found.keys() == {"task"}
+    assert "no system messages" in found["task"].reason
+
+
+@pytest.mark.parametrize("length", [31, 100_000])
+def test_a_reference_answer_that_does_not_fit_is_not_imitated(tmp_path, length):
+    rows = [row(f"{number:b}=") for number in range(30)] + [row("1=", "1" * length)]
+    task = asking(tmp_path, rows, prompt="{prompt}")
+    scratch = RECIPE["model"]["scratch"]
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"model.scratch.warmup_steps"}
+    assert (
+        "1 prompts leave no room in a context of 32 for the reference answers"
+        in found["model.scratch.warmup_steps"].reason
+    )
+    unwarmed = {**RECIPE["model"], "scratch": {**scratch, "warmup_steps": 0}}
+    assert problems_of(tmp_path, task=task, evaluate__prompts=1, model=unwarmed) == {}
+
+
+def test_a_text_that_is_surely_too_long_is_not_tokenised(tmp_path, monkeypatch):
+    long = "1" * 1_900_000
+    task = asking(tmp_path, [row("0"), row(long), row("1", long)])
+    encoded = []
+    encode = PreTrainedTokenizerFast.encode
+    monkeypatch.setattr(
+        PreTrainedTokenizerFast,
+        "encode",
+        lambda self, text, **more: encoded.append(len(text)) or encode(self, text, **more),
+    )
+    found = problems_of(tmp_path, task=task, evaluate__prompts=1)
+    assert found.keys() == {"task", "model.scratch.warmup_steps"}
+    assert "(1900021 characters)" in found["task"].reason
+    assert max(encoded) < 100

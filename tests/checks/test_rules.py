@@ -1,0 +1,411 @@
+"""Every rule of the first tier: a recipe that is right becomes wrong by a change, and one problem says so."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.checks.recipe import RULES, check, checked_recipe, examine
+from stretto.checks.rules.base import Scene
+from stretto.cli.recipe import PROBES
+from stretto.errors import RecipeError
+from stretto.recipe.load import parse_recipe
+from stretto.recipe.overrides import apply
+from stretto.types import Prompt
+
+LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
+PPO = ["algorithm.name=ppo"]
+MODEL = "rewards=[{name: accuracy, kind: exact}, {name: quality, kind: model}]"
+TWICE = "rewards=[{name: a, kind: model}, {name: b, kind: model}, {kind: exact}]"
+
+
+def cells(generate, train, more=""):
+    """A generate and a train cell on CPU devices of these numbers."""
+    names = [", ".join(f"localhost/cpu:{number}" for number in told.split(", ")) for told in (generate, train)]
+    told = f"{{role: generate, devices: [{names[0]}]}}, {{role: train, devices: [{names[1]}]{more}}}"
+    return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
+
+
+WRONG = [
+    (["model.quantize=nf4"], "model.quantize", "nf4 is not available yet"),
+    (["model.dtype=float16"], "model.dtype", "loss scaling"),
+    (["model.shape=qwen3-32b"], "model.shape", "only planned with"),
+    (["roles.critic.name=scratch"], "roles.critic", "which has no critic"),
+    ([*PPO, "roles.critic={}"], "roles.critic.name", "nothing to load"),
+    ([*PPO, "roles.critic.shape=llama-7b"], "roles.critic.shape", "not available yet"),
+    ([*PPO, "roles.critic.name=./no"], "roles.critic.name", "there is no"),
+    (
+        [*PPO, "roles.critic.name=scratch", "algorithm.gae={value_clip: 0.1}"],
+        "algorithm.gae.value_clip",
+        "not available",
+    ),
+    (["roles.reward_model.name=scratch"], "roles.reward_model", "no reward is of kind model"),
+    ([MODEL], "rewards.1.kind", "roles.reward_model is null"),
+    (
+        [MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"],
+        "rewards.1.deadline",
+        "deadlines of its stage",
+    ),
+    ([TWICE, "roles.reward_model.name=scratch"], "rewards.1.kind", "rewards.0 is the score"),
+    (["rewards.0.kind=model", "roles.reward_model.name=scratch"], "evaluate.every", "of no answer that it is right"),
+    ([MODEL, "roles.reward_model.name=two"], "roles.reward_model.name", "has 2 labels, and a reward is one number"),
+    ([MODEL, "roles.reward_model.name=unsaid"], "roles.reward_model.name", "has 2 labels"),
+    ([MODEL, "roles.reward_model.name=causal"], "roles.reward_model.name", "LlamaForCausalLM, which is no sequence"),
+    ([*PPO, "roles.critic.name=two"], "roles.critic.name", "which is no token classifier"),
+    (["roles.reference.name=x", "algorithm.kl.coef=0.1"], "roles.reference", "not available yet"),
+    (["algorithm.name=rlo"], "algorithm.name", "there is no algorithm 'rlo'"),
+    (PPO, "roles.critic", "needs a critic"),
+    (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no critic"),
+    (["algorithm.credit=turn"], "algorithm.credit", "not available yet"),
+    (["algorithm.vstar={}"], "algorithm.vstar", "reads no table"),
+    (["algorithm={name: astar_po, kl: {coef: 0.1}}"], "algorithm.kl.coef", "beta2"),
+    (["algorithm={name: astar_po, correction: {kind: token}}"], "algorithm.correction.kind", "any policy"),
+    (["algorithm.name=astar_po", "roles.reference=null"], "roles.reference", "needs a reference"),
+    (["algorithm={name: astar_po_course, vstar: {beta1: 0.1}}"], "algorithm.vstar.beta1", "largest reward"),
+    (["batch.oversample=1.5"], "batch.oversample", "has no effect"),
+    (["batch.lengths={response: {cap: 4000}}"], "batch.lengths.response.cap", "above engine.max_new_tokens"),
+    (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
+    (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
+    (["engine.kind=vllm"], "engine.kind", "not available yet"),
+    (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
+    (["engine.memory_share=0"], "engine.memory_share", "no memory"),
+    (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
+    (["engine.url=http://x"], "engine.url", "not available yet"),
+    (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
+    (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
+    (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
+    (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
+    (["placement.staleness=1"], "placement.staleness", "needs devices that only generate"),
+    (["placement.staleness=2"], "placement.staleness", "not possible"),
+    (
+        ["placement={staleness: 1, cluster: 2xcpu, strategy: separate}", "algorithm={name: astar_po}"],
+        "placement.staleness",
+        "needs importance weights",
+    ),
+    (
+        ["placement={staleness: 1, cluster: 2xcpu, strategy: separate}", "algorithm.correction.kind=none"],
+        "algorithm.correction.kind",
+        "older weights",
+    ),
+    (["placement={staleness: 1, cluster: 2xcpu, strategy: elastic}"], "placement.staleness", "shares its own with"),
+    (
+        ["placement.cells=[{role: train, devices: [localhost/gpu:0]}]"],
+        "placement.cells",
+        "no cell serves the stage generate",
+    ),
+    ([cells("0, 1", "2")], "placement.cells", "generating on several devices together"),
+    ([cells("0", "1, 2", ", mesh: {tp: 2}")], "placement.cells", "other than dp_shard"),
+    ([cells("0", "1, 2"), "optimizer.name=adamw8bit"], "optimizer.name", "slices of a model"),
+    (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
+    (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),
+    (["placement.cluster=8xH1000"], "placement.cluster", "no device is known as 'H1000'"),
+    (["environment.kind=tools"], "environment.kind", "not available yet"),
+    (["environment.kind=mine:run"], "environment.kind", "not available yet"),
+    (["environment.kind=singel_turn"], "environment.kind", "there is no environment"),
+    (["task.source={kind: hf}"], "task.source.name", "needs a dataset"),
+    (["task.source={kind: hf, path: x}"], "task.source.path", "no file or folder"),
+    (["task.source={kind: reasoning_gym, name: null}", "task.prompt=null"], "task.source.name", "needs a task"),
+    (
+        ["task.source={kind: reasoning_gym, count: 10}", "task.prompt=null"],
+        "task.holdout.prompts",
+        "leaves none to train on",
+    ),
+    (["task.source.split=x"], "task.source.split", "no effect"),
+    (["task.source.subset=x"], "task.source.subset", "no effect"),
+    (["task.source.config={a: 1}"], "task.source.config", "no effect"),
+    (["task.source.seed=1"], "task.source.seed", "no effect"),
+    (["rewards.0.kind=reasoning_gym"], "rewards.0.kind", "no scorer of reasoning-gym"),
+    (["rewards.0={kind: math, pick: first}"], "rewards.0.pick", "no effect"),
+    (["task.source={kind: arc, name: x}"], "task.source.kind", "not available yet"),
+    (["log=[wandb]"], "log", "wandb is not available yet"),
+    (["algorithm.kl.estimator=k1"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
+    (["algorithm.kl.where=reward"], "algorithm.kl.where", "no effect"),
+    (["algorithm.kl.estimator=k3"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
+    *(
+        (
+            [f"algorithm={{name: {name}, kl: {{coef: 0.1, estimator: {estimator}, where: reward}}}}"],
+            "algorithm.kl.estimator",
+            f"{estimator} in the reward does not pull towards the reference",
+        )
+        for name in ("grpo", "reinforce_pp")
+        for estimator in ("k2", "k3")
+    ),
+    (["roles.reference=null"], "roles.reference", "no effect"),
+    (["algorithm.correction={kind: none, cap: 3}"], "algorithm.correction.cap", "no effect"),
+    (["batch.max_rounds=3"], "batch.max_rounds", "no effect"),
+    (["model.scratch.warmup_steps=0", "model.scratch.warmup_lr=0.1"], "model.scratch.warmup_lr", "no effect"),
+    (["task.source.max=3"], "task.source.max", "no effect"),
+    (["task.source.path=x"], "task.source.path", "no effect"),
+    (["rewards.0.pattern=x"], "rewards.0.pattern", "no effect"),
+    (["rewards.0.compare=exact"], "rewards.0.compare", "no effect"),
+    (["rewards.0.deadline=9"], "rewards.0.deadline", "no effect"),
+    (["evaluate={every: 0}", "task.holdout={prompts: 0, seed: 1}"], "task.holdout.seed", "no effect"),
+    (["rewards.0.pick=first"], "rewards.0.pick", "no effect"),
+    (["checkpoint.best=eval/accuracy", "evaluate.every=0"], "checkpoint.best", "never measured"),
+    (["checkpoint.best=eval/acuracy"], "checkpoint.best", "no metric"),
+    (["checkpoint.best=reward/part/format"], "checkpoint.best", "no metric"),
+    (["batch.samples=1"], "batch.samples", "too few for rloo"),
+    (["batch.updates=9"], "batch.updates", "9 updates cannot share 8 trajectories"),
+    (["batch.token_budget=24"], "batch.token_budget", "cannot hold"),
+    (["batch.prompts=1000000"], "batch.samples", "more than can be held"),
+    (["evaluate.pass_k=1000000"], "evaluate.pass_k", "more than can be held"),
+    (["optimizer.warmup=10"], "optimizer.warmup", "leave none of the run's 10"),
+    (["optimizer.betas=[0.9, 1]"], "optimizer.betas.1", "never change"),
+    (["engine.temperature=1e-3"], "engine.temperature", "leaves nothing"),
+    (["model.adapter={targets: []}", "model.adapter.rank=4"], "model.adapter.targets", "no layer"),
+    (["model.adapter.rank=17"], "model.adapter.rank", "above 16"),
+    (["model.scratch.width=18"], "model.scratch.width", "even share"),
+    (["model.scratch.width=80000"], "model.scratch", "million parameters"),
+    (["model.scratch.context=100000"], "model.scratch.context", "too many"),
+    (["model.scratch.context=24"], "model.scratch.context", "cannot hold"),
+    (["task.holdout.prompts=0"], "task.holdout.prompts", "no prompts are held out"),
+    (["evaluate.prompts=11"], "evaluate.prompts", "more than the 10"),
+    (["evaluate={every: 0, prompts: 11}"], "evaluate.prompts", "more than the 10"),
+    (["roles.reference=null", "algorithm.kl.coef=0.1"], "roles.reference", "is null, but"),
+    (["seed=-1"], "seed", "negative"),
+    (["task.holdout.seed=-1"], "task.holdout.seed", "negative"),
+    (["checkpoint.keep=3000000000"], "checkpoint.keep", "larger than anything"),
+    (["rewards.0.kind=exct"], "rewards.0.kind", "exct"),
+    (["rewards.0={name: a, kind: regex}"], "rewards.0.pattern", "needs a pattern"),
+    (["rewards.0={name: a, kind: regex, pattern: '('}"], "rewards.0.pattern", "no regular expression"),
+    (["rewards.0.kind=no_such_module:f"], "rewards.0.kind", "no_such_module"),
+    (["rewards.0.kind='a b:f'"], "rewards.0.kind", "module:name"),
+    (["rewards=[{kind: exact}, {kind: exact}]"], "rewards.1.name", "accuracy"),
+    (["rewards.0.weight=0"], "rewards", "every weight is 0"),
+    (
+        ["rewards.0.kind=numeric", "task.source.alphabet=ab", "model.scratch.characters='ab='"],
+        "rewards.0.kind",
+        "no number",
+    ),
+    (
+        [
+            "rewards.0={kind: regex, pattern: x, compare: numeric}",
+            "task.source.alphabet=ab",
+            "model.scratch.characters='ab='",
+        ],
+        "rewards.0.compare",
+        "no number",
+    ),
+    (["rewards=[{kind: overlong}]", "evaluate.every=2"], "evaluate.every", "a length says of no answer"),
+    (["model.scratch.characters='0123456789'"], "model.scratch.characters", "does not have '='"),
+    (["task.source.alphabet='01x'"], "model.scratch.characters", "does not have 'x'"),
+    (["task.prompt=null"], "model.scratch.characters", "does not have"),
+    (["task.source.count=10"], "task.holdout.prompts", "leaves none to train on"),
+    (["task.source.name=revers"], "task.source.name", "revers"),
+    (["task.prompt='{txt}='"], "task.prompt", "txt"),
+    (["model={name: nothing at all}"], "model.name", "no model"),
+    (["run.folder=taken"], "run.folder", "exists already"),
+    (["run.folder=file/run"], "run.folder", "cannot be written"),
+    (["run.folder=/proc/run"], "run.folder", "cannot be written"),
+    (["run.folder=~/run"], "run.folder", "~ is not read"),
+]
+
+CLASSIFIERS = {
+    "two": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}},
+    "unsaid": {"architectures": ["LlamaForSequenceClassification"]},
+    "causal": {"architectures": ["LlamaForCausalLM"]},
+    "one": {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
+}
+"""Folder -> what its configuration says."""
+
+
+def problems(data, changes=(), root=None, probes=PROBES):
+    for change in changes:
+        apply(data, change)
+    return check(parse_recipe(data), root=root or Path.cwd(), probes=probes)
+
+
+@pytest.fixture
+def taken(right, tmp_path):
+    """The right recipe in a folder where something is in the way."""
+    (tmp_path / "taken").mkdir()
+    for name, facts in CLASSIFIERS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
+    (tmp_path / "file").touch()
+    return right
+
+
+def test_the_recipe_that_is_made_wrong_is_right(right):
+    assert problems(right) == []
+
+
+@pytest.mark.parametrize(("changes", "field", "reason"), WRONG)
+def test_what_is_wrong_is_one_problem_with_a_fix(taken, changes, field, reason):
+    (problem,) = problems(taken, changes)
+    assert problem.field == field
+    assert reason in problem.reason
+    assert problem.fix
+
+
+RIGHT = [
+    [],
+    [*PPO, "roles.critic.name=scratch", "algorithm.gae={lam: 1.0}"],
+    [MODEL, "roles.reward_model.name=scratch"],
+    ["rewards.0.kind=model", "roles.reward_model.name=scratch", "evaluate.every=0"],
+    [MODEL, "roles.reward_model.name=one"],
+    ["algorithm.name=reinforce", "batch.samples=1"],
+    ["algorithm.name=grpo", "algorithm.clip=[0.1, 0.3]", "batch.updates=4"],
+    ["algorithm.kl={coef: 0.1, estimator: k3}"],
+    ["algorithm.kl={coef: 0.1, where: reward}"],
+    ["algorithm.kl={coef: 0.1, estimator: k1, where: reward}"],
+    ["algorithm.kl={coef: 0.1, estimator: auto, where: reward}"],
+    ["algorithm.kl.estimator=auto"],
+    ["algorithm.kl.estimator=k2"],  # what auto is: recipes that were written down name it
+    ["algorithm.correction.kind=none"],
+    ["algorithm.correction.cap=5"],
+    ["model.adapter={rank: 4, alpha: 8}"],
+    ["model.scratch.warmup_steps=0"],
+    ["model.scratch=null", "task={source: {name: addition}, prompt: '{a}+{b}='}"],
+    ["placement={strategy: flatten, cluster: 1xcpu}"],
+    ["placement.cluster=1xgpu"],
+    ["engine={speculate: false, memory_share: 0.5}"],
+    ["checkpoint.best=loss"],
+    ["batch.token_budget=4096"],
+    ["evaluate.every=0"],
+    ["evaluate={every: 0}", "task.holdout.prompts=0"],
+    ["evaluate.every=0", "checkpoint.best=reward/mean"],
+    ["checkpoint.best=reward/part/accuracy"],
+    ["checkpoint.best=null", "checkpoint.every=1000"],
+    ["rewards=[{kind: exact}, {name: b, kind: numeric, weight: 0, pick: only}]"],
+    ["rewards.0={kind: regex, pattern: '(.*)', compare: numeric, pick: first}"],
+    ["log=[]"],
+    ["rewards.0.kind=math"],
+    ["rewards.0={kind: math, deadline: 20}"],
+    ["run.folder=new/deep/folder"],
+    ["optimizer={schedule: cosine, warmup: 9, clip: null}"],
+]
+
+
+@pytest.mark.parametrize("changes", RIGHT)
+def test_what_makes_sense_is_accepted(taken, changes):
+    assert problems(taken, changes) == []
+
+
+def test_all_problems_come_at_once(taken):
+    changes = ["seed=-1", "algorithm.name=gpro", "batch.updates=99", "run.folder=taken", "rewards.0.kind=exct"]
+    changes += ["engine.top_p=0.5", "model.scratch.width=17", "model.scratch.characters=ab"]
+    assert {problem.field for problem in problems(taken, changes)} == {
+        "seed",
+        "algorithm.name",
+        "batch.updates",
+        "run.folder",
+        "rewards.0.kind",
+        "engine.top_p",
+        "model.scratch.width",
+        "model.scratch.characters",
+    }
+
+
+def test_a_scratch_section_has_no_effect_on_another_model(right, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 24}')
+    found = problems(right, ["model.name=model"])
+    assert [problem.field for problem in found] == ["model.scratch", "engine.max_new_tokens"]
+    assert problems(right, ["model.scratch=null", "engine.max_new_tokens=23"]) == []
+
+
+def test_a_clip_range_has_no_effect_where_nothing_is_clipped(right, monkeypatch):
+    plain = dataclasses.replace(CATALOG["rloo"], name="plain", clip=None)
+    monkeypatch.setitem(CATALOG, "plain", plain)
+    (problem,) = problems(right, ["algorithm={name: plain, clip: [0.1, 0.1]}"])
+    assert problem.field == "algorithm.clip"
+    assert "does not clip" in problem.reason
+
+
+def test_an_algorithm_that_drops_groups_may_say_how_often_it_resamples(right, monkeypatch):
+    dropping = dataclasses.replace(CATALOG["grpo"], name="dropping", drops=True)
+    monkeypatch.setitem(CATALOG, "dropping", dropping)
+    assert problems(right, ["algorithm.name=dropping", "batch.max_rounds=3"]) == []
+
+
+def test_tensorboard_must_be_installed_to_be_logged_to(right, monkeypatch):
+    monkeypatch.setattr("stretto.checks.rules.files.importlib.util.find_spec", lambda name: None)
+    (problem,) = problems(right)
+    assert problem.field == "log"
+    assert "pip install tensorboard" in problem.fix
+
+
+@pytest.mark.parametrize(("answer", "told"), [("3 or 4", "holds 2 numbers"), ("²", "holds no number")])
+def test_a_numeric_reward_needs_one_number_to_compare_with(right, answer, told):
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "1"},), reference=answer)
+    probes = dataclasses.replace(PROBES, task=lambda *_: ([prompt] * 11, [], False))
+    found = {problem.field: problem.reason for problem in problems(right, ["rewards.0.kind=numeric"], probes=probes)}
+    assert told in found["rewards.0.kind"]
+
+
+def test_an_answer_that_is_missing_is_the_task_s_fault(right, tmp_path):
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "1"},))
+    probes = dataclasses.replace(PROBES, task=lambda *_: ([prompt] * 11, [], False))
+    for changes in ([], ["rewards.0.kind=numeric"], ["rewards.0.kind=math"], ["rewards.0={kind: regex, pattern: x}"]):
+        (problem,) = problems(right, changes, probes=probes)
+        assert problem.field == "rewards.0.kind"
+        assert "the prompt 'p' ('1') has none" in problem.reason
+    (tmp_path / "own.py").write_text("def reward(answer, prompt, signals): return 1.0")
+    assert problems(right, ["rewards.0={kind: 'own:reward'}"], probes=probes) == []
+
+
+def test_data_is_looked_for_beside_the_recipe(right, tmp_path):
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    rows = [{"prompt": f"{n}=", "answer": str(n)} for n in range(20)]
+    (beside / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (beside / "own.py").write_text("def reward(answer, prompt, signals): return 1.0")
+    changes = ["task={source: {kind: jsonl, path: data.jsonl}, holdout: {prompts: 10}}", "rewards.0.kind=own:reward"]
+    assert problems(right, changes, root=beside) == []
+    assert {problem.field for problem in problems(right)} == {"task.source.path", "rewards.0.kind"}
+
+
+def write(path, data):
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_file_is_examined_whole_even_if_some_keys_cannot_be_read(right, tmp_path):
+    right["batch"]["sampels"] = 3
+    right["algorithm"]["name"] = "gpro"
+    right["optimizer"] = {"lr": "fast"}
+    recipe, found = examine(write(tmp_path / "r.yaml", right), ["seed=-1"], root=tmp_path, probes=PROBES)
+    assert recipe is not None
+    assert [problem.field for problem in found] == ["batch.sampels", "optimizer.lr", "algorithm.name", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        (["task.holdout.prompts=many"], ["task.holdout.prompts"]),
+        (["evaluate.prompts=200", "task.holdout.promts=200"], ["task.holdout.promts"]),
+        (["task.source.kind=synthtic", "task.source.path=x"], ["task.source.kind"]),
+        (["task.source.count=x", "task.source.length=x"], ["task.source.length", "task.source.count"]),
+        (["model.scratch.heads=x", "model.scratch.width=18"], ["model.scratch.heads"]),
+        (["run=null"], ["run"]),
+        (["rewards.0.kind=3", "rewards.0.pattern=x"], ["rewards.0.kind"]),
+        (["model=null"], ["model"]),
+    ],
+)
+def test_nothing_is_said_about_values_that_nobody_gave(right, tmp_path, changes, fields):
+    _, found = examine(write(tmp_path / "r.yaml", right), changes, root=tmp_path, probes=PROBES)
+    assert [problem.field for problem in found] == fields
+
+
+def test_a_checked_recipe_is_resolved(right, tmp_path):
+    path = write(tmp_path / "r.yaml", right)
+    assert checked_recipe(path, root=tmp_path, probes=PROBES).algorithm.clip == (0.2, 0.2)
+    with pytest.raises(RecipeError, match="negative"):
+        checked_recipe(path, ["seed=-1"], root=tmp_path, probes=PROBES)
+
+
+def test_every_rule_says_something_somewhere(taken, monkeypatch):
+    """The cases above break every rule, except those that have a test of their own."""
+    silent = {rule.__name__ for rule in RULES}
+    for changes, _, _ in WRONG:
+        data = json.loads(json.dumps(taken))
+        for change in changes:
+            apply(data, change)
+        recipe = parse_recipe(data)
+        prompts, _, complete = PROBES.task(recipe.task, Path.cwd(), 11)
+        scene = Scene(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
+        silent -= {rule.__name__ for rule in RULES if list(rule(recipe, scene))}
+    assert silent == {"clip_is_used", "logs_can_be_written"}

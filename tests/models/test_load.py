@@ -1,0 +1,341 @@
+"""Loading: from a folder, from a GGUF file and from nothing; and what loading refuses, in words."""
+
+import os
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from stretto.errors import RecipeError
+from stretto.models import gguf_reading
+from stretto.models.load import choose_device, describe, load, plain_copy
+from stretto.models.logprob_head import chunk_logits
+from stretto.models.scratch import character_tokenizer, configuration, fresh_network
+from stretto.models.source import ModelFiles, locate
+from stretto.recipe.schema import Adapter, Model, Scratch
+from stretto.training.packing import pack
+from tiny import CHARACTERS, CPU, SCRATCH_FILES, VOCABULARY, sample, scratch_model, scratch_policy
+
+TOKENS = [1, 6, 7, 2, 8, 9, 0]
+
+
+def plain_logits(network):
+    with torch.no_grad():
+        return network(input_ids=torch.tensor([TOKENS])).logits[0]
+
+
+def own_logits(policy):
+    batch = pack([sample(TOKENS, [1])], device=policy.device, dtype=torch.float32)
+    with torch.no_grad():
+        return chunk_logits(policy.hidden(batch.tokens, batch.positions, batch.layout), policy.head(), 1.0)
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+
+
+def folder_of(network, path):
+    network.save_pretrained(path)
+    character_tokenizer(CHARACTERS).save_pretrained(path)
+    return locate(str(path), path)
+
+
+def section(dtype="float32", adapter=None):
+    return Model(name="given by its files", dtype=dtype, adapter=adapter)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_gives_the_logits_of_its_model(tmp_path, tied, dtype):
+    network = llama(tie_word_embeddings=tied)
+    policy = load(section(dtype), folder_of(network, tmp_path), seed=0, device=CPU)
+    assert policy.dtype == getattr(torch, dtype)
+    assert policy.portable
+    exact = dtype == "float32"
+    torch.testing.assert_close(
+        own_logits(policy), plain_logits(network), rtol=1e-4 if exact else 0.1, atol=1e-5 if exact else 0.05
+    )
+
+
+def test_a_loaded_model_knows_its_context_and_what_ends_a_turn(tmp_path):
+    network = llama()
+    network.generation_config.eos_token_id = [3, 4]
+    policy = load(section(), folder_of(network, tmp_path), seed=0, device=CPU)
+    assert policy.context == 64
+    assert policy.stop_tokens == {0, 3, 4}
+    assert policy.device == CPU
+
+
+def test_a_loaded_model_has_no_dropout_left_in_it(tmp_path):
+    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, bos_token_id=None, eos_token_id=0)
+    assert config.resid_pdrop > 0
+    policy = load(section(), folder_of(GPT2LMHeadModel(config), tmp_path), seed=0, device=CPU)
+    assert policy.network.training
+    assert torch.equal(own_logits(policy), own_logits(policy))
+
+
+def test_a_scratch_model_depends_on_its_seed_alone_and_leaves_the_global_random_state(tmp_path):
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    one, again, other = scratch_policy(seed=1), scratch_policy(seed=1), scratch_policy(seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(own_logits(one), own_logits(again))
+    assert not torch.equal(own_logits(one), own_logits(other))
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=2)])
+def test_a_scratch_model_read_back_from_its_run_is_the_one_that_was_written(tmp_path, adapter):
+    written = scratch_policy(dtype="float64", seed=3)
+    written.save(tmp_path / "base")
+    model = scratch_model(dtype="float64", adapter=adapter)
+    found = load(model, SCRATCH_FILES, seed=99, device=CPU, base=tmp_path / "base")
+    assert torch.equal(own_logits(found), own_logits(written))
+    assert not found.portable
+    assert (found.adapted is None) == (adapter is None)
+
+
+def test_a_scratch_width_must_be_a_multiple_of_its_heads():
+    with pytest.raises(RecipeError) as caught:
+        configuration(Scratch(width=30, heads=4))
+    assert caught.value.problems[0].field == "model.scratch.width"
+
+
+def test_a_scratch_model_is_a_stock_llama_apart_from_its_norms():
+    network = fresh_network(Scratch(width=32, heads=2, characters="ab"), seed=0)
+    assert type(network) is LlamaForCausalLM
+    assert network.config.vocab_size == 7
+
+
+@pytest.mark.parametrize("characters", ["ab", "0123456789+= \n", "äöü😀", "<|>"])
+def test_a_character_tokenizer_gives_one_token_per_character_and_takes_it_back(characters):
+    tokenizer = character_tokenizer(characters)
+    text = characters * 2
+    assert len(tokenizer.encode(text)) == len(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode("~")) == "<|unknown|>"
+
+
+def test_what_is_no_model_is_refused_in_words(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(RecipeError) as caught:
+        load(section(), locate(str(tmp_path), tmp_path), seed=0, device=CPU)
+    assert caught.value.problems[0].field == "model.name"
+    assert "\n" not in caught.value.problems[0].reason
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "other sizes"])
+def test_damaged_weights_are_refused_in_words(tmp_path, damage):
+    files = folder_of(llama(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "empty":
+        weights.write_bytes(b"")
+    elif damage == "noise":
+        weights.write_bytes(b"\x80\x04\x95" * 1000)
+    else:
+        LlamaForCausalLM(LlamaConfig(**(llama().config.to_dict() | {"hidden_size": 64}))).save_pretrained(
+            tmp_path / "x"
+        )
+        weights.write_bytes((tmp_path / "x" / "model.safetensors").read_bytes())
+    with pytest.raises(RecipeError) as caught:
+        load(section(), files, seed=0, device=CPU)
+    assert caught.value.problems[0].field == "model.name"
+
+
+def test_a_model_that_lacks_weights_is_refused_rather_than_filled_with_noise(tmp_path):
+    files = folder_of(llama(), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(section(), files, seed=0, device=CPU)
+
+
+def test_the_cpu_is_taken_where_the_recipe_asks_for_it():
+    assert choose_device("1xcpu") == CPU
+
+
+def interleaved(weight, heads):
+    """Rows in the order in which GGUF files keep the rotated halves of each head."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def write_gguf(network, path):
+    """A llama in a GGUF file, in fp32, with a byte-level vocabulary and a chat template."""
+    config = network.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|end|>", *"abcdefghijklmn", "ab"])
+    writer.add_token_types([gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * 15])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+    writer.add_bos_token_id(0)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    for name, weight in network.named_parameters():
+        data = weight.detach().numpy().astype(np.float32)
+        if "q_proj" in name:
+            data = interleaved(data, config.num_attention_heads)
+        if "k_proj" in name:
+            data = interleaved(data, config.num_key_value_heads)
+        stem = name.removesuffix(".weight")
+        layer, _, leaf = stem.removeprefix("model.layers.").partition(".")
+        writer.add_tensor(f"blk.{layer}.{names[leaf]}.weight" if leaf in names else f"{names[stem]}.weight", data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def gguf_model(tmp_path_factory):
+    """A network, and the GGUF file that holds it."""
+    network = llama(tie_word_embeddings=True, vocab_size=16)
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(network, path)
+    return network, path
+
+
+def test_a_gguf_file_gives_the_logits_of_the_model_in_it(gguf_model):
+    network, path = gguf_model
+    policy = load(section(), locate(str(path), path.parent), seed=0, device=CPU)
+    torch.testing.assert_close(own_logits(policy), plain_logits(network), rtol=1e-4, atol=1e-5)
+    assert not policy.portable
+    assert policy.tokenizer.encode("abcab") == [15, 3, 15]
+    assert policy.tokenizer.chat_template is not None
+    assert policy.stop_tokens == {0}
+
+
+def test_a_model_from_a_gguf_file_can_be_saved_and_loaded_by_transformers(gguf_model, tmp_path):
+    network, path = gguf_model
+    policy = load(section(), locate(str(path), path.parent), seed=0, device=CPU)
+    policy.save(tmp_path)
+    torch.testing.assert_close(
+        plain_logits(AutoModelForCausalLM.from_pretrained(tmp_path)), plain_logits(network), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_an_adapter_over_a_gguf_file_trains_the_adapter_alone(gguf_model):
+    _, path = gguf_model
+    policy = load(section(adapter=Adapter(rank=2)), locate(str(path), path.parent), seed=0, device=CPU)
+    assert all("lora_" in name for name in policy.trained())
+    assert policy.adapted is not None
+
+
+def test_a_cut_gguf_file_is_refused_in_words(gguf_model, tmp_path):
+    _, path = gguf_model
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(RecipeError) as caught:
+        load(section(), locate(str(cut), Path(tmp_path)), seed=0, device=CPU)
+    assert caught.value.problems[0].field == "model.name"
+
+
+def test_a_plain_copy_has_the_weights_and_buffers_and_no_mark_of_where_they_came_from():
+    network = llama()
+    network.config.quantization_config = {"quant_method": "gguf"}
+    copied = plain_copy(network)
+    assert getattr(copied.config, "quantization_config", None) is None
+    assert {weight.device.type for weight in (*copied.parameters(), *copied.buffers())} == {"cpu"}
+    assert copied.get_output_embeddings().weight.data_ptr() == network.get_output_embeddings().weight.data_ptr()
+    torch.testing.assert_close(plain_logits(copied), plain_logits(network), rtol=0, atol=0)
+
+
+def test_a_hub_model_that_is_not_here_is_refused_without_the_network():
+    files = ModelFiles(kind="hub", name="nobody/nothing", folder=None, file=None)
+    with pytest.raises(RecipeError) as caught:
+        load(section(), files, seed=0, device=CPU)
+    assert "nobody/nothing" in caught.value.problems[0].reason
+
+
+def test_a_gguf_file_is_read_once_for_all_its_parts(gguf_model, monkeypatch):
+    _, path = gguf_model
+    opened, names = [], []
+    reader, table = gguf_reading.READER, gguf_reading.NAMES
+    monkeypatch.setattr(gguf_reading, "READER", lambda path: opened.append(path) or reader(path))
+    monkeypatch.setattr(gguf_reading, "NAMES", lambda *what: names.append(what) or table(*what))
+    monkeypatch.setattr(gguf, "GGUFReader", reader)  # what a reading puts back is the counting ones
+    monkeypatch.setattr(gguf, "get_tensor_name_map", table)
+    os.utime(path, ns=(1, len(opened) + 1))  # as if nobody had looked at it before
+    files = ModelFiles(kind="gguf", name=str(path), folder=path.parent, file=path.name)
+    describe(files)
+    load(Model(name=str(path), adapter=None), files, seed=0, device=torch.device("cpu"))
+    assert len(opened) == len(names) == 1
+    assert gguf.GGUFReader is gguf_reading.READER
+    os.utime(path, ns=(2, 2))  # another file in its place is read anew
+    describe(files)
+    assert len(opened) == 2
+
+
+def test_a_gguf_file_is_loaded_without_a_word_on_the_screen(gguf_model, capfd):
+    _, path = gguf_model
+    load(section(), locate(str(path), path.parent), seed=0, device=CPU)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gguf_file_is_described_once_until_it_changes_and_to_everyone_apart(gguf_model, tmp_path, monkeypatch):
+    _, original = gguf_model
+    path = tmp_path / "tiny.gguf"
+    shutil.copy(original, path)
+    readings = []
+    reader = gguf.GGUFReader.__init__
+
+    def counted(self, *given, **named):
+        readings.append(given)
+        reader(self, *given, **named)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
+    config, tokenizer = describe(locate(str(path), path.parent))
+    first = len(readings)
+    assert first > 0
+    config.hidden_size, tokenizer.chat_template = 1, "changed"
+    again, same = describe(locate(str(path), path.parent))
+    assert len(readings) == first
+    assert (again.hidden_size, same.chat_template) != (1, "changed")
+    assert again.hidden_size == 32
+    assert same.encode("abc") == tokenizer.encode("abc")
+    os.utime(path, (1, 1))
+    describe(locate(str(path), path.parent))
+    assert len(readings) == 2 * first

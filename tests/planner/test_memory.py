@@ -1,0 +1,145 @@
+"""Bytes per rank against hand counts, and against the peaks that trainers published."""
+
+import pytest
+
+from stretto.placement.devices import GB, find_device
+from stretto.planner.cost import memory
+from stretto.planner.cost.memory import Held
+from stretto.planner.cost.mesh import Mesh, Site
+from stretto.planner.cost.shapes import named_shape
+
+H100 = find_device("H100")
+SHAPE = named_shape("qwen3-4b")
+
+
+def site(**mesh):
+    mesh.setdefault("devices", mesh.get("tp", 1) * mesh.get("pp", 1))
+    return Site(device=H100, mesh=Mesh(**mesh))
+
+
+def test_full_training_holds_eighteen_bytes_per_parameter():
+    held = memory.states(SHAPE, site())
+    assert held.states == 18 * SHAPE.params
+    assert memory.states(SHAPE, site(), optimizer="adamw8bit").states == 12 * SHAPE.params
+
+
+@pytest.mark.parametrize(("zero", "bytes_each"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 16 / 8)])
+def test_each_zero_stage_shards_what_it_says(zero, bytes_each):
+    assert memory.states(SHAPE, site(devices=8, zero=zero)).states == pytest.approx(bytes_each * SHAPE.params)
+
+
+def test_tensor_and_pipeline_ranks_divide_everything():
+    assert memory.states(SHAPE, site(tp=2, pp=2)).states == pytest.approx(18 * SHAPE.params / 4)
+
+
+def test_an_adapter_trains_its_own_parameters_only():
+    held = memory.states(SHAPE, site(), adapter=16)
+    trained = 16 * SHAPE.linear_inputs
+    assert held.weights == pytest.approx(2 * SHAPE.params + 2 * trained)
+    assert held.gradients + held.optimizer == pytest.approx(16 * trained)
+    assert trained < 0.01 * SHAPE.params
+
+
+def test_a_quantised_base_is_a_quarter():
+    whole, quarter = (memory.states(SHAPE, site(), adapter=16, base=base).weights for base in ("bfloat16", "nf4"))
+    assert quarter < 0.3 * whole
+
+
+def test_experts_are_spread_over_their_own_ranks():
+    shape = named_shape("deepseek-v3")
+    held = memory.weights(shape, site(devices=32, ep=32))
+    assert held == pytest.approx(2 * (shape.params - shape.routed_params) + 2 * shape.routed_params / 32)
+
+
+def test_recomputing_keeps_one_input_per_layer_and_one_layer_alive():
+    kept = memory.activations(SHAPE, site(), 16384, "keep")
+    again = memory.activations(SHAPE, site(), 16384, "recompute")
+    away = memory.activations(SHAPE, site(), 16384, "offload")
+    assert again - away == 16384 * 2 * SHAPE.hidden * (SHAPE.layers - 2)
+    assert kept > 4 * again
+
+
+def test_logits_of_a_large_vocabulary_are_the_peak_unless_the_head_is_chunked():
+    whole = memory.training(SHAPE, site(), 65536, adapter=16, chunked=False)
+    assert whole.largest == "head"
+    assert memory.training(SHAPE, site(), 65536, adapter=16).head == memory.HEAD_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "tokens", "adapter", "kind", "chunked", "gigabytes"),
+    [
+        ("qwen3-0.6b", 1, 16384, 16, "recompute", True, 5.1),
+        ("qwen3-4b", 1, 65536, 16, "offload", True, 31.1),
+        ("qwen3-4b", 8, 65536, 0, "recompute", False, 171.5),
+        ("qwen3-30b-a3b", 8, 65536, 0, "recompute", True, 105.4),
+        ("intellect-3-106b-a12b", 8, 65536, 16, "recompute", True, 153.6),
+        ("qwen3-235b-a22b", 8, 16384, 16, "offload", True, 150.3),
+    ],
+)
+def test_published_peaks_of_a_sharded_trainer_are_within_fifteen_percent(
+    name, gpus, tokens, adapter, kind, chunked, gigabytes
+):
+    held = memory.training(
+        named_shape(name), site(devices=gpus, zero=3), tokens, adapter=adapter, base="float32", kind=kind,
+        chunked=chunked,
+    )  # fmt: skip
+    assert (held.total - held.context) / GB == pytest.approx(gigabytes, rel=0.15)
+
+
+def test_the_pool_of_a_32b_engine_on_four_cards_is_the_published_size():
+    tokens = memory.pool_tokens(named_shape("qwen3-32b"), site(tp=4), share=0.6)
+    assert tokens == pytest.approx(484_000, rel=0.1)
+
+
+def test_a_model_that_does_not_fit_has_no_pool():
+    assert memory.pool_tokens(named_shape("deepseek-v3"), site(tp=8)) < 0
+
+
+def test_an_engine_holds_exactly_the_pool_it_was_given():
+    shape = named_shape("qwen3-8b")
+    pool = memory.pool_tokens(shape, site(tp=2), share=0.8)
+    assert memory.generating(shape, site(tp=2), pool).total == pytest.approx(0.8 * H100.memory)
+
+
+def test_a_hand_over_in_buckets_is_bounded():
+    assert memory.handover(SHAPE, site()) == memory.BUCKET
+    assert memory.handover(SHAPE, site(), bucketed=False) == pytest.approx(2 * SHAPE.params)
+
+
+def test_the_peak_is_what_stays_plus_the_largest_phase_with_one_process():
+    stays = Held(weights=10.0, context=memory.CONTEXT)
+    small, large = Held(cache=5.0, context=memory.CONTEXT), Held(activations=7.0, context=memory.CONTEXT)
+    assert memory.peak([stays], [[small], [large]]) == 17.0 + memory.CONTEXT
+    assert memory.peak([stays], [[small, large]]) == 22.0 + memory.CONTEXT
+    assert memory.peak([], []) == memory.CONTEXT
+
+
+def test_what_sleeps_is_charged_to_the_host_without_caches():
+    held = Held(weights=3.0, optimizer=12.0, cache=99.0, activations=99.0)
+    assert memory.asleep([held, held], 8) == 8 * (30.0 + memory.BUCKET)
+
+
+def test_a_device_is_never_filled_to_the_brim():
+    assert memory.fits(0.9 * H100.memory, site())
+    assert not memory.fits(0.95 * H100.memory, site())
+
+
+def test_a_3b_adapter_trains_on_a_24_gb_card():
+    card = Site(device=find_device("RTX4090"))
+    held = memory.training(named_shape("qwen2.5-3b"), card, 4096, adapter=16)
+    assert memory.fits(held.total, card)
+    assert not memory.fits(memory.training(named_shape("qwen2.5-3b"), card, 4096).total, card)
+
+
+@pytest.mark.parametrize(("base", "bytes_each"), [("float32", 16), ("float64", 32)])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_weights_in_full_precision_are_their_own_masters(base, bytes_each, zero):
+    held = memory.states(SHAPE, site(devices=8, zero=zero), base=base)
+    assert held.states == pytest.approx(bytes_each * SHAPE.params / (8 if zero else 1))
+
+
+@pytest.mark.parametrize("kind", ["keep", "recompute", "offload"])
+def test_activations_are_as_wide_as_the_model_computes(kind):
+    narrow, wide = (memory.activations(SHAPE, site(), 4096, kind, each) for each in ("bfloat16", "float32"))
+    assert wide == 2 * narrow
+    assert memory.activations(SHAPE, site(), 4096, kind, "nf4") == narrow

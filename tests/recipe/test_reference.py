@@ -1,0 +1,36 @@
+"""The reference page is made from the schema, and is up to date."""
+
+import runpy
+from pathlib import Path
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.recipe.reference import page
+from stretto.recipe.schema_text import homes
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_committed_page_is_up_to_date():
+    committed = (ROOT / "docs" / "reference" / "recipe.md").read_text("utf-8")
+    assert committed == page(), "run scripts/reference"
+
+
+def test_every_key_and_algorithm_is_on_the_page():
+    text = page()
+    for name in (*homes(), *CATALOG):
+        assert f"| `{name}` |" in text
+
+
+def test_every_key_says_what_it_does():
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        assert all(cells), row
+
+
+def test_the_script_compares_the_page(monkeypatch, capsys):
+    script = runpy.run_path(str(ROOT / "scripts" / "reference"))
+    monkeypatch.setattr("sys.argv", ["reference", "--check"])
+    assert script["main"]() == 0
+    assert "up to date" in capsys.readouterr().out

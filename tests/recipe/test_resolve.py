@@ -1,0 +1,119 @@
+"""Filling in what follows from other keys, and writing it down."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.algorithms.catalog import CATALOG
+from stretto.checks.recipe import check
+from stretto.cli.recipe import PROBES
+from stretto.recipe.load import load_recipe, parse_recipe
+from stretto.recipe.resolve import FULL_RATE, SYNTHETIC, dump, resolve
+from stretto.recipe.schema import Recipe, Source, Task
+from stretto.tasks import synthetic
+
+VARIANTS = [
+    {},
+    {"model": {"name": "scratch"}},
+    {"algorithm": {"name": "reinforce"}, "batch": {"samples": 1}},
+    {"algorithm": {"clip": [0.0, 0.5]}},
+    {"evaluate": {"every": 0}},
+    {"task": {"source": {"name": "sort", "length": [1, 2], "count": 30}}},
+    {"task": {"source": {"kind": "jsonl", "path": "a.jsonl"}}},
+    {"task": {"source": {"kind": "hf", "path": "folder", "split": "test"}}},
+    {
+        "task": {
+            "source": {"kind": "reasoning_gym", "name": "chain_sum", "config": {"min_terms": 2, "odd": [1, None]}}
+        },
+        "rewards": [{"kind": "reasoning_gym"}, {"name": "own", "kind": "reasoning_gym", "deadline": 5.0}],
+    },
+    {"rewards": [{"kind": "regex", "pattern": "x"}, {"name": "b", "kind": "exact"}]},
+]
+
+
+@pytest.mark.parametrize("data", VARIANTS)
+def test_resolving_twice_changes_nothing(data):
+    once = resolve(parse_recipe(data))
+    assert resolve(once) == once
+
+
+@pytest.mark.parametrize("data", VARIANTS)
+def test_a_written_recipe_loads_back_equal(data, tmp_path):
+    recipe = resolve(parse_recipe(data))
+    path = tmp_path / "r.yaml"
+    path.write_text(dump(recipe), "utf-8")
+    loaded = load_recipe(path)
+    assert loaded == recipe
+    assert resolve(loaded) == recipe
+    assert dump(loaded) == dump(recipe)
+
+
+def test_a_resolved_recipe_is_as_right_as_it_was(right):
+    for data in (
+        right,
+        right | {"evaluate": {"every": 0}},
+        right | {"algorithm": {"name": "grpo", "kl": {"coef": 0.1}}},
+    ):
+        recipe = parse_recipe(data)
+        assert check(recipe, root=Path.cwd(), probes=PROBES) == []
+        assert check(resolve(recipe), root=Path.cwd(), probes=PROBES) == []
+
+
+def test_a_scorer_of_reasoning_gym_has_time_to_load_unless_the_recipe_says_otherwise():
+    data = {"rewards": [{"kind": "reasoning_gym"}, {"name": "own", "kind": "reasoning_gym", "deadline": 5.0}]}
+    assert [part.deadline for part in resolve(parse_recipe(data)).rewards] == [25.0, 5.0]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1))
+def test_any_text_survives_being_written(tmp_path_factory, text):
+    recipe = parse_recipe({"task": {"prompt": text}, "model": {"scratch": {"characters": text}}})
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(dump(recipe).encode())
+    assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_clip_range_comes_from_the_catalog(name):
+    assert resolve(parse_recipe({"algorithm": {"name": name}})).algorithm.clip == CATALOG[name].clip
+
+
+def test_a_value_that_was_given_is_never_replaced():
+    given_values = {
+        "algorithm": {"clip": [0.1, 0.9]},
+        "model": {"name": "scratch", "scratch": {"layers": 1}},
+        "task": {"source": {"name": "addition", "max": 3}},
+        "rewards": [{"kind": "regex", "pattern": "x", "compare": "numeric"}],
+    }
+    assert resolve(parse_recipe(given_values)) == parse_recipe(given_values)
+
+
+def test_nothing_is_best_where_nothing_is_evaluated():
+    assert resolve(parse_recipe({"evaluate": {"every": 0}})).checkpoint.best is None
+    assert resolve(parse_recipe({})).checkpoint.best == "eval/accuracy"
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_the_defaults_that_are_written_down_are_those_of_the_tasks(name):
+    task = Task(source=Source(name=name))
+    written = resolve(Recipe(task=task)).task
+    assert written.source != task.source
+    assert list(synthetic.prompts(written)) == list(synthetic.prompts(task))
+
+
+def test_every_synthetic_task_is_known():
+    assert set(SYNTHETIC) == set(synthetic.TEMPLATES)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "rate"),
+    [
+        ({"adapter": None}, {}, FULL_RATE),
+        ({}, {}, 2e-4),
+        ({"adapter": None}, {"lr": 2e-4}, 2e-4),
+        ({"name": "scratch", "adapter": None}, {}, 2e-4),
+    ],
+)
+def test_a_learning_rate_that_is_left_open_suits_what_is_trained(model, given, rate):
+    assert resolve(parse_recipe({"model": model, "optimizer": given})).optimizer.lr == rate

@@ -1,0 +1,124 @@
+"""A publish that is skipped or spoilt on purpose is caught in the same step, whoever holds the policy."""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from crewed import STEPS, alone, distance, steps, together
+from faulty import STEP, Drops, Flips, Forgets, Misnumbers, Silent, Skips, Sound, worker_with
+from running import recipe_in
+from stretto.errors import WeightsError
+from stretto.placement.build import plan_of
+from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.spans import Clock
+from stretto.workers.launchers.inprocess import Threads
+from stretto.workers.launchers.ray import Processes
+from stretto.workers.worker import Worker
+
+ADAPTERS = [None, {"kind": "lora", "rank": 4, "alpha": 8}]
+DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("faulty", "told"),
+    [
+        (Skips, r"localhost/cpu:0 \(generate, train\) samples from weights 1, the trainer published 2"),
+        (Misnumbers, r"localhost/cpu:0 \(generate, train\) samples from weights 3, the trainer published 2"),
+        (Flips, r"1 of \d+ tensors of localhost/cpu:0 differ from those of its optimizer \([\w.]+\)"),
+        (Forgets, r"1 of \d+ tensors of localhost/cpu:0 differ from those of its optimizer \([\w.]+\)"),
+    ],
+)
+def test_on_one_device(faulty, told, adapter, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="bfloat16", model__adapter=adapter)
+    with pytest.raises(WeightsError, match=rf"after step {STEP}, {told}\n    fix: stretto resume"):
+        asyncio.run(together(recipe, tmp_path, "flatten", devices=1, launcher=Threads(worker_with(faulty, DEVICES[0]))))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("faulty", "told"),
+    [
+        (Skips, "samples from weights 1, localhost/cpu:1 (train) published 2"),
+        (Misnumbers, "samples from weights 3, localhost/cpu:1 (train) published 2"),
+        (Silent, "differ from those of localhost/cpu:1 (train) ("),
+        (Drops, "differ from those of localhost/cpu:1 (train) ("),
+        (Flips, "differ from those of localhost/cpu:1 (train) ("),
+    ],
+)
+def test_on_a_device_that_only_generates(faulty, told, adapter, tmp_path):
+    recipe = recipe_in(tmp_path, model__adapter=adapter)
+    workers = Threads(worker_with(faulty, DEVICES[0]))
+    with pytest.raises(WeightsError, match=rf"after step {STEP}, .*localhost/cpu:0 \(generate\).*{re.escape(told)}"):
+        asyncio.run(together(recipe, tmp_path, "separate", launcher=workers))
+
+
+@pytest.mark.parametrize("faulty", [Skips, Flips, Forgets, Misnumbers])
+@pytest.mark.parametrize("device", DEVICES)
+def test_on_a_device_that_trains_beside_others(device, faulty, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="bfloat16")
+    workers = Threads(worker_with(faulty, device))
+    with pytest.raises(WeightsError, match=rf"after step {STEP}, .*{device}"):
+        asyncio.run(together(recipe, tmp_path, "flatten", launcher=workers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", [Skips, Drops, Flips, Misnumbers])
+def test_in_a_process_of_its_own(faulty, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[1]}")
+    recipe = recipe_in(tmp_path)
+    workers = Processes(DEVICES, seconds=60, make=worker_with(faulty, DEVICES[0]))
+    with pytest.raises(WeightsError, match=rf"after step {STEP}, .*localhost/cpu:0"):
+        asyncio.run(together(recipe, tmp_path, "separate", launcher=workers))
+
+
+def test_small_buckets_bring_the_same(tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64")
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    workers = Threads(worker_with(Sound, DEVICES[0]))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "separate", launcher=workers))
+    assert distance(single, weights) < 1e-10
+
+
+def other_base(assignment):
+    """A worker of which one frozen number is another."""
+    worker = Worker(assignment)
+    if assignment.device == DEVICES[1]:
+        worker.policy.network.get_input_embeddings().weight.data[0, 0] += 1
+    return worker
+
+
+def test_a_worker_with_another_base_model_never_begins(tmp_path):
+    recipe = recipe_in(tmp_path, model__adapter=ADAPTERS[1])
+    with pytest.raises(WeightsError, match=r"before the first step, 1 of .*localhost/cpu:1 .*embed_tokens"):
+        asyncio.run(together(recipe, tmp_path, "elastic", launcher=Threads(other_base)))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
+def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, tmp_path):
+    recipe = recipe_in(tmp_path, model__adapter=adapter)
+
+    async def scenario():
+        plan = plan_of(
+            recipe.placement.model_copy(update={"strategy": "separate"}),
+            roles={"generate", "train"},
+            devices=tuple(DEVICES),
+        )
+        made = {"plan": plan, "root": tmp_path, "folder": tmp_path, "note": print}
+        first = await assemble_crew(recipe, launcher=Threads(), **made)
+        await steps(first, Clock())
+        state = await first.crew.state()
+        await first.close()
+        second = await assemble_crew(recipe, launcher=Threads(), **made)
+        second.held.update(state)
+        await second.restored()
+        receipts = await second.crew.all(DEVICES, "holds", second.crew.trainers, seconds=60)
+        await second.close()
+        return receipts
+
+    generates, trains = asyncio.run(scenario())
+    assert generates == trains
+    assert generates.version == STEPS

@@ -1,0 +1,41 @@
+"""Where one device is, it is the one that the plan names; how many processes judge follows from the cores there are."""
+
+import asyncio
+
+import pytest
+import torch
+
+from running import recipe_in
+from stretto.runtime import parts
+from stretto.runtime import runtime as crewed
+from stretto.workers.worker_spec import torch_device
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("localhost/cpu:3", "cpu"), ("localhost/gpu:0", "cuda:0"), ("host1/gpu:6", "cuda:2")]
+)
+def test_a_device_of_a_plan_is_one_of_this_process(name, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert torch_device(name) == torch.device(device)
+
+
+def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
+    asked, cpu = [], torch.device("cpu")
+    monkeypatch.setattr(crewed, "torch_device", lambda name: asked.append(name) or cpu)
+    cells = [{"role": role, "devices": ["localhost/cpu:1"]} for role in ("generate", "train")]
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    recipe = recipe_in(tmp_path, placement={"cells": cells})
+
+    async def started():
+        made = await crewed.assemble_crew(recipe, plan=parts.make_plan(recipe), root=tmp_path, folder=None, note=print)
+        await made.close()
+        return list(made.crew.device.values())
+
+    assert asyncio.run(started()) == 2 * ["localhost/cpu:1"]
+    assert asked == ["localhost/cpu:1"]
+
+
+@pytest.mark.parametrize(("cores", "judges"), [(1, 2), (2, 2), (12, 6), (128, 16)])
+def test_half_of_the_cores_judge(cores, judges, monkeypatch):
+    monkeypatch.setattr(parts, "cores", lambda: cores)
+    assert parts.judges() == judges

@@ -1,0 +1,101 @@
+"""What carries a step out, without a model: trajectories that only wait, and rewards that only sleep."""
+
+import asyncio
+from types import SimpleNamespace
+
+from stretto.rewards.score import Scored
+from stretto.runtime import executor as carrying
+from stretto.runtime.executor import Hands
+from stretto.runtime.spans import JUDGES, Clock
+from stretto.scheduler.length_predictor import Lengths
+from stretto.scheduler.speed_estimator import Pace
+
+
+def hands_with(score=None):
+    """Of a step of two groups with one trajectory each, on two cells."""
+    recipe = SimpleNamespace(engine=SimpleNamespace(temperature=1.0), environment=SimpleNamespace(deadline=60))
+    parts = SimpleNamespace(
+        recipe=recipe,
+        environment=None,
+        renderer=None,
+        sampling=lambda **told: None,
+        algorithm=SimpleNamespace(min_samples=1),
+        score=score,
+    )
+    lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
+    crew = SimpleNamespace(version=0, lanes=lanes)
+    clock = Clock(devices={"a": "localhost/cpu:0", "b": "localhost/cpu:1"})
+    hands = Hands(parts, crew, Lengths(longest=8), pace=Pace(round_seconds=0.1), clock=clock, step=1)
+    hands.asked = [[None], [None]]
+    hands.trajectories = {(0, 0): None, (1, 0): None}
+    return hands
+
+
+def begun_again(monkeypatch):
+    """A trajectory is cut off on one cell and begins on another; what happened, and which lanes are open then."""
+
+    async def scenario():
+        told = []
+
+        async def run_trajectory(launch, **given):
+            told.append("begins")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(5):  # its environment tidies up
+                    await asyncio.sleep(0)
+                told.append("has left")
+
+        monkeypatch.setattr(carrying, "run_trajectory", run_trajectory)
+        hands = hands_with()
+        first = asyncio.create_task(hands.generate((0, 0), "a"))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        second = asyncio.create_task(hands.generate((0, 0), "b"))
+        await asyncio.sleep(0.01)
+        lanes = list(hands.lanes)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        return told, lanes
+
+    return asyncio.run(scenario())
+
+
+def test_what_was_cut_off_has_left_before_it_begins_again(monkeypatch):
+    told, _ = begun_again(monkeypatch)
+    assert told == ["begins", "has left", "begins", "has left"]
+
+
+def test_what_was_cut_off_leaves_the_lane_that_it_was_in(monkeypatch):
+    _, lanes = begun_again(monkeypatch)
+    assert lanes == ["b"]
+
+
+def spans_of(score):
+    """The spans of two verdicts at once."""
+
+    async def scenario():
+        hands = hands_with(score)
+        await asyncio.gather(hands.verdict(0), hands.verdict(1))
+        return hands.clock.spans
+
+    return asyncio.run(scenario())
+
+
+def test_verdicts_at_once_are_one_span_beside_the_cells():
+    async def score(attempts, *, min_samples, ask):
+        await asyncio.sleep(0.02)
+        return Scored(groups=(), failed=())
+
+    (span,) = spans_of(score)
+    assert (span.stage, span.cell, span.groups) == ("reward", JUDGES, 2)
+    assert span.seconds >= 0.02
+
+
+def test_waiting_for_a_reward_model_is_no_time_of_reward_functions():
+    async def score(attempts, *, min_samples, ask):
+        await ask([])
+        await asyncio.sleep(0.5)
+        return Scored(groups=(), failed=())
+
+    assert sum(span.seconds for span in spans_of(score)) < 0.25

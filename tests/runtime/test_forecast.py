@@ -1,0 +1,218 @@
+"""What a run is planned with, and what it says at its end."""
+
+import json
+
+import pytest
+
+from running import Quiet, recipe_in, start, tensors
+from stretto.placement import cluster
+from stretto.placement.devices import GB
+from stretto.planner.saved_calibration import Kept, keep, this_machine
+from stretto.runtime import session
+from stretto.runtime.forecast import compared, planned, table
+from stretto.runtime.parts import devices_of, make_plan
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told_of(recipe, root):
+    notes = []
+    return planned(recipe, root, notes.append), notes
+
+
+def test_one_device_has_its_one_plan_and_nothing_is_said(here):
+    recipe = recipe_in(here)
+    told, notes = told_of(recipe, here)
+    assert (told.plan, told.expected, notes) == (make_plan(recipe), None, [])
+
+
+def test_auto_on_several_devices_is_the_planners_plan_said_in_a_line(here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu"})
+    (told, notes), (again, _) = told_of(recipe, here), told_of(recipe, here)
+    assert told == again
+    assert told.expected["seconds"]["step"] > 0
+    (line,) = notes
+    assert line.startswith(f"plan: {told.plan.strategy} on ")
+    assert "another machine's until `stretto plan --measure`" in line
+    assert all(cell.token_budget for cell in told.plan.cells if cell.role != "generate")
+
+
+def test_auto_counts_with_what_was_measured_here(here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu"})
+    guessed, _ = told_of(recipe, here)
+    common = {"device": "cpu", "model": "m", "date": "2026-11-20", "steps": 9, "error": 0.1}
+    keep(Kept(machine=this_machine(), rates={"tick": 10.0}, **common))
+    told, (line,) = told_of(recipe, here)
+    assert told.expected["seconds"]["generate"] > guessed.expected["seconds"]["generate"] + 10
+    assert "measured on this machine on 2026-11-20" in line
+
+
+def test_a_cluster_file_says_which_devices_and_how_fast_they_are(here):
+    (here / "mine.yaml").write_text("hosts: [{device: cpu, devices: 2}]\nrates: {tick: 10.0}\n")
+    usual, mine = (recipe_in(here, placement={"cluster": cluster}) for cluster in ("2xcpu", "mine.yaml"))
+    (guessed, _), (told, _) = (told_of(recipe, here) for recipe in (usual, mine))
+    assert devices_of(mine.placement) == devices_of(usual.placement)
+    assert told.expected["seconds"]["generate"] > guessed.expected["seconds"]["generate"] + 10
+
+
+@pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])
+def test_a_strategy_that_is_named_is_followed_and_forecast(strategy, here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu", "strategy": strategy})
+    told, notes = told_of(recipe, here)
+    assert notes == []
+    assert told.plan == make_plan(recipe)
+    assert told.to_json()["predicted"]["memory_gb"].keys() == {"localhost/cpu:0", "localhost/cpu:1"}
+
+
+TOO_LARGE = {
+    "model__dtype": "bfloat16",
+    "model__scratch__width": 1024,
+    "model__scratch__layers": 4,
+    "batch__token_budget": 256,
+}
+"""All that training a copy takes is 2.9 GB, and half of it on each of two devices 2.5 GB."""
+
+
+def with_memory(monkeypatch, gigabytes):
+    monkeypatch.setattr(cluster, "_own_memory", lambda: gigabytes * GB)
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "cells"),
+    [
+        (2, "flatten", [("gather:train", 1)] * 2 + [("own", 2)]),
+        (2, "elastic", [("gather:train", 1)] * 2 + [("own", 2)]),
+        (4, "separate", [("own", 1)] * 2 + [("own", 2)]),
+        (11, "separate", [("own", 1)] * 5 + [("own", 2)] * 3),
+        (4, "flatten", [("gather:train-0", 1)] * 2 + [("gather:train-1", 1)] * 2 + [("own", 2)] * 2),
+    ],
+)
+def test_a_copy_that_is_too_large_for_a_device_is_cut(devices, strategy, cells, here, monkeypatch):
+    with_memory(monkeypatch, 2.9 * devices)
+    monkeypatch.setattr("os.cpu_count", lambda: devices)
+    recipe = recipe_in(here, placement={"cluster": f"{devices}xcpu", "strategy": strategy}, **TOO_LARGE)
+    told, notes = told_of(recipe, here)
+    assert notes == [
+        "plan: 2 devices train one copy together, each with a slice, because one device is too small for it"
+    ]
+    assert [(cell.weights, len(cell.devices)) for cell in told.plan.cells] == cells
+    assert {cell.sleeps for cell in told.plan.cells if cell.weights != "own"} <= (
+        {("train",)} if strategy == "flatten" else {()}
+    )
+    if devices != 11:  # the planner looks at round shares only, so it has no forecast for 5 of 11
+        assert max(told.expected["memory_gb"].values()) < 2.9
+
+
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(2.66, 288), (2.8, 576), (2.9, 1152)])
+def test_a_cell_of_several_devices_gets_micro_batches_that_fit_because_it_cannot_cut_them(
+    gigabytes, tokens, here, monkeypatch
+):
+    with_memory(monkeypatch, 2 * gigabytes)
+    large = TOO_LARGE | {"batch__token_budget": "auto"}
+    told, (line,) = told_of(recipe_in(here, placement={"cluster": "2xcpu", "strategy": "flatten"}, **large), here)
+    assert f"each with a slice, in micro-batches of {tokens} tokens, because" in line
+    assert [(len(c.devices), c.token_budget) for c in told.plan.cells if c.role == "train"] == [(2, tokens)]
+    assert max(told.expected["memory_gb"].values()) < gigabytes
+
+
+def test_a_copy_that_fits_with_small_micro_batches_and_recomputing_stays_whole(here, monkeypatch):
+    with_memory(monkeypatch, 2 * 3.3)
+    recipe = recipe_in(
+        here, placement={"cluster": "2xcpu", "strategy": "flatten"}, **TOO_LARGE | {"batch__token_budget": 50_000}
+    )
+    told, notes = told_of(recipe, here)
+    assert (told.plan, notes) == (make_plan(recipe), [])
+
+
+@pytest.mark.parametrize("gigabytes", [3.4, 2.0])
+def test_a_copy_that_fits_stays_whole_and_so_does_what_fits_nowhere(gigabytes, here, monkeypatch):
+    with_memory(monkeypatch, 2 * gigabytes)
+    recipe = recipe_in(here, placement={"cluster": "2xcpu", "strategy": "flatten"}, **TOO_LARGE)
+    told, notes = told_of(recipe, here)
+    assert (told.plan, notes) == (make_plan(recipe), [])
+
+
+def test_auto_cuts_what_is_too_large_for_a_device(here, monkeypatch):
+    with_memory(monkeypatch, 2.9 * 2)
+    told, (line,) = told_of(recipe_in(here, placement={"cluster": "2xcpu"}, **TOO_LARGE), here)
+    assert " on 2 of 2 devices" in line
+    assert [(len(cell.devices), cell.token_budget) for cell in told.plan.cells if cell.role == "train"] == [(2, 256)]
+
+
+@pytest.mark.slow
+def test_a_run_trains_a_copy_that_its_strategy_cut(here, monkeypatch):
+    plain = start(here, run__steps=2).folder
+    # The model is too small for the truth.
+    monkeypatch.setattr("stretto.planner.forecast.width_of", lambda *_, **__: (2, 9999))
+    cut = start(here, run__steps=2, placement={"cluster": "2xcpu", "strategy": "flatten"}).folder
+    cells = json.loads((cut / "plan.json").read_text())["cells"]
+    assert [len(cell["devices"]) for cell in cells] == [1, 1, 2]
+    ours, theirs = (tensors(folder / "checkpoints" / "step-000002") for folder in (cut, plain))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
+
+
+def test_cells_by_hand_are_followed_without_a_forecast(here):
+    first, second = "localhost/cpu:0", "localhost/cpu:1"
+    cells = [
+        {"role": "generate", "devices": [first]},
+        *({"role": "train", "devices": [each]} for each in (first, second)),
+    ]
+    recipe = recipe_in(here, placement={"cluster": "2xcpu", "cells": cells})
+    told, notes = told_of(recipe, here)
+    assert (told.expected, notes, len(told.plan.cells)) == (None, [], 3)
+    assert "predicted" not in told.to_json()
+
+
+ROWS = [
+    {"step": 0, "eval/accuracy": 0.5},
+    {"step": 1, "seconds/step": 9.0, "seconds/train": 8.0, "idle": 0.0, "length/mean": 4.0},
+    {"step": 2, "seconds/step": 3.0, "seconds/train": 2.0, "idle": 0.2, "length/mean": 6.0},
+    {"step": 3, "seconds/step": 4.0, "seconds/train": 2.5, "idle": 0.1, "length/mean": 5.0},
+]
+
+
+def test_the_table_has_the_medians_of_this_session_beside_what_was_expected(here):
+    recipe = recipe_in(here, placement={"price_per_gpu_hour": 3600.0})
+    (here / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    told, _ = told_of(recipe, here)
+    lines = compared(here, told, recipe, here, after=1, memory={"localhost/cpu:0": 0.25})
+    assert "predicted" in lines[0] and lines[0].endswith("(median of 2 steps)")
+    by_name = {line[: lines[0].index("predicted")].strip(): line.split()[-1] for line in lines[1:]}
+    wanted = {"step s": "3.5", "train s": "2.25", "GB localhost/cpu:0": "0.25", "cost of a step": "3.50"}
+    assert wanted.items() <= by_name.items()
+    plan = json.loads((here / "plan.json").read_text())
+    assert plan["measured"]["steps"] == 2
+    assert plan["measured"]["answer_tokens"] == 5.5
+    assert plan["predicted"]["seconds"]["step"] > 0
+    assert plan["strategy"] == "flatten"
+
+
+def test_a_session_without_a_step_has_nothing_to_compare(here):
+    recipe = recipe_in(here)
+    (here / "metrics.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    told, _ = told_of(recipe, here)
+    assert compared(here, told, recipe, here, after=0, memory={}) == ()
+
+
+def test_what_was_not_expected_is_a_dash():
+    took = {"seconds": {"step": 1.0}, "memory_gb": {}, "answer_tokens": 2.0, "cost_per_step": None, "steps": 1}
+    lines = table(None, took)
+    assert lines[0].endswith("(one step)")
+    assert lines[1].split() == ["step", "s", "-", "1"]
+
+
+@pytest.mark.slow
+def test_a_run_on_two_devices_follows_the_planner_and_measures_what_it_did(here):
+    recipe = recipe_in(here, placement={"cluster": "2xcpu"}, run__steps=2, run__folder=str(here / "run"))
+    told, _ = told_of(recipe, here)
+    session.start(recipe, name="tiny", root=here, progress=Quiet())
+    plan = json.loads((here / "run" / "plan.json").read_text())
+    assert {key: plan[key] for key in told.plan.to_json()} == json.loads(json.dumps(told.plan.to_json()))
+    assert plan["predicted"] == json.loads(json.dumps(told.expected))
+    assert plan["measured"]["steps"] == 2
+    assert plan["measured"]["seconds"].keys() >= {"step", "generate", "train", "publish"}
+    assert plan["measured"]["memory_gb"].keys() == plan["predicted"]["memory_gb"].keys()

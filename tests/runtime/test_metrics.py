@@ -1,0 +1,53 @@
+"""What metrics.jsonl counts over all trajectories of a step, the failed ones included."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from stretto.algorithms.base import build
+from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import Batch as BatchSection
+from stretto.rewards.score import Scored
+from stretto.runtime.batch import Batch
+from stretto.runtime.metrics import step_metrics
+from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
+
+PROMPT = Prompt(id="p", messages=())
+
+
+def trajectory(attempt, rewritten, failure=None):
+    talk = Conversation(
+        tokens=np.array([1, 2, 3]),
+        trained=np.array([False, True, True]),
+        logprobs=np.zeros(3),
+        stop="stop",
+        version=0,
+    )
+    return Trajectory(
+        prompt=PROMPT,
+        visit=0,
+        attempt=attempt,
+        conversations=(talk,) * (1 + rewritten),
+        outcome=Outcome(answer=""),
+        failure=failure,
+        rewritten=rewritten,
+    )
+
+
+def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories():
+    rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
+    group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), trajectory(1, 2)), rewards=rewards)
+    scored = Scored(groups=(group,), failed=(trajectory(2, 3, "environment: broke"),))
+    batch = Batch(scored=scored, accepted=(group,), samples=(), launched=2, rounds=1)
+    metrics = step_metrics(batch, BatchSection(prompts=2, samples=3), build(AlgorithmSection()))
+    assert metrics["conversations/rewritten"] == 5
+    assert metrics["tokens/generated"] == 2 * (1 + 3 + 4)
+    assert (metrics["groups/infra"], metrics["trajectories/failed"], metrics["reward/mean"]) == (1, 1, 0.5)
+
+
+def test_a_trajectory_that_found_no_room_counts_as_truncated():
+    rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
+    group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), replace(trajectory(1, 0), full=3)), rewards=rewards)
+    batch = Batch(scored=Scored(groups=(group,), failed=()), accepted=(group,), samples=(), launched=1, rounds=1)
+    metrics = step_metrics(batch, BatchSection(prompts=1, samples=2), build(AlgorithmSection()))
+    assert (metrics["length/truncated"], metrics["conversations/full"], metrics["trajectories/failed"]) == (0.5, 3, 0)

@@ -1,0 +1,160 @@
+"""A stage that overruns is interrupted with a message that helps, and a process that cannot be interrupted ends."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from stretto.errors import DeadlineError
+from stretto.recipe.schema import Deadlines, Recipe
+from stretto.runtime.watch import PATIENCE, SIGNAL, Limit, Watch, limits
+
+STUBBORN = """
+import sys, time
+from pathlib import Path
+from stretto.runtime.watch import Limit, Watch
+watch = Watch(
+    limits={"train": Limit(seconds=0.05, key="deadlines.train")},
+    folder=Path(sys.argv[1]),
+    last_words=lambda: Path(sys.argv[1], "said").touch(),
+    patience=0.5,
+)
+with watch.stage("train", 7, "the last to finish was reward"):
+    while True:
+        try:
+            time.sleep(60)
+        except Exception:
+            print("interrupted", flush=True)
+"""
+
+
+def watch(folder, seconds):
+    return Watch(limits={"train": Limit(seconds=seconds, key="deadlines.train")}, folder=folder)
+
+
+def overrun():
+    time.sleep(60)
+
+
+def test_a_stage_that_overruns_is_interrupted_and_says_what_since_when_and_what_was_last(tmp_path):
+    with pytest.raises(DeadlineError) as caught, watch(tmp_path, 0.05).stage("train", 7, "reward was last"):
+        overrun()
+    stacks = tmp_path / "stacks-train-000007.txt"
+    text = str(caught.value)
+    assert text.startswith("train: step 7 is not finished after 0.05 s, since ")
+    assert "; reward was last; " in text
+    assert str(stacks) in text
+    assert text.endswith("or raise deadlines.train")
+    assert caught.value.exit_code == 3
+    assert "in overrun" in stacks.read_text()
+    assert signal.getsignal(SIGNAL) is signal.SIG_DFL
+
+
+def test_a_deadline_may_pass_before_the_stage_has_begun(tmp_path):
+    for _ in range(30):
+        with pytest.raises(DeadlineError), watch(tmp_path, 1e-9).stage("train", 1, ""):
+            overrun()
+        assert signal.getsignal(SIGNAL) is signal.SIG_DFL
+    for thread in threading.enumerate():
+        if thread.name == "watch-train":
+            thread.join(PATIENCE / 2)
+            assert not thread.is_alive(), "it would end the process"
+
+
+def test_a_stage_goes_on_while_the_processes_that_judge_do(tmp_path):
+    moves = []
+
+    def moved():
+        moves.append(time.monotonic())
+        return moves[-1] if len(moves) < 4 else moves[0] - 1.0
+
+    judging = Watch(limits={"reward": Limit(seconds=0.05, key="deadlines.reward")}, folder=tmp_path, moved=moved)
+    with pytest.raises(DeadlineError), judging.stage("reward", 1, ""):
+        overrun()
+    assert len(moves) == 4
+    with judging.stage("reward", 2, ""):
+        pass
+
+
+def test_an_interruption_that_is_lost_comes_again(tmp_path):
+    swallowed = []
+    brief = Watch(limits={"train": Limit(seconds=0.02, key="k")}, folder=tmp_path, patience=5.0)
+    with pytest.raises(DeadlineError), brief.stage("train", 1, ""):
+        try:
+            overrun()
+        except DeadlineError as error:
+            swallowed.append(error)
+        overrun()
+    assert len(swallowed) == 1
+
+
+def test_a_stage_that_ends_at_its_deadline_disturbs_no_later_one(tmp_path):
+    """Whether the first one is interrupted is a matter of chance; the second one has all the time it needs."""
+    both = {"train": Limit(seconds=0.001, key="k"), "publish": Limit(seconds=60.0, key="k")}
+    for _ in range(100):
+        with suppress(DeadlineError), Watch(limits=both, folder=tmp_path).stage("train", 1, ""):
+            time.sleep(0.0009)
+        with Watch(limits=both, folder=tmp_path).stage("publish", 1, ""):
+            sum(range(10_000))
+
+
+def test_a_stage_that_computes_is_interrupted_too(tmp_path):
+    with pytest.raises(DeadlineError), watch(tmp_path, 0.05).stage("train", 1, ""):
+        while True:
+            sum(range(100))
+
+
+def test_a_stage_in_time_leaves_nothing_and_its_own_errors_pass(tmp_path):
+    with watch(tmp_path, 60.0).stage("train", 1, ""):
+        assert [thread.name for thread in threading.enumerate() if "watch" in thread.name] == ["watch-train"]
+    with pytest.raises(KeyError), watch(tmp_path, 60.0).stage("train", 1, ""):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(SIGNAL) is signal.SIG_DFL
+
+
+def test_a_signal_that_comes_too_late_harms_nobody(tmp_path):
+    with watch(tmp_path, 60.0).stage("train", 1, ""):
+        pass
+    signal.raise_signal(SIGNAL)
+
+
+def test_what_has_no_limit_or_runs_elsewhere_is_not_watched(tmp_path):
+    with watch(tmp_path, 1e-9).stage("checkpoint", 1, ""):
+        time.sleep(0.02)
+    seen = []
+
+    def elsewhere():
+        with watch(tmp_path, 1e-9).stage("train", 1, ""):
+            time.sleep(0.02)
+            seen.append(True)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_cannot_be_interrupted_ends_with_the_same_message_and_3(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", STUBBORN, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+    assert set(done.stdout.splitlines()) == {"interrupted"}
+    assert done.stderr.startswith("train: step 7 is not finished after 0.05 s")
+    assert "\x1b" not in done.stderr, "it is not a terminal"
+    assert (tmp_path / "said").exists()
+    assert "File" in (tmp_path / "stacks-train-000007.txt").read_text()
+
+
+def test_the_limits_of_this_process_are_longer_than_the_deadlines_inside_them():
+    given, found = Deadlines(), limits(Recipe())
+    assert found["start"].seconds > given.start
+    assert found["evaluate"].seconds > given.generate + given.reward
+    assert found["step"].seconds > given.generate + given.reward + 2 * given.train + given.publish
+    assert {limit.key for limit in found.values()} <= {f"deadlines.{name}" for name in Deadlines.model_fields}

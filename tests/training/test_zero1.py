@@ -1,0 +1,76 @@
+"""Who has which parameters of an optimizer that is shared, and how the parts become one state again."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as given_by
+from torch import nn
+
+from stretto.recipe.schema import Optimizer
+from stretto.training.optimizer import MasterAdamW
+from stretto.training.parallel.zero1 import deal, whole
+
+
+def parameters(sizes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    made = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+    return {f"w{index}": nn.Parameter(weight) for index, weight in enumerate(made)}
+
+
+@given(sizes=given_by.lists(given_by.integers(1, 200), min_size=1, max_size=30), count=given_by.integers(1, 9))
+def test_every_parameter_is_dealt_once_and_no_part_is_larger_than_an_equal_one_by_more_than_a_parameter(sizes, count):
+    dealt = parameters(sizes)
+    parts = deal(dealt, count)
+    assert len(parts) == count
+    assert [name for part in parts for name in part] == list(dealt), "in their order"
+    assert all(weight is dealt[name] for part in parts for name, weight in part.items())
+    most = max(sum(weight.numel() for weight in part.values()) for part in parts)
+    assert most <= sum(sizes) / count + max(sizes)
+
+
+def test_many_layers_make_parts_of_almost_one_size():
+    layer = [64, 16, 16, 64, 176, 176, 176]
+    dealt = parameters([1000, *layer * 24, 1000])
+    for count in (2, 3, 4, 8):
+        sizes = [sum(weight.numel() for weight in part.values()) for part in deal(dealt, count)]
+        assert max(sizes) < 1.05 * sum(sizes) / count
+
+
+def test_a_deal_of_more_parts_than_parameters_leaves_some_empty():
+    parts = deal(parameters([3, 5]), 4)
+    assert [list(part) for part in parts] == [["w0"], [], ["w1"], []]
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_parts_step_like_the_whole_and_their_states_put_together_are_its_state(name, count):
+    sizes, section = (5000, 40, 4096, 7), Optimizer(lr=0.01, name=name, weight_decay=0.1)
+    together, dealt = (parameters(sizes, torch.bfloat16) for _ in range(2))
+    one = MasterAdamW(together, section, updates=6)
+    several = [MasterAdamW(part, section, updates=6) for part in deal(dealt, count)]
+    for update in range(6):
+        if update == 3:  # as if the run had gone on under another number of cells
+            state = whole([{"optimizer": each.state()} for each in several])["optimizer"]
+            assert list(state["masters"]) == list(state["moments"]) == list(together)
+            several = [MasterAdamW(part, section, updates=6) for part in deal(dealt, 3)]
+            for each in several:
+                each.restore(copy.deepcopy(state))
+        generator = torch.Generator().manual_seed(update)
+        found = {key: torch.randn(weight.shape, generator=generator) for key, weight in together.items()}
+        rate = one.step({key: gradient.clone() for key, gradient in found.items()})
+        assert {each.step(found) for each in several} == {rate}
+    for key, weight in together.items():
+        assert torch.equal(weight, dealt[key]), key
+
+
+def test_cells_whose_devices_answer_as_one_have_said_all_with_the_first():
+    state = {"trainer": {"version": 3}, "optimizer": {"update": 3, "masters": {"w": 1}, "moments": {"w": {}}}}
+    assert whole([state, {}]) == state
+
+
+def test_devices_in_turn_have_neighbouring_parameters():
+    names = [[int(name[1:]) for name in part] for part in deal(parameters([10] * 12), 4)]
+    assert all(later == earlier + 1 for part in names for earlier, later in pairwise(part))

@@ -1,0 +1,127 @@
+"""Workers in processes of their own: what dies is made again, and nothing is left behind."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+import ray
+
+from crewed import alone, dies, distance, together, with_parts
+from running import recipe_in
+from stretto.errors import DeadlineError, TrainingError
+from stretto.workers.launchers.ray import Processes
+from stretto.workers.orphans import marked
+from stretto.workers.worker_spec import Assignment
+
+pytestmark = pytest.mark.slow
+
+DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    made = recipe_in(folder, model__dtype="float64", algorithm__kl={"coef": 0.1, "estimator": "k2"})
+    return made, folder, asyncio.run(alone(made, folder))[0]
+
+
+@pytest.mark.parametrize("what", ["generate", "score", "accumulate", "sums", "reduce", "apply", "holds"])
+def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(what, recipe):
+    made, folder, single = recipe
+    launcher = Processes(DEVICES, seconds=60)
+    crew = together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what))
+    weights, reports, _ = asyncio.run(crew)
+    assert distance(single, weights) < 1e-8
+    assert all(report["tokens/trained"] and report["learning_rate"] for report in reports)
+    assert marked(launcher.reaper.mark) == []
+
+
+@pytest.mark.parametrize("dead", [slice(0, 2), slice(1, 3)], ids=["the first two", "the last two"])
+def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead, recipe):
+    made, folder, single = recipe
+    devices = [*DEVICES, "localhost/cpu:2"]
+
+    def hurt(crew):
+        for device in devices[dead]:
+            dies(device, "reduce")(crew)
+
+    launcher = Processes(devices, seconds=60)
+    crew = together(made, folder, "flatten", devices=3, launcher=launcher, hurt=hurt)
+    weights, *_ = asyncio.run(crew)
+    assert distance(single, weights) < 1e-8
+    assert marked(launcher.reaper.mark) == []
+
+
+def test_a_sampler_that_is_killed_while_it_takes_new_weights_gets_them_again(recipe):
+    made, folder, single = recipe
+    launcher = Processes(DEVICES, seconds=60)
+    crew = together(made, folder, "separate", launcher=launcher, hurt=dies(DEVICES[0], "fetch"))
+    weights, reports, _ = asyncio.run(crew)
+    assert distance(single, weights) < 1e-8
+    assert all(report["tokens/trained"] and report["learning_rate"] for report in reports)
+    assert marked(launcher.reaper.mark) == []
+
+
+def test_a_reward_model_whose_process_is_killed_scores_again(tmp_path):
+    rewards = [{"name": "accuracy", "kind": "numeric"}, {"name": "quality", "kind": "model"}]
+    roles = {"reward_model": {"name": "scratch"}}
+    made = recipe_in(tmp_path, model__dtype="float64", roles=roles, rewards=rewards)
+    single, _ = asyncio.run(alone(made, tmp_path))
+    launcher = Processes(DEVICES, seconds=60)
+    weights, *_ = asyncio.run(together(made, tmp_path, "flatten", launcher=launcher, hurt=dies(DEVICES[1], "score")))
+    assert distance(single, weights) < 1e-8
+    assert marked(launcher.reaper.mark) == []
+
+
+def test_a_process_that_is_killed_takes_its_part_of_a_shared_optimizer_with_it(recipe):
+    made, folder, _ = recipe
+    launcher, hurt = Processes(DEVICES, seconds=60), dies(DEVICES[1], "apply")
+    with pytest.raises(TrainingError, match=f"{DEVICES[1]}: its process died, and its part of the optimizer with it"):
+        asyncio.run(together(made, folder, "flatten", launcher=launcher, hurt=hurt, change=with_parts))
+    assert marked(launcher.reaper.mark) == []
+
+
+def test_a_process_sees_the_gpu_that_its_device_names(monkeypatch):
+    """Ray believes in two GPUs, which nobody uses."""
+
+    class Seeing:
+        """Tells which GPU it would use."""
+
+        def __init__(self, assignment):
+            self.device = assignment.device
+
+        def told(self):
+            return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    init = ray.init
+    monkeypatch.setattr(ray, "init", lambda **told: init(**told, num_gpus=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+
+    async def scenario():
+        devices = ["localhost/gpu:1", "localhost/gpu:0"]
+        launcher = Processes(devices, seconds=60, make=Seeing)
+        try:
+            await launcher.open()
+            empty = {"recipe": None, "root": Path(), "base": None, "roles": frozenset(), "token_budget": 1}
+            members = [await launcher.start(Assignment(device=device, **empty)) for device in devices]
+            return [await member.call("told") for member in members]
+        finally:
+            await launcher.close()
+
+    assert asyncio.run(scenario()) == ["7", "5"]
+
+
+def test_a_cluster_that_is_too_small_is_told_with_what_it_lacks(monkeypatch):
+    init = ray.init
+    monkeypatch.setattr(ray, "init", lambda **told: init(**told | {"num_cpus": 1}))
+
+    async def scenario():
+        launcher = Processes(DEVICES, seconds=1)
+        try:
+            await launcher.open()
+        finally:
+            await launcher.close()
+
+    with pytest.raises(DeadlineError, match=r"within 1 s: needs a host at .* with 2 CPU, sees 1\n    fix: add nodes"):
+        asyncio.run(scenario())

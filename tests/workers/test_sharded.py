@@ -1,0 +1,81 @@
+"""Training cells of two devices, each device a process that holds slices: the weights of one device."""
+
+import asyncio
+
+import pytest
+
+from crewed import alone, dies, distance, steps
+from running import recipe_in
+from sequential import Sequential
+from stretto.errors import TrainingError
+from stretto.placement.build import plan_of
+from stretto.recipe.describe import roles_of
+from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.spans import Clock
+from stretto.workers.launchers.inprocess import processes, worker_of
+
+pytestmark = pytest.mark.slow
+
+LORA = {"kind": "lora", "rank": 3, "alpha": 4}
+
+
+def cell(role, *devices):
+    return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices]}
+
+
+async def wide(recipe, folder, cells, killed):
+    """State and reports of some steps on these cells, in which the process of a device is killed that only generates.
+
+    One that trains would take its slices with it.
+    """
+    placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
+    names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
+    plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names))
+    launcher = processes(names, seconds=120, make=worker_of)
+    parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
+    try:
+        if killed:
+            dies(killed, "generate")(parts.crew)
+        reports = await steps(parts, Clock(devices=parts.devices))
+        await parts.fetch()
+        with pytest.raises(TrainingError, match="its part of the optimizer with it"):
+            await parts.crew.mend.revive(parts.crew.trainers[1])
+        return parts.held, reports
+    finally:
+        await parts.close()
+
+
+def weights_on_one(recipe, folder, held):
+    """The weights that one device goes on with from this state."""
+    plain = Sequential(recipe, folder)
+    try:
+        plain.worker.restore(held)
+        return plain.weights()
+    finally:
+        asyncio.run(plain.close())
+
+
+TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1)]
+APART = [cell("generate", 0), cell("reference", 0), cell("train", 1, 2)]
+TWICE = [cell("generate", 0), cell("train", 0, 1), cell("train", 2, 3)]
+REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
+
+
+@pytest.mark.parametrize(
+    ("cells", "killed", "changes"),
+    [
+        (TOGETHER, None, {}),
+        (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE}),
+        (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}),
+        (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}),
+    ],
+    ids=["full", "lora", "two cells", "two cells, three updates"],
+)
+def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
+    single, reports = asyncio.run(alone(recipe, tmp_path))
+    held, crewed = asyncio.run(wide(recipe, tmp_path, cells, killed))
+    assert distance(single, held["optimizer"]["masters"]) < 1e-10
+    assert distance(single, weights_on_one(recipe, tmp_path, held)) < 1e-10
+    for name in ("loss", "grad_norm", "tokens/trained"):
+        assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)

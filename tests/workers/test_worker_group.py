@@ -1,0 +1,344 @@
+"""A crew whose workers only say what they were asked: deadlines, and who is asked after one has fallen silent."""
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+from torch.distributed import HashStore
+
+from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
+from stretto.placement.build import plan_of
+from stretto.recipe.schema import Placement
+from stretto.threads import beside, left_behind, run
+from stretto.types import Receipt
+from stretto.workers import deadlines as patience
+from stretto.workers import worker_group as crews
+from stretto.workers.deadlines import Patience, opened
+from stretto.workers.launchers.inprocess import Threaded
+from stretto.workers.process_group import Group
+from stretto.workers.stacks import Stand
+from stretto.workers.worker_group import Crew
+
+DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
+
+
+class Saying:
+    """A worker that answers with its device, unless it hangs."""
+
+    def __init__(self, device):
+        self.device, self.hangs = device, False
+
+    async def call(self, what, *arguments):
+        if self.hangs:
+            await asyncio.sleep(60)
+        state = {"from": self.device, "optimizer": {"masters": {}, "moments": {}}}
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "state": state}
+        return said.get(what, self.device)
+
+    async def close(self):
+        """Nothing to end."""
+
+
+class Sayings:
+    """Starts them."""
+
+    async def open(self):
+        """Nothing to claim."""
+
+    async def start(self, device):
+        return Saying(device)
+
+    def store(self):
+        return ("nowhere", 0)
+
+    async def stacks(self):
+        return [Stand(who="the other", answers=False, text="it does not answer; process 7 is stopped")]
+
+    async def close(self):
+        """Nothing is left."""
+
+
+def crew_of(launcher, *, folder=None, **changes):
+    plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=DEVICES)
+    plan = replace(plan, **changes)
+    patience = Patience(start=1, generate=0.05, train=0.05, publish=0.05)
+    return Crew(plan, launcher, lambda device: device, patience=patience, folder=folder)
+
+
+async def started(**changes):
+    crew = crew_of(Sayings(), **changes)
+    await crew.start()
+    return crew
+
+
+def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_checkpoint():
+    async def scenario():
+        crew = await started()
+        assert (await crew.state())["from"] == DEVICES[0]
+        crew.members[DEVICES[0]].hangs = True
+        with pytest.raises(DeadlineError, match=r"localhost/cpu:0 \(.*\): begin has not answered for 0\.05 s"):
+            await crew.begin()
+        assert (await crew.state())["from"] == DEVICES[1]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_was_just_started_is_not_asked_for_what_it_does_not_have_yet():
+    async def scenario():
+        crew = await started()
+        crew.mend.lost.add(DEVICES[0])
+        return (await crew.state())["from"]
+
+    assert asyncio.run(scenario()) == DEVICES[1]
+
+
+def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_of_its_parts():
+    async def scenario():
+        crew = await started(optimizer="sharded")
+        crew.silent.add(DEVICES[1])
+        with pytest.raises(TrainingError, match=f"no whole optimizer is left to ask, because {DEVICES[1]} does not"):
+            await crew.state()
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_says_who_does_not_answer_and_where_all_processes_stand(tmp_path):
+    async def scenario():
+        crew = await started()
+        crew.seen.folder = tmp_path
+        crew.members[DEVICES[1]].hangs = True
+        with pytest.raises(DeadlineError) as caught:
+            await crew.begin()
+        return str(caught.value)
+
+    text = asyncio.run(scenario())
+    stacks = tmp_path / "stacks-begin-000001.txt"
+    assert "the other: it does not answer; process 7 is stopped\n" in text
+    assert str(stacks) in text
+    written = stacks.read_text()
+    assert "=== this process\n" in written
+    assert "in scenario" in written, "what the tasks of this process wait for"
+    assert written.endswith("=== the other\nit does not answer; process 7 is stopped\n")
+
+
+def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second_wait():
+    async def scenario():
+        crew = await started()
+        for member in crew.members.values():
+            member.hangs = True
+        with pytest.raises(DeadlineError):
+            await crew.begin()
+        with pytest.raises(TrainingError, match=rf"no whole optimizer .* {', '.join(DEVICES)} does not answer"):
+            await crew.state()
+
+    asyncio.run(scenario())
+
+
+def test_the_last_checkpoint_is_given_little_time(monkeypatch):
+    monkeypatch.setattr(crews, "HURRY", 0.01)
+
+    async def scenario():
+        crew = await started()
+        crew.silent.add(DEVICES[0])
+        crew.members[DEVICES[1]].hangs = True
+        with pytest.raises(DeadlineError, match=r"state has not answered for 0\.01 s"):
+            await crew.state()
+
+    asyncio.run(scenario())
+
+
+def test_no_two_meetings_of_a_process_have_one_name():
+    async def scenario():
+        heard = []
+        first, second = await started(), await started()
+        for crew in (first, second):
+            for member in crew.members.values():
+
+                async def call(what, *arguments):
+                    heard.append((arguments[1].name, arguments[1].rank))
+
+                member.call = call
+        await first.meet()
+        await second.meet()
+        return heard
+
+    heard = asyncio.run(scenario())
+    assert len(heard) == 8
+    assert len(set(heard)) == 8
+
+
+def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
+    async def scenario():
+        crew = await started()
+        for member in crew.members.values():
+
+            async def call(what, *arguments, member=member):
+                if what == "unreached":
+                    return {DEVICES[1]: "10.0.0.2 port 7: timed out"} if member.device == DEVICES[0] else {}
+                return ("10.0.0.1", 7)
+
+            member.call = call
+        await crew.reach(DEVICES)
+
+    with pytest.raises(StrettoError, match=f"{DEVICES[0]} -> {DEVICES[1]} at 10.0.0.2 port 7: timed out\n"):
+        asyncio.run(scenario())
+
+
+def test_who_answers_again_is_silent_no_longer():
+    async def scenario():
+        crew = await started()
+        crew.members[DEVICES[0]].hangs = True
+        with pytest.raises(DeadlineError):
+            await crew.begin()
+        crew.members[DEVICES[0]].hangs = False
+        await crew.begin()
+        return (await crew.state())["from"]
+
+    assert asyncio.run(scenario()) == DEVICES[0]
+
+
+class Meets:
+    """A worker that really meets the others, unless its process has died."""
+
+    def __init__(self, device, *, dead=False):
+        self.device, self.dead, self.waits = device, dead, False
+
+    async def call(self, what, kind, meeting):
+        if self.dead:
+            raise CellLost(self.device, "its process has died")
+        self.waits = True
+        try:
+            await asyncio.to_thread(Group, meeting)
+        finally:
+            self.waits = False
+
+
+class OneStore(Sayings):
+    """Workers meet in this process."""
+
+    def __init__(self):
+        self.meeting = HashStore()
+
+    def store(self):
+        return self.meeting
+
+
+@pytest.mark.parametrize("dead", range(3))
+def test_who_waits_for_one_that_died_is_called_off(dead):
+    async def scenario():
+        devices = (*DEVICES, "localhost/cpu:2")
+        plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
+        patience = Patience(start=20, generate=20, train=20, publish=20)
+        crew = Crew(plan, OneStore(), lambda device: device, patience=patience)
+        crew.members = {device: Meets(device, dead=index == dead) for index, device in enumerate(devices)}
+        with pytest.raises(CellLost, match=f"{devices[dead]}: its process has died"):
+            await crew.meet()
+        assert not any(member.waits for member in crew.members.values())
+        crew.members[devices[dead]].dead = False
+        await crew.meet()
+        return crew.silent
+
+    begun = time.monotonic()
+    assert asyncio.run(scenario()) == set()
+    assert time.monotonic() - begun < 10
+
+
+class Stuck(Sayings):
+    """A launcher that blocks in a thread when it is opened, or when it is closed."""
+
+    def __init__(self, at, how):
+        self.at, self.how, self.over, self.closed = at, how, threading.Event(), False
+
+    async def _block(self, at):
+        if at == self.at:
+            await self.how(self.over.wait)
+
+    async def open(self):
+        await self._block("open")
+
+    async def close(self):
+        self.closed = True
+        await self._block("close")
+
+
+@pytest.mark.parametrize("how", [beside, asyncio.to_thread])
+@pytest.mark.parametrize("at", ["open", "close"])
+def test_a_launcher_that_blocks_in_a_thread_is_left_behind(at, how, monkeypatch, tmp_path):
+    monkeypatch.setattr(patience, "SAYS_SO", 0.01)
+    monkeypatch.setattr(crews, "CLOSING", 0.01)
+    launcher = Stuck(at, how)
+
+    async def scenario():
+        crew = crew_of(launcher, folder=tmp_path)
+        try:
+            await opened(launcher.open(), 0.01, crew)
+        finally:
+            await crew.close()
+
+    if at == "open":
+        with pytest.raises(
+            DeadlineError, match=r"start: the devices were not there after 0 s, since (.|\n)*stacks-start"
+        ):
+            run(scenario())
+        assert "threads.py" in (tmp_path / "stacks-start-000001.txt").read_text()
+    else:
+        run(scenario())
+    assert launcher.closed
+    launcher.over.set()
+
+
+class Deaf(Sayings):
+    """A launcher that knows itself why nobody comes, at once or when time is up."""
+
+    def __init__(self, after):
+        self.after = after
+
+    async def open(self):
+        await asyncio.sleep(self.after)
+        raise DeadlineError("start: nobody answers")
+
+
+@pytest.mark.parametrize(("by", "hangs"), [(60.0, False), (0.0, True)])
+def test_stacks_are_only_kept_of_what_hangs(by, hangs, tmp_path):
+    async def scenario():
+        await crew_of(Deaf(0.02), folder=tmp_path).start(by=time.monotonic() + by)
+
+    with pytest.raises(DeadlineError, match=r"^start: nobody answers") as caught:
+        run(scenario())
+    assert ("where every process stands" in str(caught.value)) is hangs
+    assert len(list(tmp_path.iterdir())) == hangs
+
+
+def test_a_worker_that_blocks_in_its_thread_is_left_behind_when_its_crew_is_closed(monkeypatch):
+    monkeypatch.setattr(crews, "CLOSING_LATE", 0.01)
+    over = threading.Event()
+
+    class Blocks:
+        def __init__(self, device):
+            self.device = device
+
+        def begin(self):
+            over.wait()
+
+        def close(self):
+            """Never reached."""
+
+    async def scenario():
+        crew = await started()
+        crew.members = {device: Threaded(Assigned(device), Blocks) for device in DEVICES}
+        with pytest.raises(DeadlineError, match=r"begin has not answered for 0\.05 s"):
+            await crew.begin()
+        await crew.close()
+
+    run(scenario())
+    assert [name for name in left_behind() if name.startswith("localhost/")] != []
+    over.set()
+
+
+@dataclass
+class Assigned:
+    """As much of an assignment as a thread needs."""
+
+    device: str
