@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, keep
-from stretto.algorithms.catalog import CATALOG, CLIPPED, Facts
+from stretto.algorithms.catalog import CATALOG, CLIPPED, AlgorithmFacts
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
 from stretto.cli.recipe import folder_of, open_recipe
@@ -47,7 +47,7 @@ def build(section: AlgorithmSection) -> Algorithm:
     )
 
 
-FACTS = Facts(
+FACTS = AlgorithmFacts(
     name="centred",
     module=__name__,
     summary="Rewards less the mean of their group, mean over all tokens of the step.",

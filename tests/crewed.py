@@ -13,7 +13,7 @@ from stretto.runtime import guards
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
-from stretto.workers.launchers.inprocess import Threads
+from stretto.workers.launchers.inprocess import ThreadLauncher
 
 STEPS = 3
 """Steps taken."""
@@ -48,7 +48,7 @@ async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=N
         devices=tuple(f"localhost/cpu:{index}" for index in range(devices)),
     )
     plan = change(plan) if change else plan
-    workers = launcher or Threads()
+    workers = launcher or ThreadLauncher()
     parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=workers)
     try:
         clock = Clock(devices=parts.devices)

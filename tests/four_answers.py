@@ -5,7 +5,7 @@
 
 import torch
 
-from stretto.algorithms.base import Rows
+from stretto.algorithms.base import TokenStreams
 from stretto.recipe.schema import Correction
 
 LENGTHS = [3, 2, 4, 1]
@@ -34,4 +34,4 @@ def rows(**changes):
         "old": numbers(OLD),
         "reference": numbers(REFERENCE),
     }
-    return Rows(**(streams | changes))
+    return TokenStreams(**(streams | changes))

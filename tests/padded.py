@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from stretto.algorithms.base import Rows, build
+from stretto.algorithms.base import TokenStreams, build
 from stretto.algorithms.kl import ESTIMATORS
 from stretto.recipe.schema import AlgorithmSection
 from stretto.types import Group, Outcome, Prompt, Reward, Trajectory
@@ -57,7 +57,7 @@ class Padded:
         names = ("advantage", "engine", "old", "reference", "values", "returns")
         places = torch.repeat_interleave(torch.arange(ANSWERS), lengths)
         streams = {name: self.flat(getattr(self, name)) for name in names}
-        return Rows(conversation=places, lengths=lengths, **(streams | changes))
+        return TokenStreams(conversation=places, lengths=lengths, **(streams | changes))
 
 
 def random_answers(seed, *, holes=False):

@@ -9,18 +9,18 @@ from dataclasses import replace
 from functools import partial
 
 from stretto.environments.chat import Sampling
-from stretto.environments.trajectory import Launch, Outside, run_trajectory
+from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.models.source import locate
 from stretto.recipe.describe import roles_of
 from stretto.rewards.model_scores import rated
 from stretto.rewards.score import Scored, score
 from stretto.runtime import guards
 from stretto.runtime.base_copy import prepare_base
-from stretto.runtime.batch import Batch
+from stretto.runtime.batch import StepBatch
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
 from stretto.runtime.parts import connect, load_task, make_plan, token_budget
 from stretto.workers.worker import Worker
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU
 
 STREAMS = {"reference": "reference", "values": "value"}
@@ -37,7 +37,7 @@ class Sequential:
         (device,) = plan.devices
         self.recipe, self.plan = recipe, plan
         self.worker = make_worker(
-            Assignment(
+            WorkerSpec(
                 recipe=recipe,
                 root=folder,
                 base=base,
@@ -76,7 +76,7 @@ class Sequential:
                 environment=self.environment,
                 renderer=self.renderer,
                 sampling=sampling,
-                outside=Outside(self.recipe.environment.deadline, waiting=set()),
+                outside=EnvironmentBudget(self.recipe.environment.deadline, waiting=set()),
             )
             for launch in launches
         ]
@@ -102,7 +102,7 @@ class Sequential:
         while len(accepted) < batch.prompts and rounds < (batch.max_rounds if self.algorithm.drops else 1):
             count = math.ceil((batch.prompts - len(accepted)) * batch.oversample)
             launches = [
-                Launch(prompt=prompt, visit=visit, attempt=attempt)
+                RolloutStart(prompt=prompt, visit=visit, attempt=attempt)
                 for prompt, visit in self.prompts.take(count)
                 for attempt in range(batch.samples)
             ]
@@ -116,7 +116,7 @@ class Sequential:
         self.lengths.stepped()
         accepted = accepted[: batch.prompts]
         samples = credit(self.algorithm, accepted, {**self.streams(accepted), **value_streams(self, accepted)})
-        return Batch(scored=every, accepted=tuple(accepted), samples=samples, launched=launched, rounds=rounds)
+        return StepBatch(scored=every, accepted=tuple(accepted), samples=samples, launched=launched, rounds=rounds)
 
     def streams(self, groups):
         """What other models say of the conversations of groups."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stretto.placement.strategies import ORDER, Layout, elastic, flatten, interleave, separate
-from stretto.scheduler.records import Carried, Launch, Speeds, Terms
+from stretto.placement.strategies import ORDER, StrategyInputs, elastic, flatten, interleave, separate
+from stretto.scheduler.records import BufferedGroup, GroupStart, SpeedEstimate, StepSpec
 from stretto.scheduler.simulator import Simulation
-from stretto.scheduler.state import Step
+from stretto.scheduler.state import StepState
 
 MAKE = {"flatten": flatten, "I1": interleave, "separate": separate, "elastic": elastic}
 
@@ -47,12 +47,12 @@ class Clockwork:
 def plan_of(strategy, devices, *, stages=("train",), **layout):
     """A plan of a strategy on so many devices."""
     roles = frozenset(role for role in ORDER if role == "generate" or role in stages)
-    return MAKE[strategy](Layout(devices=tuple(f"host/gpu:{i}" for i in range(devices)), roles=roles, **layout))
+    return MAKE[strategy](StrategyInputs(devices=tuple(f"host/gpu:{i}" for i in range(devices)), roles=roles, **layout))
 
 
 def terms_of(plan, groups, *, stages=("train",), slots=64, budget=100, longest=1 << 20, speeds=None, **more):
     """The terms of a step that trains on so many groups."""
-    return Terms(
+    return StepSpec(
         groups=groups,
         drops=more.pop("drops", False),
         barrier=more.pop("barrier", False),
@@ -60,7 +60,7 @@ def terms_of(plan, groups, *, stages=("train",), slots=64, budget=100, longest=1
         slots={cell.name: slots for cell in plan.cells if cell.role == "generate"},
         budgets={cell.name: budget for cell in plan.cells if cell.role != "generate"},
         longest=longest,
-        speeds=speeds or Speeds(),
+        speeds=speeds or SpeedEstimate(),
         **more,
     )
 
@@ -68,7 +68,7 @@ def terms_of(plan, groups, *, stages=("train",), slots=64, budget=100, longest=1
 def launches_of(lengths, *, prompt=0, expected=None):
     """Launches of groups whose trajectories will have these lengths."""
     return [
-        Launch(
+        GroupStart(
             prompt=str(index),
             prompt_tokens=prompt,
             samples=len(group),
@@ -81,7 +81,9 @@ def launches_of(lengths, *, prompt=0, expected=None):
 def carried_of(lengths, *, prompt=0):
     """Groups that the step before has made, of these lengths."""
     launches = launches_of(lengths, prompt=prompt)
-    return [Carried(launch=each, sizes=tuple(enumerate(group))) for each, group in zip(launches, lengths, strict=True)]
+    return [
+        BufferedGroup(launch=each, sizes=tuple(enumerate(group))) for each, group in zip(launches, lengths, strict=True)
+    ]
 
 
 def simulate(
@@ -98,7 +100,7 @@ def simulate(
     **terms,
 ):
     """The step, and what came of it; `lengths` are those of what is launched, `carried` of what was before."""
-    step = Step(plan, terms_of(plan, terms.pop("groups", len(lengths)), **terms))
+    step = StepState(plan, terms_of(plan, terms.pop("groups", len(lengths)), **terms))
     true = {(g, a): tokens for g, group in enumerate([*carried, *lengths]) for a, tokens in enumerate(group)}
     simulation = Simulation(step, durations or Clockwork(), true, verdict=verdict, more=more)
     launches = launches_of(lengths, prompt=prompt, expected=expected)

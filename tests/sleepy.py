@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stretto.workers.offload import Shelf
+from stretto.workers.offload import HostBuffer
 from stretto.workers.worker import Worker
 from tiny import CPU
 
 
-class Hidden(Shelf):
+class Hidden(HostBuffer):
     """Leaves empty tensors behind, and brings back copies that lie elsewhere."""
 
     def __init__(self, device=CPU):

@@ -15,13 +15,13 @@ import yaml
 from running import END, ZERO, lines, start
 from stretto import errors
 from stretto.algorithms.base import build
-from stretto.algorithms.catalog import CATALOG, CLIPPED, Facts
+from stretto.algorithms.catalog import CATALOG, CLIPPED, AlgorithmFacts
 from stretto.algorithms.gae import generalised_advantages
 from stretto.algorithms.optimal import optimal_value
 from stretto.checks.recipe import check, examine
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
-from stretto.checks.rules.base import Scene
+from stretto.checks.rules.base import CheckContext
 from stretto.cli.main import app_of
 from stretto.cli.recipe import PROBES
 from stretto.recipe import schema_text as words
@@ -135,7 +135,7 @@ def test_every_change_on_a_command_line_is_possible(page, tmp_path, monkeypatch)
 def test_every_snippet_of_a_recipe_loads_and_asks_for_what_there_is(page):
     for body in blocks(page, "yaml"):
         recipe = parse_recipe(yaml.safe_load(body))
-        scene = Scene(root=ROOT, probes=PROBES, prompts=(), complete=False, planning=page.name == "plan.md")
+        scene = CheckContext(root=ROOT, probes=PROBES, prompts=(), complete=False, planning=page.name == "plan.md")
         assert [str(problem) for rule in RULES for problem in rule(recipe, scene)] == [], body
 
 
@@ -172,7 +172,7 @@ def test_every_dotted_key_that_a_page_names_exists(page):
         key = span.partition(": ")[0]
         if re.fullmatch(r"[a-z_]+(\.[a-z_0-9N]+)+", key) and key.split(".")[0] in Recipe.model_fields:
             module = ROOT / "src" / "stretto" / (key.replace(".", "/") + ".py")
-                assert exists(key) or module.exists() or key.endswith((".py", ".json", ".safetensors")), key
+            assert exists(key) or module.exists() or key.endswith((".py", ".json", ".safetensors")), key
 
 
 def test_the_search_for_keys_finds_them_and_no_others():
@@ -304,7 +304,8 @@ def centred(tmp_path, monkeypatch):
     (tmp_path / "centred_of_the_docs.py").write_text(file)
     monkeypatch.syspath_prepend(tmp_path)
     facts = eval(
-        entry.replace("stretto.algorithms.centred", "centred_of_the_docs"), {"Facts": Facts, "CLIPPED": CLIPPED}
+        entry.replace("stretto.algorithms.centred", "centred_of_the_docs"),
+        {"Facts": AlgorithmFacts, "CLIPPED": CLIPPED},
     )
     monkeypatch.setitem(CATALOG, facts.name, facts)
     assert len(ast.parse(file).body) < 30

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from stretto.algorithms.base import Rows, build
+from stretto.algorithms.base import TokenStreams, build
 from stretto.kernels.cpu.backward import take_over
 from stretto.models.load import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import ModelFiles
-from stretto.recipe.schema import AlgorithmSection, Model, Scratch
+from stretto.recipe.schema import AlgorithmSection, ModelSection, Scratch
 from stretto.runtime.minibatches import credit
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, Trajectory, trajectory_key
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def scratch_model(*, dtype="float64", adapter=None, layers=2, width=16, heads=2, context=256):
     """The model section of a recipe for a tiny decoder."""
     scratch = Scratch(layers=layers, width=width, heads=heads, characters=CHARACTERS, warmup_steps=0, context=context)
-    return Model(name="scratch", scratch=scratch, dtype=dtype, adapter=adapter)
+    return ModelSection(name="scratch", scratch=scratch, dtype=dtype, adapter=adapter)
 
 
 def scratch_policy(*, seed=0, **sizes):
@@ -214,7 +214,7 @@ def naive_rows(samples, dtype):
         return None if parts[0] is None else torch.as_tensor(np.concatenate(parts), dtype=dtype)
 
     lengths = [int(s.conversation.trained.sum()) for s in samples]
-    return Rows(
+    return TokenStreams(
         advantage=stream("advantage"),
         engine=torch.as_tensor(
             np.concatenate([s.conversation.logprobs[s.conversation.trained] for s in samples]), dtype=dtype

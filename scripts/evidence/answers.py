@@ -11,14 +11,14 @@ from stretto.planner.cost import closed_forms as closed
 from stretto.planner.cost import memory
 from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.decode_time import decode
-from stretto.planner.cost.lengths import Counts, Lengths
+from stretto.planner.cost.lengths import Counts, LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import Costs
-from stretto.planner.cost.token_load import Load
+from stretto.planner.cost.token_load import TokenLoad
 
 
 @lru_cache(maxsize=256)
-def sampled(lengths: Lengths, batch: int) -> Counts:
+def sampled(lengths: LengthDistribution, batch: int) -> Counts:
     """One draw of a step's lengths: groups of 16, as most rows have."""
     samples = 16 if batch % 16 == 0 else 1
     return lengths.sample(batch // samples, samples)
@@ -39,7 +39,7 @@ def generate_seconds(case: Case, costs: Costs) -> float:
 
     def prefill(tokens: float) -> float:
         prompt = case.prompt or 1.0
-        load = Load.sequence(prompt, count=tokens / prompt)
+        load = TokenLoad.sequence(prompt, count=tokens / prompt)
         return costs.prefill(case.shape, case.engine, load, precision=case.precision)
 
     lanes = [answers[lane :: case.lanes] for lane in range(min(case.lanes, len(answers)))]
@@ -59,7 +59,7 @@ def streaming_seconds(case: Case, costs: Costs) -> float:
 
 def stages(case: Case, costs: Costs) -> Stages:
     """Seconds of each stage of the step."""
-    load = Load.groups(case.prompt, sampled(case.lengths, case.batch), shared=False)
+    load = TokenLoad.groups(case.prompt, sampled(case.lengths, case.batch), shared=False)
     forward = costs.forward(case.shape, case.trainer, load, precision=case.precision)
     train = costs.train(
         case.shape, case.trainer, load, updates=case.updates, adapter=case.adapter, recompute=case.facts.recompute,
@@ -120,7 +120,7 @@ def answer(case: Case, costs: Costs) -> float | str:
 
 
 def _trainer_answer(case: Case, costs: Costs, metric: str) -> float | str:
-    load = Load.sequence(case.lengths.mean, count=case.batch)
+    load = TokenLoad.sequence(case.lengths.mean, count=case.batch)
     if "force-balanced" in case.row["notes"]:
         costs = replace(costs, rates=replace(costs.rates, skew=1.0))
     seconds = costs.train(

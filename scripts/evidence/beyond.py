@@ -12,13 +12,13 @@ from statistics import mean
 from placements import PPO, four_models
 
 from stretto.placement.cluster import parse_cluster
-from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.enumerate import Variant
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search, smallest_cluster
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 
 GRPO = ("generate", "reference", "train")
 """Roles of GRPO with a reference."""
@@ -41,12 +41,14 @@ def lines(costs: Costs) -> Iterator[str]:
     yield from scaling(costs)
     for cluster, strategy, seconds in NEMO:
         lag = 1 if strategy == "separate" else 0
-        work = workload("qwen3-30b-a3b", GRPO, 64, 32, Lengths(mean=3203, sigma=1.0, cap=3976), staleness=lag)
+        work = workload(
+            "qwen3-30b-a3b", GRPO, 64, 32, LengthDistribution(mean=3203, sigma=1.0, cap=3976), staleness=lag
+        )
         (best,) = search(setting(work, cluster, costs), (Variant(strategy=strategy),)).best
         told = f"measured {seconds:.0f} s, with the best of all layouts {best.step:.0f} s"
         yield f"NeMo-RL 0.6, Qwen3-30B-A3B, {cluster}, {strategy}: {told}"
     for model, adapter, device, measured in SMALLEST:
-        work = workload(model, GRPO, 8, 2, Lengths(mean=256, sigma=0.5, cap=1024), adapter=adapter)
+        work = workload(model, GRPO, 8, 2, LengthDistribution(mean=256, sigma=0.5, cap=1024), adapter=adapter)
         alone, flatten = setting(work, f"1x{device}", costs), (Variant(strategy="flatten"),)
         count = 1 if search(alone, flatten).best else smallest_cluster(alone, flatten)
         how = f"LoRA of rank {adapter}" if adapter else "all weights"
@@ -55,21 +57,21 @@ def lines(costs: Costs) -> Iterator[str]:
 
 
 def workload(
-    model: str, roles: tuple[str, ...], prompts: int, samples: int, lengths: Lengths, *, adapter: int = 0,
+    model: str, roles: tuple[str, ...], prompts: int, samples: int, lengths: LengthDistribution, *, adapter: int = 0,
     staleness: int = 0,
-) -> Workload:  # fmt: skip
+) -> StepWorkload:  # fmt: skip
     """A step of these roles, all with the same model, on prompts of 120 tokens."""
     reading = {"generate", "value"} | ({"reference"} if adapter else set())
-    return Workload(
+    return StepWorkload(
         shapes=dict.fromkeys(roles, named_shape(model)), prompts=prompts, launched=prompts, samples=samples, updates=1,
         prompt=120, lengths=lengths, adapter=adapter, reading=frozenset(reading & set(roles)), precision="bfloat16",
         base="bfloat16", staleness=staleness,
     )  # fmt: skip
 
 
-def setting(work: Workload, cluster: str, costs: Costs) -> Setting:
+def setting(work: StepWorkload, cluster: str, costs: Costs) -> PlanningProblem:
     """A workload on a cluster."""
-    return Setting(workload=work, cluster=parse_cluster(cluster), costs=costs)
+    return PlanningProblem(workload=work, cluster=parse_cluster(cluster), costs=costs)
 
 
 def scaling(costs: Costs) -> Iterator[str]:
@@ -89,7 +91,7 @@ def scaling(costs: Costs) -> Iterator[str]:
 def quickstart(costs: Costs) -> str:
     """PPO with a critic on one GPU: what each stage takes of all of them, because the GPU is not named."""
     roles = tuple(role for role in PPO if role != "reward")
-    work = workload("qwen2.5-0.5b", roles, 256, 1, Lengths(mean=239, sigma=0.5, cap=256))
+    work = workload("qwen2.5-0.5b", roles, 256, 1, LengthDistribution(mean=239, sigma=0.5, cap=256))
     (found,) = search(setting(work, "1xA100", costs), (Variant(strategy="flatten"),)).best
     whole, predicted = sum(QUICKSTART.values()), sum(found.stages[role] for role in QUICKSTART)
     told = ", ".join(

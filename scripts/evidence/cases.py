@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stretto.errors import RecipeError
 from stretto.placement.devices import find_device
-from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import Precision
 from stretto.planner.cost.shapes import ModelShape, named_shape
@@ -78,7 +78,7 @@ class Case:
     """Answers a step."""
     prompt: float
     """Prompt tokens."""
-    lengths: Lengths
+    lengths: LengthDistribution
     """Of answers."""
     updates: int
     """Optimizer updates a step."""
@@ -195,14 +195,14 @@ def _trainer(row: Row, shape: ModelShape, facts: System, devices: int) -> Mesh:
     )  # fmt: skip
 
 
-def _lengths(row: Row) -> Lengths:
+def _lengths(row: Row) -> LengthDistribution:
     cap = number(row, "response_cap")
     if row["strategy_id"] == "train_only" or (row["response_mean"] and not cap):
         mean = number(row, "response_mean", 1.0)
-        return Lengths(mean=mean, sigma=0.0, cap=int(mean))
+        return LengthDistribution(mean=mean, sigma=0.0, cap=int(mean))
     cap = cap or OPEN_CAP
     share = OPEN_MEAN_REASONING if "distill" in row["shape"] else OPEN_MEAN
-    return Lengths(mean=number(row, "response_mean", share * cap), sigma=SIGMA, cap=int(cap))
+    return LengthDistribution(mean=number(row, "response_mean", share * cap), sigma=SIGMA, cap=int(cap))
 
 
 def halves(posed: list[Case]) -> tuple[set[str], set[str]]:

@@ -19,16 +19,16 @@ from stretto.placement.devices import find_device
 from stretto.placement.strategies import PRESETS
 from stretto.planner.cost import memory
 from stretto.planner.cost.decode_time import decode
-from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import ModelShape, named_shape
-from stretto.planner.cost.token_load import Load
+from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.enumerate import Variant
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search
 from stretto.planner.simulate import Forecast
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 
 SMALLEST = 1.05
 """Values closer than this have no sign."""
@@ -110,16 +110,19 @@ def best_placements(rows: list[Row], costs: Costs) -> Iterator[Sign]:
 
 def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecast]:
     """The best plans of HybridFlow's workload that place the four models as it does, on A100."""
-    work = Workload(
+    work = StepWorkload(
         shapes=dict.fromkeys(PPO, shape), prompts=BATCH, launched=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
-        lengths=Lengths(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0, reading=frozenset({"generate", "value"}),
+        lengths=LengthDistribution(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0,
+        reading=frozenset({"generate", "value"}),
         precision="bfloat16", base="bfloat16", recompute=True,
     )  # fmt: skip
     variants = {
         "colocate": Variant(strategy="flatten"),
         "split": Variant(strategy="interleave", fractions=PRESETS["I2"]),
     }
-    found = search(Setting(workload=work, cluster=parse_cluster(f"{gpus}xA100"), costs=costs), tuple(variants.values()))
+    found = search(
+        PlanningProblem(workload=work, cluster=parse_cluster(f"{gpus}xA100"), costs=costs), tuple(variants.values())
+    )
     best = {forecast.choice.label: forecast for forecast in found.best}
     return {name: best[variant.label] for name, variant in variants.items() if variant.label in best}
 
@@ -153,6 +156,6 @@ def _lane(shape: ModelShape, engine: Site, answers: list[int], pool: float, cost
         return costs.tick(shape, engine, batch, context)
 
     def prefill(tokens: float) -> float:
-        return costs.prefill(shape, engine, Load.sequence(PROMPT, count=tokens / PROMPT))
+        return costs.prefill(shape, engine, TokenLoad.sequence(PROMPT, count=tokens / PROMPT))
 
     return decode(answers, PROMPT, tick, slots=1024, pool=pool, prefill=prefill).seconds

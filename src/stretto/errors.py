@@ -98,11 +98,11 @@ class VerdictError(RewardError):
     """One trajectory could not be judged. The message is what the trajectory is marked with."""
 
 
-class EnvironmentFailure(StrettoError):
+class RolloutError(StrettoError):
     """A trajectory could not be completed: not the model's fault, so never a reward of 0."""
 
 
-class CellLost(StrettoError):
+class WorkerLost(StrettoError):
     """The process of a cell's device died. What it had is done again elsewhere, or by its successor."""
 
     def __init__(self, cell: str, why: str) -> None:

@@ -13,7 +13,7 @@ from stretto.algorithms.astar_po_course import weighted_likelihood
 from stretto.algorithms.base import build
 from stretto.algorithms.optimal import optimal_value
 from stretto.recipe.schema import AlgorithmSection, Kl, Vstar
-from stretto.training.loss_counters import Meter
+from stretto.training.loss_counters import LossCounters
 from stretto.training.packing import pack
 from stretto.types import Group, Prompt, Reward, Trajectory
 from tiny import conversation
@@ -136,7 +136,7 @@ def test_a_trajectory_is_one_equation_in_the_reported_numbers_too(shapes):
     batch = pack(useful, device=torch.device("cpu"), dtype=torch.float64)
     logprobs = numbers(np.concatenate([s.conversation.logprobs[s.conversation.trained] for s in useful]))
     (term,) = algorithm.terms
-    meter = Meter(algorithm.terms)
+    meter = LossCounters(algorithm.terms)
     meter.count(batch, logprobs, torch.zeros(1), {"trajectories": term.loss(logprobs, batch.rows).sum()})
     found = meter.metrics()
     assert found["loss"] == pytest.approx(sum(errors) / len(shapes), rel=1e-12)
@@ -150,7 +150,7 @@ def test_residual_and_gap_are_means_over_conversations():
     given = rows(advantage=numbers([0.6] * 3 + [-0.2] * 2 + [0.1] * 4 + [-0.1]))
     sums = {name: float(watch.numbers(numbers(NEW), given).sum()) for name, watch in term.watch.items()}
     assert sums == pytest.approx({"astar/residual": 0.5 * (0.35 - 0.6 - 0.1 + 0.4), "astar/gap": 0.4})
-    meter = Meter(algorithm.terms)
+    meter = LossCounters(algorithm.terms)
     meter.sums.update({"conversations": 4, "tokens": 10, **sums})
     assert meter.metrics()["astar/gap"] == pytest.approx(0.1)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from stretto.algorithms.base import Rows, build
+from stretto.algorithms.base import TokenStreams, build
 from stretto.recipe.schema import AlgorithmSection, Correction, Kl
 from stretto.types import Conversation, Group, Prompt, Reward, Trajectory
 
@@ -60,7 +60,7 @@ def expected_gradient(table, reference, *, reward, name="reinforce", **kl):
         value = reward(answer)
         group = Group(prompt=PROMPT, trajectories=(made,), rewards=(Reward(value=value, outcome=value, parts={}),))
         (sample,) = algorithm.advantage([group], {"reference": {("p", 0, 0, 0): np.array(wanted.tolist())}})
-        rows = Rows(
+        rows = TokenStreams(
             advantage=torch.tensor(sample.advantage, dtype=torch.float64),
             engine=logprobs.detach(),
             conversation=torch.zeros(LENGTH, dtype=torch.long),

@@ -12,13 +12,13 @@ import torch
 
 from stretto.algorithms.base import build
 from stretto.bench import ours, run
-from stretto.bench.cases import Case, answer_lengths
+from stretto.bench.cases import BenchCase, answer_lengths
 from stretto.bench.compare import equal_replay, equal_work
-from stretto.bench.jobs import Measured
+from stretto.bench.jobs import JobResult
 from stretto.bench.peer_generate import Forcing
 from stretto.bench.peer_generate import rollout as generate_rollout
 from stretto.bench.prepare import prepare, read_prompts
-from stretto.bench.run import Wish, find, measure, require
+from stretto.bench.run import BenchRequest, find, measure, require
 from stretto.cli.main import main
 from stretto.engines.base import Completion
 from stretto.engines.native.engine import NativeEngine
@@ -39,7 +39,7 @@ def peer_step(job):
         raise StrettoError("batch 1 is too small for this peer")
     seconds = {2: 200.0, 4: 100.0}[job.batch]
     stages = {"generate": 1.0, "train": seconds - 1.0}
-    return Measured(
+    return JobResult(
         name=f"peer, batch {job.batch}",
         seconds=(seconds,),
         stages=stages,
@@ -61,7 +61,7 @@ def peer_replay(job):
     loss, gradients = naive_step(policy, algorithm, samples)
     norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
     reward = float(np.mean([reward.value for group in groups for reward in group.rewards]))
-    return Measured(facts={"replay": {"reward": reward, "loss": loss, "grad_norm": norm}})
+    return JobResult(facts={"replay": {"reward": reward, "loss": loss, "grad_norm": norm}})
 
 
 def judged(asked, answers, renderer):
@@ -99,7 +99,7 @@ def here(job):
 
 def wish(bench, **changes):
     usual = {"model": "scratch", "prompts": 2, "samples": 2, "batches": (1, 2, 4), "threads": 1}
-    return Wish(bench=bench, **(usual | changes))
+    return BenchRequest(bench=bench, **(usual | changes))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_replaying_our_tokens_gives_what_a_plain_implementation_makes_of_them(st
 
 def test_beside_a_time_stand_its_tokens_and_its_arithmetic(stepped):
     row = stepped[0]["rows"][0]
-    tokens = int(answer_lengths(Case(name="x", prompt=1, prompts=2, samples=2)).sum())
+    tokens = int(answer_lengths(BenchCase(name="x", prompt=1, prompts=2, samples=2)).sum())
     assert row["tokens_generated"] == row["tokens_trained"] == {"stretto": tokens, "peer": tokens}
     assert row["flops"]["unshared"] > row["flops"]["shared"] > 0
     speed = row["flops"]["unshared"] / 100.0 / 1e9
@@ -207,12 +207,12 @@ def test_the_rate_of_drafts_is_that_of_the_batch_without_them(monkeypatch):
 
 def test_sides_that_did_other_work_are_not_compared():
     with pytest.raises(StrettoError, match="not equal"):
-        equal_work(Measured(generated=10, trained=10), Measured(name="peer", generated=9, trained=9))
+        equal_work(JobResult(generated=10, trained=10), JobResult(name="peer", generated=9, trained=9))
 
 
 def replay_of(**values):
     """What a side made of the tokens that both get."""
-    return Measured(name="TRL", facts={"replay": {"reward": 0.5, "loss": 0.0, "grad_norm": 2.0} | values})
+    return JobResult(name="TRL", facts={"replay": {"reward": 0.5, "loss": 0.0, "grad_norm": 2.0} | values})
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_sides_that_make_other_numbers_of_the_same_tokens_are_not_compared(dtype
 def test_a_bench_whose_gradients_are_not_the_peers_has_no_ratio(monkeypatch):
     def wrong(job):
         facts = peer_replay(job).facts["replay"]
-        return Measured(name="TRL", facts={"replay": facts | {"grad_norm": 2 * facts["grad_norm"]}})
+        return JobResult(name="TRL", facts={"replay": facts | {"grad_norm": 2 * facts["grad_norm"]}})
 
     monkeypatch.setitem(SIDES, "trl replay", wrong)
     with pytest.raises(StrettoError, match="the same tokens gave other numbers in float32: grad_norm is"):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stretto.bench.cases import CAP, ROLLOUT, STEP, Case, answer_lengths, choose, enough_prompts, make_prompts
+from stretto.bench.cases import CAP, ROLLOUT, STEP, BenchCase, answer_lengths, choose, enough_prompts, make_prompts
 from stretto.errors import RecipeError
 
 
@@ -17,7 +17,7 @@ def test_the_lengths_of_answers_are_the_same_for_ever():
 
 
 def test_lengths_follow_the_distribution_that_is_named():
-    lengths = answer_lengths(Case(name="many", prompt=1, prompts=100, samples=100))
+    lengths = answer_lengths(BenchCase(name="many", prompt=1, prompts=100, samples=100))
     assert np.median(lengths) == 24
     assert lengths.max() == CAP
     below = np.log(lengths[lengths < 24]) - np.log(24)
@@ -26,12 +26,12 @@ def test_lengths_follow_the_distribution_that_is_named():
 
 @pytest.mark.parametrize("wanted", [200, 201, 202, 203, 512])
 def test_worked_examples_fill_every_prompt_up_to_the_wanted_tokens(wanted):
-    prompts = make_prompts(Case(name="long", prompt=wanted), characters)
+    prompts = make_prompts(BenchCase(name="long", prompt=wanted), characters)
     assert [characters(prompt.messages) for prompt in prompts] == [wanted] * 8
 
 
 def test_a_prompt_that_is_as_long_as_wanted_has_no_examples():
-    prompts = make_prompts(Case(name="short", prompt=1), characters)
+    prompts = make_prompts(BenchCase(name="short", prompt=1), characters)
     assert len({prompt.id for prompt in prompts}) == 8
     for prompt in prompts:
         (a, b) = prompt.id.removeprefix("bench/").split("+")
@@ -43,7 +43,7 @@ def test_examples_are_right_and_each_prompt_has_its_own_unless_they_are_common()
     def shown(case):
         return ["\n".join(p.messages[0]["content"].splitlines()[:-1]) for p in make_prompts(case, characters)]
 
-    own, common = shown(Case(name="a", prompt=300)), shown(Case(name="b", prompt=300, common=True))
+    own, common = shown(BenchCase(name="a", prompt=300)), shown(BenchCase(name="b", prompt=300, common=True))
     assert len(set(own)) == 8
     assert len(set(common)) == 1
     for line in own[0].splitlines():
@@ -52,7 +52,7 @@ def test_examples_are_right_and_each_prompt_has_its_own_unless_they_are_common()
 
 
 def test_every_repetition_has_prompts_of_its_own():
-    case = Case(name="rounds", prompt=100, prompts=3)
+    case = BenchCase(name="rounds", prompt=100, prompts=3)
     once, thrice = make_prompts(case, characters), make_prompts(case, characters, rounds=3)
     assert thrice[:3] == once
     assert len({prompt.id for prompt in thrice}) == 9

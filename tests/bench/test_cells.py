@@ -10,24 +10,24 @@ import pytest
 
 from stretto.bench import cells, run
 from stretto.bench.cases import STRATEGIES, answer_lengths
-from stretto.bench.forced_lengths import ToldEngine, ToldWorker
+from stretto.bench.forced_lengths import ForcedLengthsEngine, ForcedLengthsWorker
 from stretto.bench.prepare import prepare
-from stretto.bench.run import Wish, measure
+from stretto.bench.run import BenchRequest, measure
 from stretto.bench.spread import PRECISE
 from stretto.cli.main import main
 from stretto.engines.base import Request
 from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.source import locate
-from stretto.recipe.schema import Model
-from stretto.workers.launchers.inprocess import Threads
+from stretto.recipe.schema import ModelSection
+from stretto.workers.launchers.inprocess import ThreadLauncher
 from tiny import CPU
 
 FEW = {"model": "scratch", "prompts": 2, "samples": 2}
 
 
 def threads(devices):
-    return Threads(ToldWorker)
+    return ThreadLauncher(ForcedLengthsWorker)
 
 
 SIDES = {
@@ -64,12 +64,12 @@ def short_answers():
 @pytest.fixture(scope="module")
 def strategies():
     told = []
-    return measure(Wish(bench="strategies", cases=("models-43",), **FEW), note=told.append, run=here), told
+    return measure(BenchRequest(bench="strategies", cases=("models-43",), **FEW), note=told.append, run=here), told
 
 
 @pytest.fixture(scope="module")
 def scaling():
-    return measure(Wish(bench="scaling", **FEW, steps=2), note=len, run=here)
+    return measure(BenchRequest(bench="scaling", **FEW, steps=2), note=len, run=here)
 
 
 def test_every_strategy_stands_beside_flatten(strategies):
@@ -130,8 +130,8 @@ def test_lengths_of_cases_of_several_cells_have_a_long_tail():
 
 
 def test_an_engine_that_is_told_answers_says_them_shortest_first_and_goes_on_where_another_stopped():
-    policy = load(Model(name="scratch", adapter=None), locate("scratch", Path()), seed=0, device=CPU)
-    engine = ToldEngine(policy)
+    policy = load(ModelSection(name="scratch", adapter=None), locate("scratch", Path()), seed=0, device=CPU)
+    engine = ForcedLengthsEngine(policy)
     said = {key: (np.arange(size), np.full(size, -0.5)) for key, size in ((1, 5), (2, 3), (3, 4))}
     engine.tell({}, said)
     context = {"tokens": np.array([1, 2]), "max_new_tokens": 9, "stop": frozenset(), "temperature": 1.0}
@@ -145,8 +145,8 @@ def test_an_engine_that_is_told_answers_says_them_shortest_first_and_goes_on_whe
 
 
 def test_an_engine_that_is_told_lengths_samples_exactly_so_many():
-    policy = load(Model(name="scratch", adapter=None), locate("scratch", Path()), seed=0, device=CPU)
-    engine = ToldEngine(policy)
+    policy = load(ModelSection(name="scratch", adapter=None), locate("scratch", Path()), seed=0, device=CPU)
+    engine = ForcedLengthsEngine(policy)
     engine.tell({7: 6}, {})
     engine.submit(
         [Request(key=7, tokens=np.array([1, 2]), max_new_tokens=99, stop=frozenset(range(9)), temperature=1.0, begun=2)]
@@ -166,7 +166,7 @@ def test_an_engine_that_is_told_lengths_samples_exactly_so_many():
 )
 def test_a_wish_that_cannot_be_met_is_refused(changes, field):
     with pytest.raises(RecipeError) as error:
-        measure(Wish(bench="scaling", **(FEW | changes)), note=len, run=None)
+        measure(BenchRequest(bench="scaling", **(FEW | changes)), note=len, run=None)
     assert error.value.problems[0].field == field
 
 

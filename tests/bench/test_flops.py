@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from stretto.bench.flops import Pass, Sizes, backward, forward, shared, step, unshared
+from stretto.bench.flops import ModelSizes, Pass, backward, forward, shared, step, unshared
 from stretto.bench.ours import work
 from stretto.bench.prepare import measures
 from tiny import VOCABULARY, scratch_policy
 
-SIZES = Sizes(layers=2, linear=100, head=50, attention=4)
-LORA = Sizes(layers=2, linear=100, head=50, attention=4, adapter=10)
+SIZES = ModelSizes(layers=2, linear=100, head=50, attention=4)
+LORA = ModelSizes(layers=2, linear=100, head=50, attention=4, adapter=10)
 
 
 def test_a_pass_counts_tokens_and_the_keys_they_see():

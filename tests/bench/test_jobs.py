@@ -5,21 +5,21 @@ from dataclasses import asdict
 import pytest
 
 from stretto.bench import worker
-from stretto.bench.cases import Case
-from stretto.bench.jobs import SIDES, Job, Measured, job_from, measured_from, run_apart
+from stretto.bench.cases import BenchCase
+from stretto.bench.jobs import SIDES, Job, JobResult, job_from, measured_from, run_apart
 from stretto.bench.machine import PeakMemory, describe, matmul_rate, threads
 from stretto.errors import StrettoError
 
 
 def job(folder, side="prepare", **changes):
-    case = Case(name="tiny", prompt=1, dtype="float32", prompts=2, samples=2)
+    case = BenchCase(name="tiny", prompt=1, dtype="float32", prompts=2, samples=2)
     return Job(**({"side": side, "case": case, "model": "scratch", "folder": str(folder), "threads": 1} | changes))
 
 
 def test_jobs_and_results_survive_being_written(tmp_path):
     asked = job(tmp_path, batch=8)
     assert job_from(json.loads(json.dumps(asdict(asked)))) == asked
-    measured = Measured(name="x", seconds=(1.0, 2.0), stages={"train": 1.0}, facts={"a": [1]})
+    measured = JobResult(name="x", seconds=(1.0, 2.0), stages={"train": 1.0}, facts={"a": [1]})
     assert measured_from(json.loads(json.dumps(asdict(measured)))) == measured
     assert measured.best == 1.0
 

@@ -5,23 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from stretto.bench.calibration_steps import TrialWorker, prompt_of, trial_recipe
+from stretto.bench.calibration_steps import CalibrationWorker, prompt_of, trial_recipe
 from stretto.bench.measure import PROBES, own, recipes, runnable, taken
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
 from stretto.models.scratch import character_tokenizer
 from stretto.placement.cluster import parse_cluster
 from stretto.planner.calibrate import fit, parts
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search, variants_of
 from stretto.planner.workload import workload_of
-from stretto.recipe.schema import Adapter, Model, Placement, Recipe, RewardPart, RoleModel, Roles, Scratch
-from stretto.workers.launchers.inprocess import Threads
+from stretto.recipe.schema import Adapter, ModelSection, Placement, Recipe, RewardPart, RoleModel, Roles, Scratch
+from stretto.workers.launchers.inprocess import ThreadLauncher
 
 SCRATCH = Scratch(layers=1, width=16, heads=2, characters="0123456789=")
 RECIPE = Recipe.model_validate(
     {
-        "model": Model(name="scratch", scratch=SCRATCH, adapter=Adapter(rank=2), dtype="float32"),
+        "model": ModelSection(name="scratch", scratch=SCRATCH, adapter=Adapter(rank=2), dtype="float32"),
         "batch": {"prompts": 2, "samples": 2, "lengths": {"prompt": 20, "response": {"mean": 4, "cap": 6}}},
         "engine": {"max_new_tokens": 6},
     }
@@ -29,11 +29,11 @@ RECIPE = Recipe.model_validate(
 
 
 def setting_of(cluster="2xcpu", tmp_path=None):
-    return Setting.of(workload_of(RECIPE, tmp_path), parse_cluster(cluster))
+    return PlanningProblem.of(workload_of(RECIPE, tmp_path), parse_cluster(cluster))
 
 
 def threads(devices, **_):
-    return Threads(TrialWorker)
+    return ThreadLauncher(CalibrationWorker)
 
 
 def test_own_workloads_tell_short_from_long_few_from_many_and_scored_from_not(tmp_path):
@@ -51,7 +51,7 @@ def test_a_scratch_model_of_a_trial_has_room_for_every_workload(tmp_path):
     assert longest > SCRATCH.context
     for ask in own(setting_of(tmp_path=tmp_path)):
         assert trial_recipe(RECIPE, ask.setting.workload).model.scratch.context >= longest
-    large = RECIPE.model_copy(update={"model": Model(name="scratch", scratch=Scratch(context=4096))})
+    large = RECIPE.model_copy(update={"model": ModelSection(name="scratch", scratch=Scratch(context=4096))})
     assert trial_recipe(large, ask.setting.workload).model.scratch.context == 4096
 
 
@@ -89,7 +89,7 @@ def test_a_reward_model_scores_the_steps_that_have_one_and_no_others(tmp_path):
             "rewards": (*RECIPE.rewards, RewardPart(name="model", kind="model")),
         }
     )
-    settings = [Setting.of(workload_of(each, tmp_path), parse_cluster("2xcpu")) for each in (RECIPE, judged)]
+    settings = [PlanningProblem.of(workload_of(each, tmp_path), parse_cluster("2xcpu")) for each in (RECIPE, judged)]
     asks = [next(recipes(each, runnable(search(each, variants_of(Placement(), "flatten")), each))) for each in settings]
     seen = asyncio.run(taken(RECIPE, tmp_path, asks, note=lambda text: None, launch=threads, rounds=2))
     assert [any(part.name == "reward" for part in parts(step)) for step in seen] == [False, True]

@@ -14,10 +14,10 @@ with warnings.catch_warnings():
     from stretto.bench import peer_trl
 
 from stretto.bench import ours
-from stretto.bench.cases import Case, answer_lengths
+from stretto.bench.cases import BenchCase, answer_lengths
 from stretto.bench.jobs import Job
 from stretto.bench.prepare import prepare
-from stretto.bench.run import Wish, measure
+from stretto.bench.run import BenchRequest, measure
 from stretto.planner.cost import families
 from stretto.planner.cost.shapes import ModelShape
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize(("adapter", "batch"), [(False, 2), (True, 4)], ids=["full", "lora"])
 def test_trl_makes_of_our_tokens_what_we_make_of_them(adapter, batch, tmp_path):
-    case = Case(name="tiny", prompt=1, dtype="float32", adapter=adapter, prompts=2, samples=2)
+    case = BenchCase(name="tiny", prompt=1, dtype="float32", adapter=adapter, prompts=2, samples=2)
     folder = tmp_path / "tiny"
     folder.mkdir()
 
@@ -45,7 +45,7 @@ def test_trl_makes_of_our_tokens_what_we_make_of_them(adapter, batch, tmp_path):
 
 
 def test_trl_samples_as_many_tokens_as_it_is_told_to(tmp_path):
-    case = Case(name="tiny", prompt=1, dtype="bfloat16", prompts=2, samples=2)
+    case = BenchCase(name="tiny", prompt=1, dtype="bfloat16", prompts=2, samples=2)
     folder = tmp_path / "tiny"
     folder.mkdir()
     job = Job(side="", case=case, model="scratch", folder=str(folder), threads=1, batch=4)
@@ -72,7 +72,7 @@ def here(job):
 
 def test_a_step_of_random_weights_is_compared_with_trl(monkeypatch):
     monkeypatch.setitem(families.FAMILIES, TINY.name, TINY)
-    wish = Wish(
+    wish = BenchRequest(
         bench="step",
         model="",
         shape=TINY.name,

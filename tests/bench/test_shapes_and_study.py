@@ -13,7 +13,7 @@ from stretto.bench.flops import answers_to
 from stretto.bench.peer_generate import rollout as generate_rollout
 from stretto.bench.prepare import prepare
 from stretto.bench.random_model import configuration, random_policy
-from stretto.bench.run import Wish, measure
+from stretto.bench.run import BenchRequest, measure
 from stretto.cli.main import main
 from stretto.errors import RecipeError
 from stretto.planner.cost import families
@@ -58,7 +58,7 @@ def test_a_shape_becomes_a_model_of_that_size(name):
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "gemma3-1b", "opt-1.3b", "qwen2.5-4711b"])
 def test_a_shape_that_is_not_made_is_refused_before_anything_starts(name):
     with pytest.raises(RecipeError) as error:
-        measure(Wish(bench="rollout", model="", shape=name), note=len, run=None)
+        measure(BenchRequest(bench="rollout", model="", shape=name), note=len, run=None)
     assert error.value.problems[0].field == "--shape"
 
 
@@ -73,7 +73,9 @@ def test_random_weights_depend_on_the_seed_alone_and_can_be_saved(tmp_path):
 
 
 def test_a_rollout_of_random_weights_does_equal_work_on_both_sides():
-    wish = Wish(bench="rollout", model="", shape=TINY.name, cases=("prompt-43-fp32",), prompts=2, samples=2, threads=1)
+    wish = BenchRequest(
+        bench="rollout", model="", shape=TINY.name, cases=("prompt-43-fp32",), prompts=2, samples=2, threads=1
+    )
     (row,) = measure(wish, note=len, run=here)["rows"]
     assert row["model"] == TINY.name
     assert row["tokens_generated"]["stretto"] == row["tokens_generated"]["peer"]
@@ -82,7 +84,7 @@ def test_a_rollout_of_random_weights_does_equal_work_on_both_sides():
 def test_the_study_is_measured_beside_its_published_seconds(monkeypatch):
     small = [replace(case, dtype="float32", answer=6, prompt=40) for case in STUDY]
     monkeypatch.setitem(run.BENCHES, "study", replace(run.BENCHES["study"], cases=tuple(small)))
-    wish = Wish(bench="study", model="", shape=TINY.name, cases=("all",), prompts=3, threads=1)
+    wish = BenchRequest(bench="study", model="", shape=TINY.name, cases=("all",), prompts=3, threads=1)
     stored, online = measure(wish, note=len, run=here)["rows"]
     for row in (stored, online):
         assert row["peer"] == STUDY_SECONDS and "published" in row["peer_name"]
@@ -108,7 +110,7 @@ def test_the_references_answers_share_their_prompts():
 
 def test_one_answer_per_prompt_cannot_be_compared():
     with pytest.raises(RecipeError) as error:
-        measure(Wish(bench="step", model="scratch", samples=1), note=len, run=None)
+        measure(BenchRequest(bench="step", model="scratch", samples=1), note=len, run=None)
     assert error.value.problems[0].field == "--samples"
 
 

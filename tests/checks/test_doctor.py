@@ -10,7 +10,7 @@ import pytest
 
 from running import recipe_in, written
 from stretto.checks import doctor
-from stretto.checks.machine.base import Check, Gpu, Setting
+from stretto.checks.machine.base import Check, Gpu, MachineCheck
 from stretto.checks.machine.facts import look
 from stretto.cli.main import main
 from stretto.errors import RecipeError
@@ -82,7 +82,7 @@ def test_nothing_heavy_is_loaded(recipe):
 
 
 def test_checks_without_anything_to_say_are_left_out():
-    setting = Setting(machine=look())
+    setting = MachineCheck(machine=look())
     assert doctor.examine(setting, [lambda _: None, lambda _: OLD]) == [OLD]
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from stretto.checks.machine import devices, network, packages, programs, resources
-from stretto.checks.machine.base import GB, Gpu, Machine, Setting
+from stretto.checks.machine.base import GB, Gpu, MachineCheck, MachineFacts
 from stretto.checks.machine.facts import cores_of_group, gpus_of, look, memory_of_group, visible
 from stretto.errors import RecipeError
 from stretto.recipe.load import parse_recipe
 
 NEEDS = ("torch>=2.11", "transformers>=5.17", "peft>=0.19", "numpy>=2.0", "ruff>=9; extra == 'dev'")
 VERSIONS = {"stretto": "0.1", "torch": "2.13.0+cpu", "transformers": "5.23.0", "peft": "0.21.2"}
-SOUND = Machine(
+SOUND = MachineFacts(
     cores=4,
     shown=4,
     memory=16 * GB,
@@ -33,7 +33,7 @@ GPU = Gpu(name="NVIDIA H100", memory=80 * GB)
 def setting(machine=None, recipe=None, root=None, **facts):
     """A sound machine with some facts changed; a recipe is given by its keys."""
     told = parse_recipe(recipe) if recipe is not None else None
-    return Setting(machine=replace(machine or SOUND, **facts), recipe=told, **({"root": root} if root else {}))
+    return MachineCheck(machine=replace(machine or SOUND, **facts), recipe=told, **({"root": root} if root else {}))
 
 
 def on(cluster, **keys):

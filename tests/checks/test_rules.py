@@ -8,7 +8,7 @@ import pytest
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.checks.recipe import RULES, check, checked_recipe, examine
-from stretto.checks.rules.base import Scene
+from stretto.checks.rules.base import CheckContext
 from stretto.cli.recipe import PROBES
 from stretto.errors import RecipeError
 from stretto.recipe.load import parse_recipe
@@ -406,6 +406,6 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
             apply(data, change)
         recipe = parse_recipe(data)
         prompts, _, complete = PROBES.task(recipe.task, Path.cwd(), 11)
-        scene = Scene(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
+        scene = CheckContext(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
         silent -= {rule.__name__ for rule in RULES if list(rule(recipe, scene))}
     assert silent == {"clip_is_used", "logs_can_be_written"}

@@ -10,7 +10,7 @@ from stretto.engines.base import Request
 from stretto.engines.native import admission
 from stretto.engines.native.cache import KeyValueCache
 from stretto.engines.native.engine import NativeEngine
-from stretto.engines.native.prefill import Fill
+from stretto.engines.native.prefill import CacheWrites
 from stretto.types import Weights
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def filled(held, *, slots=8, tokens=20):
     cache = KeyValueCache()
     cache.reserve(slots=slots, tokens=64)
     key, value = torch.randn(1, 2, tokens, 4), torch.randn(1, 2, tokens, 3)
-    fill, counting = Fill.of(cache, held, CPU), Counting()
+    fill, counting = CacheWrites.of(cache, held, CPU), Counting()
     for layer in (0, 1):
         cache.at(layer, key, value)
     fill.take(0, key, value)

@@ -7,8 +7,8 @@ import pytest
 
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
-from stretto.engines.queue import Lane
-from stretto.errors import CellLost
+from stretto.engines.queue import EngineQueue
+from stretto.errors import WorkerLost
 from tiny import scratch_policy
 
 POLICY = scratch_policy()
@@ -41,7 +41,7 @@ async def answers(lane, requests):
 
 def test_requests_that_come_together_are_answered_together():
     engine = Engine()
-    found = asyncio.run(answers(Lane(engine.generate), [request(1), request(2), request(3, length=5)]))
+    found = asyncio.run(answers(EngineQueue(engine.generate), [request(1), request(2), request(3, length=5)]))
     assert [len(each.tokens) for each in found] == [12, 12, 5]
     assert engine.rounds == 2
 
@@ -50,7 +50,7 @@ def test_requests_that_come_together_are_answered_together():
 def test_what_moves_becomes_the_same_answer(rounds):
     async def moved():
         first, second = Engine(slow=True), Engine()
-        here, there = Lane(first.generate), Lane(second.generate)
+        here, there = EngineQueue(first.generate), EngineQueue(second.generate)
         asked = asyncio.ensure_future(here.ask(request(7)))
         while first.rounds < rounds:
             await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_what_moves_becomes_the_same_answer(rounds):
         answer = await asked
         return answer, second.rounds
 
-    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    (whole,) = asyncio.run(answers(EngineQueue(Engine().generate), [request(7)]))
     answer, elsewhere = asyncio.run(moved())
     assert elsewhere > 0
     assert answer.tokens.tolist() == whole.tokens.tolist()
@@ -81,7 +81,7 @@ def test_what_moves_does_not_wait_for_what_its_worker_does_next(rounds):
             async with worker:
                 await answer
 
-        here, there = Lane(generate), Lane(second.generate)
+        here, there = EngineQueue(generate), EngineQueue(second.generate)
         answer = asyncio.ensure_future(here.ask(request(7)))
         await asyncio.sleep(0)
         while first.rounds < rounds:
@@ -91,7 +91,7 @@ def test_what_moves_does_not_wait_for_what_its_worker_does_next(rounds):
         assert not here.asked and not here.leaving and second.rounds
         return await answer
 
-    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    (whole,) = asyncio.run(answers(EngineQueue(Engine().generate), [request(7)]))
     assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
 
 
@@ -102,10 +102,10 @@ def test_what_is_on_its_way_when_its_worker_dies_begins_again_where_it_was_to_go
 
         async def generate(new, unwanted, seconds):
             if unwanted:
-                raise CellLost("localhost/cpu:0", "its process has died")
+                raise WorkerLost("localhost/cpu:0", "its process has died")
             return await first.generate(new, unwanted, seconds)
 
-        here, there = Lane(generate), Lane(second.generate)
+        here, there = EngineQueue(generate), EngineQueue(second.generate)
         asked = asyncio.ensure_future(here.ask(request(7)))
         while first.rounds < rounds:
             await asyncio.sleep(0)
@@ -114,7 +114,7 @@ def test_what_is_on_its_way_when_its_worker_dies_begins_again_where_it_was_to_go
         assert not there.coming and not here.leaving
         return answer
 
-    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    (whole,) = asyncio.run(answers(EngineQueue(Engine().generate), [request(7)]))
     assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
 
 
@@ -122,9 +122,9 @@ def test_what_is_given_up_on_its_way_leaves_nothing_behind_when_its_worker_dies(
     async def given_up():
         async def generate(new, unwanted, seconds):
             await asyncio.sleep(0)
-            raise CellLost("localhost/cpu:0", "its process has died")
+            raise WorkerLost("localhost/cpu:0", "its process has died")
 
-        here, there = Lane(generate), Lane(Engine().generate)
+        here, there = EngineQueue(generate), EngineQueue(Engine().generate)
         asked = asyncio.ensure_future(here.ask(request(7)))
         await asyncio.sleep(0)
         here.new.clear()  # as if the worker had it
@@ -142,8 +142,8 @@ def test_what_is_given_up_on_its_way_leaves_nothing_behind_when_its_worker_dies(
 def test_what_is_moved_on_before_it_has_come_goes_straight_there(back):
     async def moved():
         first, second, third = Engine(slow=True), Engine(), Engine()
-        here, there = Lane(first.generate), Lane(second.generate)
-        last = here if back else Lane(third.generate)
+        here, there = EngineQueue(first.generate), EngineQueue(second.generate)
+        last = here if back else EngineQueue(third.generate)
         asked = asyncio.ensure_future(here.ask(request(7)))
         while first.rounds < 3:
             await asyncio.sleep(0)
@@ -154,14 +154,14 @@ def test_what_is_moved_on_before_it_has_come_goes_straight_there(back):
         assert third.rounds or back
         return answer
 
-    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    (whole,) = asyncio.run(answers(EngineQueue(Engine().generate), [request(7)]))
     assert asyncio.run(moved()).tokens.tolist() == whole.tokens.tolist()
 
 
 def test_what_nobody_waits_for_is_taken_out():
     async def given_up():
         engine = Engine(slow=True)
-        lane = Lane(engine.generate)
+        lane = EngineQueue(engine.generate)
         asked = asyncio.ensure_future(lane.ask(request(7)))
         other = asyncio.ensure_future(lane.ask(request(8, length=3)))
         await asyncio.sleep(0.01)
@@ -178,13 +178,13 @@ def test_what_nobody_waits_for_is_taken_out():
 
 def test_a_death_reaches_everybody_who_waits():
     async def dies(new, unwanted, seconds):
-        raise CellLost("localhost/cpu:1", "its process has died")
+        raise WorkerLost("localhost/cpu:1", "its process has died")
 
     async def both():
-        lane = Lane(dies)
+        lane = EngineQueue(dies)
         return await asyncio.gather(lane.ask(request(1)), lane.ask(request(2)), return_exceptions=True)
 
-    assert [type(error) for error in asyncio.run(both())] == [CellLost, CellLost]
+    assert [type(error) for error in asyncio.run(both())] == [WorkerLost, WorkerLost]
 
 
 def test_what_was_on_its_way_to_a_cell_that_died_may_be_asked_again_where_it_came_from():
@@ -192,10 +192,10 @@ def test_what_was_on_its_way_to_a_cell_that_died_may_be_asked_again_where_it_cam
 
     async def asked_again():
         async def dead(new, unwanted, seconds):
-            raise CellLost("localhost/cpu:1", "its process has died")
+            raise WorkerLost("localhost/cpu:1", "its process has died")
 
         first = Engine(slow=True)
-        here, there = Lane(first.generate), Lane(dead)
+        here, there = EngineQueue(first.generate), EngineQueue(dead)
         asked = asyncio.ensure_future(here.ask(request(7)))
         while first.rounds < 3:
             await asyncio.sleep(0)
@@ -206,7 +206,7 @@ def test_what_was_on_its_way_to_a_cell_that_died_may_be_asked_again_where_it_cam
         assert not here.leaving and not there.coming
         return answer
 
-    (whole,) = asyncio.run(answers(Lane(Engine().generate), [request(7)]))
+    (whole,) = asyncio.run(answers(EngineQueue(Engine().generate), [request(7)]))
     assert asyncio.run(asked_again()).tokens.tolist() == whole.tokens.tolist()
 
 
@@ -218,7 +218,7 @@ def test_the_answer_to_what_was_given_up_is_nobody_elses():
             await begun.wait()
             return await engine.generate(*arguments)
 
-        lane = Lane(generate)
+        lane = EngineQueue(generate)
         asked = asyncio.ensure_future(lane.ask(request(7, length=3)))
         await asyncio.sleep(0.01)
         asked.cancel()
@@ -238,11 +238,11 @@ def test_what_a_worker_had_not_heard_of_when_it_died_is_sent_to_the_next_once():
         async def generate(new, unwanted, seconds):
             if not died.is_set():
                 await died.wait()
-                raise CellLost("localhost/cpu:0", "its process has died")
+                raise WorkerLost("localhost/cpu:0", "its process has died")
             sent.extend(each.key for each in new)
             return await engine.generate(new, unwanted, seconds)
 
-        engine, lane = Engine(), Lane(generate)
+        engine, lane = Engine(), EngineQueue(generate)
         first = asyncio.ensure_future(lane.ask(request(1)))
         await asyncio.sleep(0.01)
         second = asyncio.ensure_future(lane.ask(request(2)))

@@ -6,16 +6,16 @@ import pytest
 from alone import assert_alone, drained
 from stretto.engines.base import Request
 from stretto.engines.native import admission
-from stretto.engines.native.batch import Batch
+from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.engine import NativeEngine
-from stretto.engines.native.speculative import ANSWERS, FIRST_GUESS, WIDTHS, Answer, Drafts
+from stretto.engines.native.speculative import ANSWERS, FIRST_GUESS, WIDTHS, GrowingAnswer, NgramDrafts
 
 CONTEXT = np.array([5, 6, 7, 5, 6])
 KEY = CONTEXT.tobytes()
 
 
 def knowing(*answers):
-    drafts = Drafts()
+    drafts = NgramDrafts()
     for answer in answers:
         drafts.learn(KEY, answer)
     return drafts
@@ -23,7 +23,7 @@ def knowing(*answers):
 
 def guess(drafts, context, said, count):
     """What may come after an answer that has got so far."""
-    answer = Answer(context)
+    answer = GrowingAnswer(context)
     answer.said += said
     return drafts.guess(answer, count)
 
@@ -42,8 +42,8 @@ def test_without_such_an_answer_the_last_two_tokens_are_looked_up():
 
 
 def test_the_context_itself_is_looked_up_last():
-    assert guess(Drafts(), CONTEXT, [], 3) == []  # 5, 6 stand last at its very end
-    assert guess(Drafts(), np.array([5, 6, 7, 8]), [5, 6], 3) == [7, 8]
+    assert guess(NgramDrafts(), CONTEXT, [], 3) == []  # 5, 6 stand last at its very end
+    assert guess(NgramDrafts(), np.array([5, 6, 7, 8]), [5, 6], 3) == [7, 8]
 
 
 def test_another_context_knows_nothing():
@@ -54,7 +54,7 @@ def test_only_what_was_settled_is_known_to_a_copy():
     drafts = knowing([1, 2, 3])
     drafts.settle()
     drafts.learn(KEY, [1, 2, 4])
-    copy = Drafts()
+    copy = NgramDrafts()
     copy.restore(drafts.state())
     assert guess(drafts, CONTEXT, [1, 2], 1) == [4]
     assert guess(copy, CONTEXT, [1, 2], 1) == [3]
@@ -71,7 +71,7 @@ def test_the_newest_answers_and_contexts_are_kept(monkeypatch):
 
 
 def test_many_sequences_or_poor_guesses_are_not_worth_a_wider_forward():
-    drafts = Drafts()
+    drafts = NgramDrafts()
     assert drafts.width(500, fixed=24.0) == 1
     assert drafts.width(1, fixed=24.0) > 1
     for _ in range(200):
@@ -98,7 +98,7 @@ def asked(count, *, key=0, limit=12, temperature=1.0):
     ]
 
 
-class Spy(Drafts):
+class Spy(NgramDrafts):
     """Counts the tokens that were right."""
 
     right_ones = 0
@@ -204,7 +204,7 @@ def test_a_growing_answer_is_drafted_for_as_if_all_of_it_were_compared_anew(seed
     """Of few tokens, so that much is alike; texts come, are settled, restored and forgotten meanwhile."""
     monkeypatch.setattr("stretto.engines.native.speculative.ANSWERS", 4)
     monkeypatch.setattr("stretto.engines.native.speculative.MOST_TOKENS", 150)
-    chance, drafts, answers, alike = np.random.default_rng(seed), Drafts(), [], 0
+    chance, drafts, answers, alike = np.random.default_rng(seed), NgramDrafts(), [], 0
     contexts = [np.array(tokens) for tokens in ([1], [1, 2, 3, 1, 2, 1], [2, 2, 1])]
     for _ in range(1500):
         match chance.integers(40):
@@ -216,7 +216,7 @@ def test_a_growing_answer_is_drafted_for_as_if_all_of_it_were_compared_anew(seed
                 ended = answers.pop(chance.integers(len(answers)))
                 drafts.learn(ended.key, ended.said)
             case 6 | 7 | 8 | 9:
-                answers.append(Answer(contexts[chance.integers(len(contexts))]))
+                answers.append(GrowingAnswer(contexts[chance.integers(len(contexts))]))
         for answer in answers:
             if chance.random() < 0.5:
                 likely = drafts.guess(answer, 3) if chance.random() < 0.8 else []
@@ -227,7 +227,7 @@ def test_a_growing_answer_is_drafted_for_as_if_all_of_it_were_compared_anew(seed
     assert alike > 1000
 
 
-class Compared(Drafts):
+class Compared(NgramDrafts):
     """Guesses for the answers of an engine as by comparing everything they have said."""
 
     def __init__(self, engine):
@@ -263,7 +263,7 @@ def test_drafts_follow_their_answers_when_rows_enter_move_leave_and_are_aborted(
 
 def test_no_token_of_an_answer_leaves_the_device_twice_for_drafts(plain_policy, monkeypatch):
     moved = []
-    monkeypatch.setattr(Batch, "sampled_after", counted(Batch.sampled_after, moved))
+    monkeypatch.setattr(DecodeBatch, "sampled_after", counted(DecodeBatch.sampled_after, moved))
     engine, requests = NativeEngine(plain_policy), asked(9)
     engine.submit(requests)
     done = drained(engine)

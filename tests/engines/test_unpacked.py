@@ -9,7 +9,7 @@ from alone import ROUNDING, drained
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.sampling import draw_from, signed
-from stretto.engines.native.unpacked import ApartEngine
+from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.errors import RecipeError
 from stretto.models.unpacked import continued
 from stretto.recipe.schema import EngineSection
@@ -88,7 +88,7 @@ def assert_alone(policy, requests, done):
 @pytest.mark.parametrize("slots", [None, 2])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_each_request_is_answered_as_if_it_were_alone(apart, slots, temperature):
-    engine, requests = ApartEngine(apart, slots=slots), requests_for(9, 9, 4, 9, 17, 4, temperature=temperature)
+    engine, requests = UnpackedEngine(apart, slots=slots), requests_for(9, 9, 4, 9, 17, 4, temperature=temperature)
     engine.submit(requests)
     assert_alone(apart, requests, drained(engine))
 
@@ -101,13 +101,13 @@ def test_a_request_goes_on_where_another_cell_has_left_it(apart):
         key=whole.key, tokens=np.concatenate([whole.tokens, said]), max_new_tokens=8, stop=whole.stop,
         temperature=whole.temperature, begun=2,
     )  # fmt: skip
-    engine = ApartEngine(apart)
+    engine = UnpackedEngine(apart)
     engine.submit([rest])
     assert drained(engine)[whole.key].tokens.tolist() == answer[2:]
 
 
 def test_what_is_aborted_leaves_the_others_alone(apart):
-    engine, requests = ApartEngine(apart), requests_for(9, 9, 9, 4)
+    engine, requests = UnpackedEngine(apart), requests_for(9, 9, 9, 4)
     engine.submit(requests)
     done = {completion.key: completion for completion in engine.step(0.0)}
     (gone,) = engine.abort([requests[1].key]) or [done[requests[1].key]]
@@ -118,7 +118,7 @@ def test_what_is_aborted_leaves_the_others_alone(apart):
 
 
 def test_a_cache_is_kept_where_training_recomputes(apart):
-    engine, requests = ApartEngine(apart), requests_for(9, 9)
+    engine, requests = UnpackedEngine(apart), requests_for(9, 9)
     apart.network.activation_checkpointing_enable()
     try:
         engine.submit(requests)
@@ -135,7 +135,7 @@ def test_a_context_that_several_have_is_computed_once(apart, monkeypatch):
         return continued(network, tokens, past)
 
     monkeypatch.setattr("stretto.engines.native.unpacked.continued", counted)
-    engine = ApartEngine(apart)
+    engine = UnpackedEngine(apart)
     engine.submit(requests_for(9, 9, 9, 9))
     drained(engine)
     assert asked[0] == (1, 9)
@@ -148,5 +148,5 @@ def test_the_engine_of_packed_rows_refuses_it(apart):
 
 
 def test_such_a_policy_gets_this_engine(apart, plain_policy):
-    assert type(native_engine(apart, EngineSection())) is ApartEngine
-    assert type(native_engine(plain_policy, EngineSection())) is not ApartEngine
+    assert type(native_engine(apart, EngineSection())) is UnpackedEngine
+    assert type(native_engine(plain_policy, EngineSection())) is not UnpackedEngine

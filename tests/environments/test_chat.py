@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stretto.engines.base import Completion, noise_key
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
-from stretto.errors import EnvironmentFailure
+from stretto.errors import RolloutError
 from stretto.models.scratch import character_tokenizer
 from stretto.types import Prompt
 
@@ -281,7 +281,7 @@ def test_a_prompt_that_does_not_fit_by_itself_is_a_failure_whatever_was_said_els
     talk = Talk(context=10)
     if spoken:
         talk.chat([user("11")])
-    with pytest.raises(EnvironmentFailure, match="leaves no room in a context of 10"):
+    with pytest.raises(RolloutError, match="leaves no room in a context of 10"):
         talk.chat([user("1234567890")])
     assert (len(talk.conversations), talk.handle.full) == (spoken, 0)
 
@@ -332,7 +332,7 @@ def test_a_rewritten_conversation_without_room_is_truncated_and_not_counted_as_r
 def test_an_environment_that_asks_for_ever_where_there_is_no_room_is_told_to_end():
     talk = Talk(say=lambda request: ids("1234567890"), context=10)
     messages = [user("11")]
-    with pytest.raises(EnvironmentFailure, match=r"no room .* end the episode where reply.stop is 'length'"):
+    with pytest.raises(RolloutError, match=r"no room .* end the episode where reply.stop is 'length'"):
         while True:
             messages += [talk.chat(messages), user("2")]
     assert talk.handle.full == 100
@@ -340,7 +340,7 @@ def test_an_environment_that_asks_for_ever_where_there_is_no_room_is_told_to_end
 
 def test_conversations_that_came_to_nothing_leave_no_gap():
     talk = Talk(context=20)
-    with pytest.raises(EnvironmentFailure):
+    with pytest.raises(RolloutError):
         talk.chat([user("1234567890123456789")])
     first = [user("1")]
     reply = talk.chat(first)
@@ -356,7 +356,7 @@ def test_an_aborted_call_is_a_failure_and_nothing_of_it_is_trained():
 
     talk = Talk()
     talk.handle.generate = aborted
-    with pytest.raises(EnvironmentFailure, match="aborted"):
+    with pytest.raises(RolloutError, match="aborted"):
         talk.chat([user("1")])
     assert talk.conversations == ()
 
@@ -417,7 +417,7 @@ def test_random_programs_of_calls_train_every_token_once(program):
             messages = [*states[where % len(states)], user(question)]
             calls = [talk.handle.chat(messages, max_new_tokens=limit) for _ in range(1 + twice)]
             for reply in await asyncio.gather(*calls, return_exceptions=True):
-                if not isinstance(reply, EnvironmentFailure):
+                if not isinstance(reply, RolloutError):
                     states.append([*messages, reply])
 
     asyncio.run(run())

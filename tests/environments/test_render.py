@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.environments.render import MARK, Renderer
-from stretto.errors import EnvironmentFailure
+from stretto.errors import RolloutError
 from stretto.models.scratch import ASSISTANT, END, USER, character_tokenizer
 
 CHATML = (
@@ -146,7 +146,7 @@ def test_without_a_template_there_is_one_turn():
     renderer = renderer_with()
     renderer.tokenizer.chat_template = None
     assert renderer.open([user("1+1="), user("2")]).tolist() == ids(renderer, "1+1=\n2")
-    with pytest.raises(EnvironmentFailure, match="no chat template"):
+    with pytest.raises(RolloutError, match="no chat template"):
         renderer.delta([user("1"), model("2")], [user("3")], last=0)
 
 

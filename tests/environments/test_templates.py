@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from stretto.environments import render, templates
 from stretto.environments.render import Renderer
 from stretto.environments.templates import LONGEST, TOGETHER, TemplateOutOfBounds, Templates, chat_of
-from stretto.errors import DeadlineError, EnvironmentFailure, SandboxDeadlineError, SandboxDiedError
+from stretto.errors import DeadlineError, RolloutError, SandboxDeadlineError, SandboxDiedError
 from stretto.models.scratch import character_tokenizer
 from stretto.recipe.schema import SCRATCH_TEMPLATE
 
@@ -101,7 +101,7 @@ def test_a_template_without_bounds_is_refused(worker, template, said):
 )
 def test_what_a_template_says_against_a_chat_is_told(worker, template, said):
     (failure,) = made_of(worker, template, "hi")
-    assert isinstance(failure, EnvironmentFailure)
+    assert isinstance(failure, RolloutError)
     assert not isinstance(failure, TemplateOutOfBounds)
     assert said in str(failure)
 
@@ -109,7 +109,7 @@ def test_what_a_template_says_against_a_chat_is_told(worker, template, said):
 def test_one_chat_that_never_ends_costs_no_other():
     scripted, texts = Scripted(), [*("abc" * 30), "x", *("abc" * 30)]
     made = made_of(scripted, SAYS, *texts)
-    assert [text for text, found in zip(texts, made, strict=True) if isinstance(found, EnvironmentFailure)] == ["x"]
+    assert [text for text, found in zip(texts, made, strict=True) if isinstance(found, RolloutError)] == ["x"]
     assert "c" in made[-1]
     assert scripted.asked == [1, TOGETHER, TOGETHER, *[1] * TOGETHER, 181 - 1 - 2 * TOGETHER]
 
@@ -145,7 +145,7 @@ def test_what_is_no_json_in_a_message_is_only_named(worker):
     assert text == "<bytes>"
     around = []
     around.append(around)
-    with pytest.raises(EnvironmentFailure, match="cannot be written as JSON"):
+    with pytest.raises(RolloutError, match="cannot be written as JSON"):
         chat_of([user("hi", picture=around)], ask=False)
 
 
@@ -212,7 +212,7 @@ def test_a_text_without_end_is_not_given_to_the_tokenizer(template):
 
 def test_several_templates_without_a_default_are_a_failure_in_words():
     renderer = Renderer(foreign({"a": SAYS, "b": SAYS}), stop=frozenset())
-    with pytest.raises(EnvironmentFailure, match="multiple chat templates"):
+    with pytest.raises(RolloutError, match="multiple chat templates"):
         renderer.open([user("hi")])
 
 

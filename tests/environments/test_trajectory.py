@@ -9,13 +9,13 @@ import pytest
 
 from alone import ROUNDING
 from stretto.engines.native.engine import NativeEngine
-from stretto.engines.queue import Lane
+from stretto.engines.queue import EngineQueue
 from stretto.engines.scripted import ScriptedEngine
 from stretto.environments import single_turn
 from stretto.environments.chat import Sampling
 from stretto.environments.render import Renderer
-from stretto.environments.trajectory import Launch, Outside, run_trajectory
-from stretto.errors import EngineError, EnvironmentFailure
+from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
+from stretto.errors import EngineError, RolloutError
 from stretto.models.scratch import character_tokenizer
 from stretto.types import Outcome, Prompt
 
@@ -29,7 +29,7 @@ def user(text):
 
 def launches(count, *, attempts=1):
     return [
-        Launch(prompt=Prompt(id=f"p{index}", messages=(user(str(index)),)), visit=0, attempt=attempt)
+        RolloutStart(prompt=Prompt(id=f"p{index}", messages=(user(str(index)),)), visit=0, attempt=attempt)
         for index in range(count)
         for attempt in range(attempts)
     ]
@@ -43,7 +43,7 @@ async def collected(asked, engine, *, environment, renderer, outside=60.0, conte
         engine.submit(new)
         return partial + engine.step(seconds)
 
-    lane = Lane(generate, together=True)
+    lane = EngineQueue(generate, together=True)
     if lanes is not None:
         lanes.append(lane)
 
@@ -55,7 +55,7 @@ async def collected(asked, engine, *, environment, renderer, outside=60.0, conte
                 environment=environment,
                 renderer=renderer,
                 sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=context),
-                outside=Outside(outside, waiting=lane.waiting),
+                outside=EnvironmentBudget(outside, waiting=lane.waiting),
             )
 
     return list(await asyncio.gather(*map(one, asked)))
@@ -99,7 +99,7 @@ def test_no_launches_are_no_trajectories(collect):
     ("error", "message"),
     [
         (ZeroDivisionError("by zero"), "environment: ZeroDivisionError: by zero"),
-        (EnvironmentFailure("no room"), "environment: no room"),
+        (RolloutError("no room"), "environment: no room"),
         (TimeoutError("its own"), "environment: TimeoutError: its own"),
         (asyncio.CancelledError("lost"), "environment: CancelledError: lost"),
         (KeyError("x"), "environment: KeyError: 'x'"),
@@ -354,7 +354,7 @@ def test_what_fills_the_context_costs_no_other_trajectory_its_room(collect):
 
 
 def test_a_prompt_that_does_not_fit_costs_its_own_trajectory(collect):
-    asked = [Launch(prompt=Prompt(id=f"p{n}", messages=(user("1" * n),)), visit=0, attempt=0) for n in (3, 30)]
+    asked = [RolloutStart(prompt=Prompt(id=f"p{n}", messages=(user("1" * n),)), visit=0, attempt=0) for n in (3, 30)]
     trajectories = collect(asked, context=14)
     assert trajectories[0].failure is None
     assert "a conversation of 32 tokens leaves no room in a context of 14" in trajectories[1].failure

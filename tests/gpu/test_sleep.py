@@ -13,7 +13,7 @@ from stretto.models.load import load
 from stretto.recipe.schema import Optimizer
 from stretto.runtime.parts import make_plan
 from stretto.training.optimizer import MasterAdamW
-from stretto.workers.offload import Shelf, Tensors, sleepers_of
+from stretto.workers.offload import HeldTensors, HostBuffer, sleepers_of
 from tiny import SCRATCH_FILES, scratch_model
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def test_memory_falls_while_a_model_and_an_optimizer_sleep_and_everything_comes_
         reference=reference,
         gauges={},
         engine=NativeEngine(policy),
-        shelf=Shelf(GPU),
+        shelf=HostBuffer(GPU),
     )
     weights = sum(weight.nbytes for weight in policy.network.parameters())
     states = sum(tensor.nbytes for tensor in optimizer.tensors())
@@ -67,7 +67,7 @@ def test_a_parameter_that_has_slept_still_hands_its_gradient_on():
     weight.register_post_accumulate_grad_hook(lambda one: seen.append(one.grad.tolist()))
     (2 * weight).sum().backward()
     weight.grad = None
-    part = Tensors({"train"}, lambda: [weight], Shelf(GPU), frozen=False)
+    part = HeldTensors({"train"}, lambda: [weight], HostBuffer(GPU), frozen=False)
     part.sleep()
     assert not weight.is_cuda
     part.wake()

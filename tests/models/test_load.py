@@ -17,7 +17,7 @@ from stretto.models.load import choose_device, describe, load, plain_copy
 from stretto.models.logprob_head import chunk_logits
 from stretto.models.scratch import character_tokenizer, configuration, fresh_network
 from stretto.models.source import ModelFiles, locate
-from stretto.recipe.schema import Adapter, Model, Scratch
+from stretto.recipe.schema import Adapter, ModelSection, Scratch
 from stretto.training.packing import pack
 from tiny import CHARACTERS, CPU, SCRATCH_FILES, VOCABULARY, sample, scratch_model, scratch_policy
 
@@ -59,7 +59,7 @@ def folder_of(network, path):
 
 
 def section(dtype="float32", adapter=None):
-    return Model(name="given by its files", dtype=dtype, adapter=adapter)
+    return ModelSection(name="given by its files", dtype=dtype, adapter=adapter)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -301,7 +301,7 @@ def test_a_gguf_file_is_read_once_for_all_its_parts(gguf_model, monkeypatch):
     os.utime(path, ns=(1, len(opened) + 1))  # as if nobody had looked at it before
     files = ModelFiles(kind="gguf", name=str(path), folder=path.parent, file=path.name)
     describe(files)
-    load(Model(name=str(path), adapter=None), files, seed=0, device=torch.device("cpu"))
+    load(ModelSection(name=str(path), adapter=None), files, seed=0, device=torch.device("cpu"))
     assert len(opened) == len(names) == 1
     assert gguf.GGUFReader is gguf_reading.READER
     os.utime(path, ns=(2, 2))  # another file in its place is read anew

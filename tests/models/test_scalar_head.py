@@ -16,7 +16,7 @@ from transformers import (
 
 from stretto.errors import RecipeError, TrainingError
 from stretto.models.memory import OutOfMemory
-from stretto.models.scalar_head import Gauge, base_network, load_gauge
+from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
 from tiny import CPU, SCRATCH_FILES, VOCABULARY, random_groups, scratch_model
 
@@ -96,7 +96,7 @@ def test_a_head_of_noise_is_the_same_in_every_process_and_no_weight_can_be_train
 
 
 def test_what_does_not_fit_into_memory_is_tried_in_smaller_rows(talks):
-    class Small(Gauge):
+    class Small(FrozenScorer):
         def _numbers(self, row):
             if len(row) > self.most:
                 raise OutOfMemory

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as given_by
 
-from stretto.placement.strategies import MODELS, ORDER, STRATEGIES, Layout, elastic, flatten, separate
+from stretto.placement.strategies import MODELS, ORDER, STRATEGIES, StrategyInputs, elastic, flatten, separate
 from stretto.placement.validate import problems
 
 DEVICES = tuple(f"localhost/gpu:{index}" for index in range(4))
@@ -15,7 +15,7 @@ CRITIC = frozenset(ORDER)
 
 
 def plan_on(count=2, make=flatten, roles=ROLES, **changes):
-    return make(Layout(devices=DEVICES[:count], roles=roles, **changes))
+    return make(StrategyInputs(devices=DEVICES[:count], roles=roles, **changes))
 
 
 def with_cell(plan, index, **changes):
@@ -41,7 +41,7 @@ def test_what_a_strategy_makes_is_sound(strategy, hosts, count, roles, width):
     devices = tuple(f"host{host}/gpu:{index}" for host in range(hosts) for index in range(count))
     if strategy == "separate" and (hosts, count) == (1, 2):
         width = {}
-    plan = STRATEGIES[strategy](Layout(devices=devices, roles=roles, width=width))
+    plan = STRATEGIES[strategy](StrategyInputs(devices=devices, roles=roles, width=width))
     assert problems(plan, roles=roles, devices=devices) == []
 
 
@@ -65,7 +65,7 @@ def test_a_cell_without_work_and_a_role_nobody_knows_are_refused():
 
 def test_more_devices_than_there_are_is_one_sentence_with_both_numbers():
     eight = tuple(f"localhost/gpu:{index}" for index in range(8))
-    plan = flatten(Layout(devices=eight, roles=ROLES))
+    plan = flatten(StrategyInputs(devices=eight, roles=ROLES))
     (problem,) = problems(plan, roles=ROLES, devices=eight[:6])
     assert problem.field == "placement.cluster"
     assert problem.reason == "need 8 devices, see 6: localhost/gpu:6, localhost/gpu:7 cannot be found"

@@ -10,23 +10,23 @@ from stretto.placement.build import plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.rates import THREADS, Rates
 from stretto.planner import saved_calibration as kept
-from stretto.planner.calibrate import Seen, fit, parts
-from stretto.planner.candidate import Choice
-from stretto.planner.cost.lengths import Lengths
-from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.calibrate import MeasuredStep, fit, parts
+from stretto.planner.candidate import Candidate
+from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import named_shape
-from stretto.planner.cost.stage_times import Priced, Prices
+from stretto.planner.cost.stage_times import PlanDurations, StageTimes
 from stretto.planner.forecast import choose, forecast_of
-from stretto.planner.problem import Setting
-from stretto.planner.saved_calibration import ELSEWHERE, Kept, as_measured, keep, kept_for
+from stretto.planner.problem import PlanningProblem
+from stretto.planner.saved_calibration import ELSEWHERE, SavedCalibration, as_measured, keep, kept_for
 from stretto.planner.simulate import simulate
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Placement
-from stretto.scheduler.asyncio_driver import Notes, Told
-from stretto.scheduler.records import Launch, Terms
+from stretto.scheduler.asyncio_driver import Event, EventLog
+from stretto.scheduler.records import GroupStart, StepSpec
 from stretto.scheduler.simulator import Simulation
-from stretto.scheduler.state import Step
+from stretto.scheduler.state import StepState
 
 TRUE = replace(
     THREADS, matmul_share=0.6, backward=2.4, tick=4e-3, tick_layer=3e-4, tick_request=5e-4, piece=2e-3, phase=0.05
@@ -36,14 +36,14 @@ TWO = parse_cluster("2xcpu")
 
 
 def workload(roles=("generate", "train"), *, prompts=4, samples=4, prompt=64, mean=24.0, sigma=0.6, cap=96):
-    return Workload(
+    return StepWorkload(
         shapes=dict.fromkeys(roles, named_shape("smollm2-135m")),
         prompts=prompts,
         launched=prompts,
         samples=samples,
         updates=1,
         prompt=prompt,
-        lengths=Lengths(mean=mean, sigma=sigma, cap=cap),
+        lengths=LengthDistribution(mean=mean, sigma=sigma, cap=cap),
         adapter=8,
         reading=frozenset({"generate", "reference"} & set(roles)),
         precision="bfloat16",
@@ -59,12 +59,12 @@ WORK = (
 )
 
 
-class Noting(Step):
+class Noting(StepState):
     """A step that notes what it is told, as a driver does."""
 
     def __init__(self, plan, terms):
         super().__init__(plan, terms)
-        self.notes, self.now = Notes(), lambda: 0.0
+        self.notes, self.now = EventLog(), lambda: 0.0
 
     def offer(self, now):
         works = super().offer(now)
@@ -72,20 +72,20 @@ class Noting(Step):
         return works
 
     def ended(self, item, tokens, now):
-        self.notes.told.append(Told(at=self.now(), what="ended", arguments=(item, tokens, now)))
+        self.notes.told.append(Event(at=self.now(), what="ended", arguments=(item, tokens, now)))
         super().ended(item, tokens, now)
 
     def done(self, piece):
-        self.notes.told.append(Told(at=self.now(), what="done", arguments=(piece,)))
+        self.notes.told.append(Event(at=self.now(), what="done", arguments=(piece,)))
         super().done(piece)
 
 
 def taken(work, choice, rates=TRUE):
     """A step that took what the constants say."""
-    setting = Setting(workload=work, cluster=TWO, costs=Costs(rates=rates))
-    prices, plan = Prices(setting), choice.plan(setting)
-    durations = Priced(prices, choice, plan)
-    terms = Terms(
+    setting = PlanningProblem(workload=work, cluster=TWO, costs=Costs(rates=rates))
+    prices, plan = StageTimes(setting), choice.plan(setting)
+    durations = PlanDurations(prices, choice, plan)
+    terms = StepSpec(
         groups=work.prompts,
         drops=False,
         barrier=False,
@@ -99,15 +99,15 @@ def taken(work, choice, rates=TRUE):
     simulation = Simulation(step, durations, lengths)
     step.now = lambda: simulation.now
     launch = {"prompt_tokens": work.prompt, "samples": work.samples, "expected": work.lengths.mean}
-    took = simulation.run([Launch(prompt=str(i), **launch) for i in range(work.launched)])
-    return Seen(setting=setting, choice=choice, plan=plan, seconds=took.seconds, notes=step.notes)
+    took = simulation.run([GroupStart(prompt=str(i), **launch) for i in range(work.launched)])
+    return MeasuredStep(setting=setting, choice=choice, plan=plan, seconds=took.seconds, notes=step.notes)
 
 
 def choices(work):
-    yield Choice(strategy="flatten", devices=1, budget=2048)
-    yield Choice(strategy="flatten", devices=2, budget=2048)
+    yield Candidate(strategy="flatten", devices=1, budget=2048)
+    yield Candidate(strategy="flatten", devices=2, budget=2048)
     if work.prompts > 2:
-        yield Choice(strategy="separate", devices=2, generating=1, budget=2048)
+        yield Candidate(strategy="separate", devices=2, generating=1, budget=2048)
 
 
 def test_constants_that_steps_obeyed_predict_other_steps_as_they_do():
@@ -115,18 +115,18 @@ def test_constants_that_steps_obeyed_predict_other_steps_as_they_do():
     found = fit(seen, THREADS)
     assert found.before > 0.15
     assert found.after < 0.02
-    other, choice = workload(prompts=6, prompt=200, mean=40.0, cap=160), Choice(strategy="elastic", devices=2)
+    other, choice = workload(prompts=6, prompt=200, mean=40.0, cap=160), Candidate(strategy="elastic", devices=2)
     steps = []
     for rates in (TRUE, Rates.of(found.rates, kind="cpu")):
-        prices = Prices(Setting(workload=other, cluster=TWO, costs=Costs(rates=rates)))
-        steps.append(simulate(prices, choice, Rooms(prices.setting).room(choice)).step)
+        prices = StageTimes(PlanningProblem(workload=other, cluster=TWO, costs=Costs(rates=rates)))
+        steps.append(simulate(prices, choice, MemoryFits(prices.setting).room(choice)).step)
     assert steps[1] == pytest.approx(steps[0], rel=0.05)
 
 
 @pytest.mark.parametrize("choice", list(choices(WORK[0])), ids=lambda choice: f"{choice.strategy} on {choice.devices}")
 def test_the_parts_of_a_step_are_told_by_the_constants_that_it_obeyed(choice):
     seen = taken(WORK[3], choice)
-    priced = Priced(Prices(seen.setting), seen.choice, seen.plan)
+    priced = PlanDurations(StageTimes(seen.setting), seen.choice, seen.plan)
     found = list(parts(seen))
     assert {part.name for part in found} == {"generate", "reference", "train", "rest"}
     for part in found:
@@ -137,7 +137,7 @@ def test_the_parts_of_a_step_are_told_by_the_constants_that_it_obeyed(choice):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kept, "this_machine", lambda: "a machine, 2 cores")
-    found = Kept(
+    found = SavedCalibration(
         machine="a machine, 2 cores",
         device="cpu",
         model="m",
@@ -176,7 +176,7 @@ def test_a_spoiled_file_of_constants_is_named(here, text):
 
 @pytest.mark.parametrize("strategy", ["flatten", "separate", "elastic"])
 def test_a_plan_that_is_given_is_forecast_as_it_is(strategy):
-    setting = Setting.of(WORK[0], TWO)
+    setting = PlanningProblem.of(WORK[0], TWO)
     section = Placement.model_validate({"strategy": strategy, "cluster": "2xcpu"})
     plan = plan_of(section, roles=setting.workload.roles, devices=setting.names, reading={"generate", "reference"})
     forecast = forecast_of(plan, setting, section, budget=4096)
@@ -185,7 +185,7 @@ def test_a_plan_that_is_given_is_forecast_as_it_is(strategy):
 
 
 def test_cells_that_no_strategy_makes_have_no_forecast():
-    setting = Setting.of(WORK[0], TWO)
+    setting = PlanningProblem.of(WORK[0], TWO)
     first, second = setting.names
     cells = ({"role": "generate", "devices": [first]}, {"role": "generate", "devices": [second]})
     section = Placement.model_validate(
@@ -196,7 +196,7 @@ def test_cells_that_no_strategy_makes_have_no_forecast():
 
 
 def test_auto_names_the_fastest_plan_that_can_be_executed_and_why():
-    setting = Setting.of(WORK[0], TWO)
+    setting = PlanningProblem.of(WORK[0], TWO)
     found = [choose(setting, Placement()) for _ in range(2)]
     assert found[0].forecast.plan == found[1].forecast.plan
     assert not list(found[0].forecast.choice.waits_for(setting.workload))
@@ -206,6 +206,6 @@ def test_auto_names_the_fastest_plan_that_can_be_executed_and_why():
 
 def test_auto_without_a_plan_says_why():
     large = dict.fromkeys(("generate", "train"), named_shape("llama-65b"))
-    setting = Setting.of(replace(WORK[0], shapes=large, adapter=0), TWO)
+    setting = PlanningProblem.of(replace(WORK[0], shapes=large, adapter=0), TWO)
     with pytest.raises(RecipeError, match="auto finds no plan"):
         choose(setting, Placement())

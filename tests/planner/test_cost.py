@@ -13,7 +13,7 @@ from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import NARROW, Costs
 from stretto.planner.cost.shapes import named_shape
-from stretto.planner.cost.token_load import Load
+from stretto.planner.cost.token_load import TokenLoad
 
 H100 = find_device("H100")
 BARE = Rates(
@@ -31,7 +31,7 @@ def site(**mesh):
 
 def test_a_forward_is_two_operations_per_parameter_and_token():
     costs = Costs(rates=BARE)
-    load = Load(tokens=1000.0, pairs=0.0, sequences=1.0)
+    load = TokenLoad(tokens=1000.0, pairs=0.0, sequences=1.0)
     head = 1000 * 4 * 4 * DENSE.vocab / H100.bandwidth
     reached = H100.matmul * DENSE.ffn / (DENSE.ffn + NARROW)
     assert costs.compute(DENSE, site(), load) == pytest.approx(2 * DENSE.active_params * 1000 / reached + head)
@@ -39,13 +39,13 @@ def test_a_forward_is_two_operations_per_parameter_and_token():
 
 def test_attention_is_two_products_per_head_and_pair():
     costs = Costs(rates=BARE)
-    load = Load(tokens=0.0, pairs=1e6, sequences=1.0)
+    load = TokenLoad(tokens=0.0, pairs=1e6, sequences=1.0)
     assert costs.compute(DENSE, site(), load) == pytest.approx(64 * 4 * 128 * 64 * 1e6 / H100.matmul)
 
 
 def test_training_costs_three_forwards_with_frozen_weights_two_and_recomputing_one_more():
     costs = Costs(rates=BARE)
-    load = Load.sequence(2048, count=8)
+    load = TokenLoad.sequence(2048, count=8)
     forward = costs.forward(DENSE, site(), load)
     update = costs.update(DENSE, site())
     assert costs.train(DENSE, site(), load) == pytest.approx(3 * forward + update)
@@ -56,7 +56,7 @@ def test_training_costs_three_forwards_with_frozen_weights_two_and_recomputing_o
 
 
 def test_each_update_pays_for_its_own_reduction():
-    load = Load.sequence(2048, count=64)
+    load = TokenLoad.sequence(2048, count=64)
     there = site(devices=16, tp=8, zero=1)
     once, four = (Costs().train(DENSE, there, load, updates=updates) for updates in (1, 4))
     assert four - once == pytest.approx(3 * Costs().update(DENSE, there), rel=0.05)
@@ -64,7 +64,7 @@ def test_each_update_pays_for_its_own_reduction():
 
 def test_shared_prompts_are_computed_once_per_group():
     lengths = ((30,) * 8,) * 2
-    shared, apart = (Load.groups(512, lengths, shared=shared) for shared in (True, False))
+    shared, apart = (TokenLoad.groups(512, lengths, shared=shared) for shared in (True, False))
     assert (shared.tokens, apart.tokens) == (2 * 512 + 16 * 30, 16 * 542)
     assert apart.pairs == pytest.approx(16 * 542**2 / 2)
     assert shared.pairs == pytest.approx(2 * 512**2 / 2 + 16 * (30 * 512 + 450))
@@ -72,9 +72,9 @@ def test_shared_prompts_are_computed_once_per_group():
 
 
 def test_the_longest_sequence_bounds_what_more_copies_can_gain():
-    load = Load.groups(0, ((16000, *[100] * 63),), shared=False)
+    load = TokenLoad.groups(0, ((16000, *[100] * 63),), shared=False)
     few, many = (Costs().forward(DENSE, site(devices=n), load) for n in (16, 64))
-    alone = Costs().forward(DENSE, site(), Load.sequence(16000))
+    alone = Costs().forward(DENSE, site(), TokenLoad.sequence(16000))
     assert few == pytest.approx(many, rel=1e-6)
     assert few == pytest.approx(alone, rel=0.35)  # its attention is averaged in
 
@@ -107,7 +107,7 @@ def test_a_small_batch_reads_only_the_experts_it_visits():
 
 @pytest.mark.parametrize(("precision", "times"), [("bfloat16", 1), ("float16", 1), ("float32", 16), ("float64", 32)])
 def test_products_in_full_precision_lack_the_tensor_cores_of_a_gpu(precision, times):
-    load, costs = Load(tokens=1e4, pairs=1e8, sequences=1.0), Costs(rates=BARE)
+    load, costs = TokenLoad(tokens=1e4, pairs=1e8, sequences=1.0), Costs(rates=BARE)
     shape = replace(DENSE, vocab=0)
     most = costs.compute(shape, site(), load)
     assert costs.compute(shape, site(), load, precision=precision) == pytest.approx(times * most)
@@ -116,7 +116,7 @@ def test_products_in_full_precision_lack_the_tensor_cores_of_a_gpu(precision, ti
 
 
 def test_messages_are_as_wide_as_the_model_computes():
-    load, costs = Load(tokens=1e4, pairs=0.0, sequences=1.0), Costs(rates=BARE)
+    load, costs = TokenLoad(tokens=1e4, pairs=0.0, sequences=1.0), Costs(rates=BARE)
     narrow = costs.messages(DENSE, site(tp=8), load, 1.0)
     assert costs.messages(DENSE, site(tp=8), load, 1.0, "float32") == pytest.approx(2 * narrow)
 
@@ -142,7 +142,7 @@ def test_a_tick_never_gets_shorter_with_more_to_do(batch, context, tp):
 
 @given(tokens=st.integers(64, 20000), count=st.integers(1, 400), copies=st.sampled_from([1, 2, 4, 8, 16]))
 def test_twice_the_devices_never_take_longer_for_a_forward(tokens, count, copies):
-    load = Load.sequence(tokens, count=count)
+    load = TokenLoad.sequence(tokens, count=count)
     one, two = (Costs().forward(DENSE, site(devices=n), load) for n in (copies, 2 * copies))
     assert two <= one * (1 + 1e-9)
 
@@ -151,7 +151,7 @@ def test_bandwidth_decodes_and_arithmetic_trains():
     h20, h800 = (Site(device=find_device(name)) for name in ("H20", "H800"))
     small = named_shape("qwen2.5-7b")
     assert Costs().tick(small, h20, 16, 1000) < Costs().tick(small, h800, 16, 1000)
-    load = Load.sequence(2000, count=16)
+    load = TokenLoad.sequence(2000, count=16)
     assert Costs().train(small, h20, load) > 2 * Costs().train(small, h800, load)
 
 
@@ -162,7 +162,7 @@ def test_a_pipeline_fills_and_drains():
 
 def test_sharded_weights_are_gathered_for_every_micro_batch():
     there = site(devices=8, zero=3)
-    load = Load.sequence(64, count=8)
+    load = TokenLoad.sequence(64, count=8)
     gathered = Costs().gathers(DENSE, there, "bfloat16")
     assert gathered == pytest.approx(2 * DENSE.params * 7 / 8 / (H100.link * Rates().link_share), rel=0.01)
     assert Costs().forward(DENSE, there, load) == pytest.approx(gathered)
@@ -170,7 +170,7 @@ def test_sharded_weights_are_gathered_for_every_micro_batch():
 
 def test_experts_over_ranks_wait_for_the_popular_ones():
     there = site(devices=8, ep=8)
-    load = Load.sequence(4096, count=8)
+    load = TokenLoad.sequence(4096, count=8)
     even = Costs(rates=replace(Rates(), skew=1.0)).forward(MIXTURE, there, load)
     assert Costs().forward(MIXTURE, there, load) > even
 
@@ -226,6 +226,6 @@ def test_experts_that_trainer_and_engine_spread_alike_are_not_moved():
 
 
 def test_experts_that_are_cut_like_other_matrices_are_slower_than_whole_ones():
-    costs, load = Costs(rates=BARE), Load(tokens=1e6, pairs=0.0, sequences=100.0)
+    costs, load = Costs(rates=BARE), TokenLoad(tokens=1e6, pairs=0.0, sequences=100.0)
     cut, whole = site(devices=8, tp=8), site(devices=8, tp=8, ep=8)
     assert costs.compute(MIXTURE, cut, load) > 1.2 * costs.compute(MIXTURE, whole, load)

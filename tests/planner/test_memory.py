@@ -4,7 +4,7 @@ import pytest
 
 from stretto.placement.devices import GB, find_device
 from stretto.planner.cost import memory
-from stretto.planner.cost.memory import Held
+from stretto.planner.cost.memory import RankMemory
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.shapes import named_shape
 
@@ -107,15 +107,15 @@ def test_a_hand_over_in_buckets_is_bounded():
 
 
 def test_the_peak_is_what_stays_plus_the_largest_phase_with_one_process():
-    stays = Held(weights=10.0, context=memory.CONTEXT)
-    small, large = Held(cache=5.0, context=memory.CONTEXT), Held(activations=7.0, context=memory.CONTEXT)
+    stays = RankMemory(weights=10.0, context=memory.CONTEXT)
+    small, large = RankMemory(cache=5.0, context=memory.CONTEXT), RankMemory(activations=7.0, context=memory.CONTEXT)
     assert memory.peak([stays], [[small], [large]]) == 17.0 + memory.CONTEXT
     assert memory.peak([stays], [[small, large]]) == 22.0 + memory.CONTEXT
     assert memory.peak([], []) == memory.CONTEXT
 
 
 def test_what_sleeps_is_charged_to_the_host_without_caches():
-    held = Held(weights=3.0, optimizer=12.0, cache=99.0, activations=99.0)
+    held = RankMemory(weights=3.0, optimizer=12.0, cache=99.0, activations=99.0)
     assert memory.asleep([held, held], 8) == 8 * (30.0 + memory.BUCKET)
 
 

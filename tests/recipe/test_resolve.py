@@ -11,7 +11,7 @@ from stretto.checks.recipe import check
 from stretto.cli.recipe import PROBES
 from stretto.recipe.load import load_recipe, parse_recipe
 from stretto.recipe.resolve import FULL_RATE, SYNTHETIC, dump, resolve
-from stretto.recipe.schema import Recipe, Source, Task
+from stretto.recipe.schema import Recipe, Source, TaskSection
 from stretto.tasks import synthetic
 
 VARIANTS = [
@@ -96,7 +96,7 @@ def test_nothing_is_best_where_nothing_is_evaluated():
 
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_the_defaults_that_are_written_down_are_those_of_the_tasks(name):
-    task = Task(source=Source(name=name))
+    task = TaskSection(source=Source(name=name))
     written = resolve(Recipe(task=task)).task
     assert written.source != task.source
     assert list(synthetic.prompts(written)) == list(synthetic.prompts(task))

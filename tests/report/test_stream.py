@@ -12,8 +12,8 @@ from rich.console import Console
 
 from running import Quiet, metrics, recipe_in, written
 from stretto.cli.main import main
-from stretto.report.console import LiveProgress, PlainProgress, Unseen, console_for
-from stretto.report.stream import Needed, OutputLost, delivered, tolerant
+from stretto.report.console import LiveProgress, PlainProgress, SilentProgress, console_for
+from stretto.report.stream import OutputLost, RequiredStream, delivered, tolerant
 from stretto.runtime import session
 
 METRICS = {"reward/mean": 0.5, "tokens/generated": 900, "seconds/step": 2.0}
@@ -70,7 +70,7 @@ def test_a_stream_that_was_closed_ends_no_run(live):
     stream.close()
     told(progress)
     assert isinstance(console_for(stream), PlainProgress)
-    assert isinstance(console_for(None), Unseen)
+    assert isinstance(console_for(None), SilentProgress)
 
 
 def test_a_terminal_that_goes_away_ends_no_run(tmp_path, monkeypatch):
@@ -106,12 +106,12 @@ def test_a_live_display_shows_what_a_terminal_cannot_encode_as_question_marks():
 
 def test_what_is_needed_is_missed_once_and_a_reader_that_has_enough_is_not():
     for error in (OSError(28, "No space left on device"), ValueError("closed")):
-        needed = Needed(Dying(error))
+        needed = RequiredStream(Dying(error))
         with pytest.raises(OutputLost):
             needed.write("x")
         assert needed.why in ("No space left on device", "closed")
     with pytest.raises(BrokenPipeError):
-        Needed(Dying(BrokenPipeError())).write("x")
+        RequiredStream(Dying(BrokenPipeError())).write("x")
 
 
 # Commands -------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from stretto.errors import WeightsError
 from stretto.placement.build import plan_of
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
-from stretto.workers.launchers.inprocess import Threads
-from stretto.workers.launchers.ray import Processes
+from stretto.workers.launchers.inprocess import ThreadLauncher
+from stretto.workers.launchers.ray import RayLauncher
 from stretto.workers.worker import Worker
 
 ADAPTERS = [None, {"kind": "lora", "rank": 4, "alpha": 8}]
@@ -35,7 +35,9 @@ DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
 def test_on_one_device(faulty, told, adapter, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16", model__adapter=adapter)
     with pytest.raises(WeightsError, match=rf"after step {STEP}, {told}\n    fix: stretto resume"):
-        asyncio.run(together(recipe, tmp_path, "flatten", devices=1, launcher=Threads(worker_with(faulty, DEVICES[0]))))
+        asyncio.run(
+            together(recipe, tmp_path, "flatten", devices=1, launcher=ThreadLauncher(worker_with(faulty, DEVICES[0])))
+        )
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
@@ -51,7 +53,7 @@ def test_on_one_device(faulty, told, adapter, tmp_path):
 )
 def test_on_a_device_that_only_generates(faulty, told, adapter, tmp_path):
     recipe = recipe_in(tmp_path, model__adapter=adapter)
-    workers = Threads(worker_with(faulty, DEVICES[0]))
+    workers = ThreadLauncher(worker_with(faulty, DEVICES[0]))
     with pytest.raises(WeightsError, match=rf"after step {STEP}, .*localhost/cpu:0 \(generate\).*{re.escape(told)}"):
         asyncio.run(together(recipe, tmp_path, "separate", launcher=workers))
 
@@ -60,7 +62,7 @@ def test_on_a_device_that_only_generates(faulty, told, adapter, tmp_path):
 @pytest.mark.parametrize("device", DEVICES)
 def test_on_a_device_that_trains_beside_others(device, faulty, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16")
-    workers = Threads(worker_with(faulty, device))
+    workers = ThreadLauncher(worker_with(faulty, device))
     with pytest.raises(WeightsError, match=rf"after step {STEP}, .*{device}"):
         asyncio.run(together(recipe, tmp_path, "flatten", launcher=workers))
 
@@ -70,7 +72,7 @@ def test_on_a_device_that_trains_beside_others(device, faulty, tmp_path):
 def test_in_a_process_of_its_own(faulty, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[1]}")
     recipe = recipe_in(tmp_path)
-    workers = Processes(DEVICES, seconds=60, make=worker_with(faulty, DEVICES[0]))
+    workers = RayLauncher(DEVICES, seconds=60, make=worker_with(faulty, DEVICES[0]))
     with pytest.raises(WeightsError, match=rf"after step {STEP}, .*localhost/cpu:0"):
         asyncio.run(together(recipe, tmp_path, "separate", launcher=workers))
 
@@ -78,7 +80,7 @@ def test_in_a_process_of_its_own(faulty, tmp_path, monkeypatch):
 def test_small_buckets_bring_the_same(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64")
     single, _ = asyncio.run(alone(recipe, tmp_path))
-    workers = Threads(worker_with(Sound, DEVICES[0]))
+    workers = ThreadLauncher(worker_with(Sound, DEVICES[0]))
     weights, *_ = asyncio.run(together(recipe, tmp_path, "separate", launcher=workers))
     assert distance(single, weights) < 1e-10
 
@@ -94,7 +96,7 @@ def other_base(assignment):
 def test_a_worker_with_another_base_model_never_begins(tmp_path):
     recipe = recipe_in(tmp_path, model__adapter=ADAPTERS[1])
     with pytest.raises(WeightsError, match=r"before the first step, 1 of .*localhost/cpu:1 .*embed_tokens"):
-        asyncio.run(together(recipe, tmp_path, "elastic", launcher=Threads(other_base)))
+        asyncio.run(together(recipe, tmp_path, "elastic", launcher=ThreadLauncher(other_base)))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
@@ -108,11 +110,11 @@ def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, 
             devices=tuple(DEVICES),
         )
         made = {"plan": plan, "root": tmp_path, "folder": tmp_path, "note": print}
-        first = await assemble_crew(recipe, launcher=Threads(), **made)
+        first = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
         await steps(first, Clock())
         state = await first.crew.state()
         await first.close()
-        second = await assemble_crew(recipe, launcher=Threads(), **made)
+        second = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
         second.held.update(state)
         await second.restored()
         receipts = await second.crew.all(DEVICES, "holds", second.crew.trainers, seconds=60)

@@ -7,7 +7,7 @@ import pytest
 from crewed import alone, distance, together
 from running import recipe_in
 from stretto.runtime import schedule
-from stretto.scheduler.records import Launch
+from stretto.scheduler.records import GroupStart
 
 RATE = 1e-4
 """Adam makes a gradient that is nothing but rounding as long as any other, times this."""
@@ -122,7 +122,7 @@ def test_a_cell_is_given_what_its_cache_holds_and_the_weights_stay_those_of_one_
 
 
 def test_a_prompt_is_counted_once_for_its_group():
-    asked = Launch(prompt="p", prompt_tokens=800, samples=8, expected=10.0)
+    asked = GroupStart(prompt="p", prompt_tokens=800, samples=8, expected=10.0)
     assert schedule.slots_of(2100, [asked], longest=110) == 10
     assert schedule.slots_of(100, [asked], longest=110) == 1
     assert schedule.slots_of(1100, [], longest=110) == 10

@@ -3,9 +3,9 @@
 import pytest
 
 from running import metrics, start, tensors
-from stretto.errors import CellLost, EngineError, TrainingError
+from stretto.errors import EngineError, TrainingError, WorkerLost
 from stretto.runtime import runtime as crewed
-from stretto.workers.launchers.inprocess import Threads
+from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 
 CREW = {
@@ -30,14 +30,14 @@ class Mortal:
         self.left -= what == self.what
         if self.left <= 0:
             self.died.add(self.device)
-            raise CellLost(self.device, "its process has died")
+            raise WorkerLost(self.device, "its process has died")
         return await self.member.call(what, *arguments)
 
     async def close(self):
         await self.member.close()
 
 
-class Fragile(Threads):
+class Fragile(ThreadLauncher):
     """Starts workers, of which one device's are mortal, the first so many of them."""
 
     def __init__(self, device, what, number=1, deaths=1):
@@ -63,7 +63,7 @@ def run_with(launcher, folder, monkeypatch, **changes):
 def whole(tmp_path_factory):
     """The same run, of which nobody dies."""
     with pytest.MonkeyPatch.context() as patch:
-        return run_with(Threads(), tmp_path_factory.mktemp("whole"), patch)
+        return run_with(ThreadLauncher(), tmp_path_factory.mktemp("whole"), patch)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ class Broken(Worker):
 
 def test_an_engine_that_fails_is_not_the_environments_failure(tmp_path, monkeypatch):
     with pytest.raises(EngineError, match="no memory left"):
-        run_with(Threads(Broken), tmp_path, monkeypatch)
+        run_with(ThreadLauncher(Broken), tmp_path, monkeypatch)

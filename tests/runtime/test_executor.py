@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 from stretto.rewards.score import Scored
 from stretto.runtime import executor as carrying
-from stretto.runtime.executor import Hands
+from stretto.runtime.executor import StepExecutor
 from stretto.runtime.spans import JUDGES, Clock
-from stretto.scheduler.length_predictor import Lengths
-from stretto.scheduler.speed_estimator import Pace
+from stretto.scheduler.length_predictor import LengthPredictor
+from stretto.scheduler.speed_estimator import SpeedEstimator
 
 
 def hands_with(score=None):
@@ -25,7 +25,9 @@ def hands_with(score=None):
     lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
     crew = SimpleNamespace(version=0, lanes=lanes)
     clock = Clock(devices={"a": "localhost/cpu:0", "b": "localhost/cpu:1"})
-    hands = Hands(parts, crew, Lengths(longest=8), pace=Pace(round_seconds=0.1), clock=clock, step=1)
+    hands = StepExecutor(
+        parts, crew, LengthPredictor(longest=8), pace=SpeedEstimator(round_seconds=0.1), clock=clock, step=1
+    )
     hands.asked = [[None], [None]]
     hands.trajectories = {(0, 0): None, (1, 0): None}
     return hands

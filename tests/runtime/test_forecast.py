@@ -7,7 +7,7 @@ import pytest
 from running import Quiet, recipe_in, start, tensors
 from stretto.placement import cluster
 from stretto.placement.devices import GB
-from stretto.planner.saved_calibration import Kept, keep, this_machine
+from stretto.planner.saved_calibration import SavedCalibration, keep, this_machine
 from stretto.runtime import session
 from stretto.runtime.forecast import compared, planned, table
 from stretto.runtime.parts import devices_of, make_plan
@@ -45,7 +45,7 @@ def test_auto_counts_with_what_was_measured_here(here):
     recipe = recipe_in(here, placement={"cluster": "2xcpu"})
     guessed, _ = told_of(recipe, here)
     common = {"device": "cpu", "model": "m", "date": "2026-11-20", "steps": 9, "error": 0.1}
-    keep(Kept(machine=this_machine(), rates={"tick": 10.0}, **common))
+    keep(SavedCalibration(machine=this_machine(), rates={"tick": 10.0}, **common))
     told, (line,) = told_of(recipe, here)
     assert told.expected["seconds"]["generate"] > guessed.expected["seconds"]["generate"] + 10
     assert "measured on this machine on 2026-11-20" in line

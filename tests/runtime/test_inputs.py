@@ -13,9 +13,9 @@ from stretto.errors import CheckpointError, RecipeError
 from stretto.models.files import files_in
 from stretto.recipe.load import load_recipe
 from stretto.runtime import inputs, session
-from stretto.runtime.inputs import Recording, read_record, refuse_changed
+from stretto.runtime.inputs import InputsRecorder, read_record, refuse_changed
 from stretto.runtime.moved import root_in, root_lines
-from stretto.runtime.recipe_changes import Held, RecipeRecord
+from stretto.runtime.recipe_changes import FixedRecord, RecipeRecord
 from stretto.storage.checkpoint import Checkpoints
 from stretto.storage.digests import CACHE, LARGE, digest, remembered
 
@@ -276,13 +276,13 @@ def test_a_large_model_is_read_beside_the_training_and_compared_by_size_until_th
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": "."})})
     run = tmp_path / "run"
     run.mkdir()
-    with pytest.raises(KeyError), Recording(run, recipe, tmp_path) as recording:
+    with pytest.raises(KeyError), InputsRecorder(run, recipe, tmp_path) as recording:
         recording._stopped.set()
         raise KeyError
     items = read_record(run)[0]["model.name"]
     assert items["config.json"].sha256 and items["model.safetensors"].sha256 is None
     assert refused(run, recipe=recipe) == {}
-    with Recording(run, recipe, tmp_path):
+    with InputsRecorder(run, recipe, tmp_path):
         pass
     items = read_record(run)[0]["model.name"]
     assert items["model.safetensors"].sha256 == remembered(large) == digest(large)
@@ -364,7 +364,7 @@ def test_a_model_that_was_moved_away_may_get_its_new_name(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     recipe = recipe_in(tmp_path)
     old, new = ({"model": {"name": name}} for name in ("old", "new"))
-    record = RecipeRecord(recipe, allow=["model"], held=Held(folder=tmp_path / "run", root=tmp_path))
+    record = RecipeRecord(recipe, allow=["model"], held=FixedRecord(folder=tmp_path / "run", root=tmp_path))
     record.values = new
     with pytest.raises(RecipeError, match="which is still there"):
         record.restore(old)

@@ -6,9 +6,9 @@ import numpy as np
 
 from stretto.algorithms.base import build
 from stretto.recipe.schema import AlgorithmSection
-from stretto.recipe.schema import Batch as BatchSection
+from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.score import Scored
-from stretto.runtime.batch import Batch
+from stretto.runtime.batch import StepBatch
 from stretto.runtime.metrics import step_metrics
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
 
@@ -38,7 +38,7 @@ def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories(
     rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
     group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), trajectory(1, 2)), rewards=rewards)
     scored = Scored(groups=(group,), failed=(trajectory(2, 3, "environment: broke"),))
-    batch = Batch(scored=scored, accepted=(group,), samples=(), launched=2, rounds=1)
+    batch = StepBatch(scored=scored, accepted=(group,), samples=(), launched=2, rounds=1)
     metrics = step_metrics(batch, BatchSection(prompts=2, samples=3), build(AlgorithmSection()))
     assert metrics["conversations/rewritten"] == 5
     assert metrics["tokens/generated"] == 2 * (1 + 3 + 4)
@@ -48,6 +48,6 @@ def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories(
 def test_a_trajectory_that_found_no_room_counts_as_truncated():
     rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
     group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), replace(trajectory(1, 0), full=3)), rewards=rewards)
-    batch = Batch(scored=Scored(groups=(group,), failed=()), accepted=(group,), samples=(), launched=1, rounds=1)
+    batch = StepBatch(scored=Scored(groups=(group,), failed=()), accepted=(group,), samples=(), launched=1, rounds=1)
     metrics = step_metrics(batch, BatchSection(prompts=1, samples=2), build(AlgorithmSection()))
     assert (metrics["length/truncated"], metrics["conversations/full"], metrics["trajectories/failed"]) == (0.5, 3, 0)

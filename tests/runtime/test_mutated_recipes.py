@@ -2,10 +2,10 @@
 
 import itertools
 
-from config.conftest import RIGHT
 from config.test_mutations import mutants
 
 from running import Quiet
+from small_recipe import RIGHT
 from stretto.checks.deep import deep_problems
 from stretto.checks.recipe import check
 from stretto.cli.recipe import PROBES

@@ -11,7 +11,7 @@ from stretto.checks.machine.base import Gpu
 from stretto.checks.machine.facts import look
 from stretto.recipe.load import load_recipe
 from stretto.recipe.resolve import resolve
-from stretto.recipe.schema import Model, Recipe
+from stretto.recipe.schema import ModelSection, Recipe
 from stretto.runtime import precision, session
 from stretto.runtime.precision import settled
 from stretto.runtime.value_table import ingredients
@@ -67,7 +67,7 @@ def test_a_fast_one_keeps_bfloat16(cpu):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_what_a_recipe_says_is_obeyed(slow, dtype):
-    found, notes = told(Recipe(model=Model(dtype=dtype)))
+    found, notes = told(Recipe(model=ModelSection(dtype=dtype)))
     assert found == dtype
     assert len(notes) == (dtype == "bfloat16")
     assert all("as the recipe says" in note and "9 times" in note for note in notes)
@@ -129,7 +129,7 @@ def test_the_ratio_is_measured():
 
 def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, cpu, tmp_path):
     recipe = recipe_in(tmp_path, run__folder=str(tmp_path / "run"))
-    model = Model.model_validate(recipe.model.model_dump(exclude={"dtype"}))
+    model = ModelSection.model_validate(recipe.model.model_dump(exclude={"dtype"}))
     recipe = resolve(recipe.model_copy(update={"model": model}))
     quiet = Quiet()
     finished = session.start(recipe, name="open", root=tmp_path, progress=quiet)
@@ -142,6 +142,8 @@ def test_a_run_writes_down_what_it_computes_in_and_resumes_with_it(slow, cpu, tm
 
 def test_training_reads_the_table_of_the_dtype_it_computes_in(slow, tmp_path):
     recipe = recipe_in(tmp_path)
-    left_open = recipe.model_copy(update={"model": Model.model_validate(recipe.model.model_dump(exclude={"dtype"}))})
+    left_open = recipe.model_copy(
+        update={"model": ModelSection.model_validate(recipe.model.model_dump(exclude={"dtype"}))}
+    )
     tables = {str(ingredients(settled(each, tmp_path), [], tmp_path)) for each in (recipe, left_open)}
     assert len(tables) == 1

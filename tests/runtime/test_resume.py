@@ -13,7 +13,7 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.errors import CheckpointError, RecipeError, StateLostError
 from stretto.recipe.load import load_recipe
 from stretto.runtime import loop
-from stretto.runtime.runtime import CrewParts
+from stretto.runtime.runtime import Runtime
 from stretto.storage.checkpoint import metrics_of
 
 STEPS = 8
@@ -242,7 +242,7 @@ def test_a_recipe_that_a_worker_refuses_does_not_stay_in_the_folder(short, tmp_p
         raise CheckpointError("the checkpoint holds the moments of adamw, and optimizer.name is adamw8bit")
 
     with monkeypatch.context() as patch, pytest.raises(CheckpointError):
-        patch.setattr(CrewParts, "restored", refuses)
+        patch.setattr(Runtime, "restored", refuses)
         resume(run, changes=["optimizer.lr=0.02"], allow=["optimizer"])
     assert (run / "recipe.yaml").read_text() == before
     resume(run)

@@ -10,13 +10,13 @@ from crewed import STAGES, STEPS, alone, distance, steps, together, with_parts, 
 from faulty import Drops, Flips, Forgets, Misnumbers, Skips, Sound, worker_with
 from running import recipe_in
 from sleepy import Sleepy
-from stretto.errors import CellLost, TrainingError, WeightsError
+from stretto.errors import TrainingError, WeightsError, WorkerLost
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime.parts import make_plan
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
-from stretto.workers.launchers.inprocess import Threads
+from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
@@ -85,7 +85,7 @@ def test_an_update_that_is_not_finite_is_skipped_by_all_of_them(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", guards__non_finite="skip")
     found = []
     for change in (None, with_parts):
-        crew = together(recipe, tmp_path, "flatten", launcher=Threads(Poisoned), change=change)
+        crew = together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Poisoned), change=change)
         weights, reports, _ = asyncio.run(crew)
         assert [report["updates/skipped"] for report in reports] == [0, 1, 0]
         found.append(weights)
@@ -94,14 +94,14 @@ def test_an_update_that_is_not_finite_is_skipped_by_all_of_them(tmp_path):
 
 def test_an_update_that_is_not_finite_stops_the_run_if_that_is_not_said(tmp_path):
     with pytest.raises(TrainingError, match="step 2 is not finite"):
-        asyncio.run(together(recipe_in(tmp_path), tmp_path, "flatten", launcher=Threads(Poisoned)))
+        asyncio.run(together(recipe_in(tmp_path), tmp_path, "flatten", launcher=ThreadLauncher(Poisoned)))
 
 
 def test_models_sleep_beside_their_parts(tmp_path):
     recipe = recipe_in(tmp_path, **STAGES | {"model__dtype": "float64"})
     single, _ = asyncio.run(alone(recipe, tmp_path))
     crew = together(
-        recipe, tmp_path, "flatten", launcher=Threads(Sleepy), change=lambda plan: with_sleep(with_parts(plan))
+        recipe, tmp_path, "flatten", launcher=ThreadLauncher(Sleepy), change=lambda plan: with_sleep(with_parts(plan))
     )
     weights, *_ = asyncio.run(crew)
     assert distance(single, weights) < 1e-10
@@ -115,7 +115,7 @@ async def crew_of(recipe, folder, devices, change, strategy="flatten"):
     names = tuple(f"localhost/cpu:{index}" for index in range(devices))
     section = recipe.placement.model_copy(update={"strategy": strategy})
     plan = change(plan_of(section, roles=roles_of(recipe), devices=names))
-    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=Threads())
+    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
 
 
 async def on_one(recipe, folder):
@@ -177,7 +177,7 @@ def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path):
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_handed_round_wrongly_is_caught(device, faulty, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16")
-    workers = Threads(worker_with(faulty, device))
+    workers = ThreadLauncher(worker_with(faulty, device))
     with pytest.raises(WeightsError, match=rf"after step [12], .*{device}"):
         asyncio.run(together(recipe, tmp_path, "flatten", launcher=workers, change=with_parts))
 
@@ -194,7 +194,7 @@ class Spoils(Sound):
 @pytest.mark.parametrize("device", DEVICES)
 def test_who_hands_round_holds_it_against_its_own_masters(device, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16")
-    workers = Threads(worker_with(Spoils, device))
+    workers = ThreadLauncher(worker_with(Spoils, device))
     told = rf"after step 1, 1 of \d+ tensors of {device} differ from those of its optimizer"
     with pytest.raises(WeightsError, match=told):
         asyncio.run(together(recipe, tmp_path, "flatten", launcher=workers, change=with_parts))
@@ -212,7 +212,7 @@ class Lost:
     async def call(self, what, *arguments):
         self.rounds += what == "generate"
         if self.rounds == 2:
-            raise CellLost(self.device, "its process has died")
+            raise WorkerLost(self.device, "its process has died")
         return await self.member.call(what, *arguments)
 
     async def close(self):

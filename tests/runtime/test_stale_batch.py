@@ -19,10 +19,10 @@ from stretto.runtime.parts import make_plan
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
-from stretto.runtime.stale_batch import Ahead, Waiting
+from stretto.runtime.stale_batch import BatchBuffer, BufferedBatch
 from stretto.storage.checkpoint import Checkpoints
 from stretto.types import trajectory_key
-from stretto.workers.launchers.inprocess import Threads
+from stretto.workers.launchers.inprocess import ThreadLauncher
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
@@ -57,7 +57,7 @@ def plain_of(recipe, folder):
 async def crew_of(recipe, folder, devices=2):
     names = tuple(f"localhost/cpu:{index}" for index in range(devices))
     plan = plan_of(recipe.placement, roles=roles_of(recipe), devices=names)
-    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=Threads())
+    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
 
 
 async def some(parts, steps):
@@ -192,12 +192,12 @@ def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
         plain = Sequential(recipe_in(tmp_path), tmp_path)
         try:
             cursor = plain.prompts.state()
-            return plain, cursor, Waiting(batch=await plain.sampled(), cursor=cursor)
+            return plain, cursor, BufferedBatch(batch=await plain.sampled(), cursor=cursor)
         finally:
             await plain.close()
 
     parts, cursor, waiting = asyncio.run(sampled())
-    before = Ahead(parts.prompts, keeps=True)
+    before = BatchBuffer(parts.prompts, keeps=True)
     before.waiting = waiting
     key = (*trajectory_key(waiting.batch.accepted[0].trajectories[0]), 0)
     before.waiting = replace(waiting, batch=replace(waiting.batch, old={key: np.array([-0.5, -0.25])}))
@@ -205,7 +205,7 @@ def test_without_lag_what_was_sampled_ahead_is_asked_anew(tmp_path):
     parts.ahead.restore(state)
     assert parts.ahead.waiting is None
     assert parts.prompts.state() == cursor != drawn
-    lagging = Ahead(parts.prompts, keeps=True)
+    lagging = BatchBuffer(parts.prompts, keeps=True)
     lagging.restore(state)
     found = lagging.waiting.batch
     assert (found.launched, found.rounds, found.samples) == (waiting.batch.launched, waiting.batch.rounds, ())

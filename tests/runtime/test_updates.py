@@ -11,7 +11,7 @@ from running import lines, recipe_in, resume, start
 from sleepy import Sleepy
 from stretto.errors import TrainingError
 from stretto.runtime import runtime as crewed
-from stretto.workers.launchers.inprocess import Threads, processes, worker_of
+from stretto.workers.launchers.inprocess import ThreadLauncher, processes, worker_of
 from stretto.workers.worker import Worker
 
 CREW = {"placement": {"cluster": "2xcpu", "strategy": "elastic"}, "checkpoint__every": 100, "evaluate__every": 0}
@@ -33,12 +33,12 @@ def pressing(last):
 
 @pytest.mark.parametrize("last", [True, False])
 def test_ctrl_c_while_weights_move_ends_the_run_after_the_step(last, tmp_path, monkeypatch):
-    monkeypatch.setattr(crewed, "processes", lambda devices, **told: Threads(pressing(last)))
+    monkeypatch.setattr(crewed, "processes", lambda devices, **told: ThreadLauncher(pressing(last)))
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, run__steps=3, batch__updates=2, **CREW, checkpoint__best=None)
     (run,) = tmp_path.glob("run*")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
-    monkeypatch.setattr(crewed, "processes", lambda devices, **told: Threads())
+    monkeypatch.setattr(crewed, "processes", lambda devices, **told: ThreadLauncher())
     resume(run)
     assert [line["step"] for line in lines(run / "metrics.jsonl")] == [1, 2, 3]
 
@@ -60,14 +60,14 @@ class Poisoned(Worker):
 def test_a_gradient_that_is_no_number_ends_the_step_without_a_checkpoint_of_half_of_it(updates, tmp_path):
     recipe = recipe_in(tmp_path, batch__updates=updates, guards__non_finite="stop")
     with pytest.raises(TrainingError, match="step 1 is not finite"):
-        asyncio.run(together(recipe, tmp_path, "flatten", launcher=Threads(Poisoned)))
+        asyncio.run(together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Poisoned)))
 
 
 @pytest.mark.parametrize("change", [with_sleep, with_parts])
 def test_sleeping_models_and_a_shared_optimizer_change_nothing(change, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=1e-4, batch__updates=3)
     single, _ = asyncio.run(alone(recipe, tmp_path))
-    weights, *_ = asyncio.run(together(recipe, tmp_path, "flatten", launcher=Threads(Sleepy), change=change))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Sleepy), change=change))
     assert distance(single, weights) < 1e-10
 
 

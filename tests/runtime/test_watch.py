@@ -11,7 +11,7 @@ import pytest
 
 from stretto.errors import DeadlineError
 from stretto.recipe.schema import Deadlines, Recipe
-from stretto.runtime.watch import PATIENCE, SIGNAL, Limit, Watch, limits
+from stretto.runtime.watch import PATIENCE, SIGNAL, StageLimit, StageWatch, limits
 
 STUBBORN = """
 import sys, time
@@ -33,7 +33,7 @@ with watch.stage("train", 7, "the last to finish was reward"):
 
 
 def watch(folder, seconds):
-    return Watch(limits={"train": Limit(seconds=seconds, key="deadlines.train")}, folder=folder)
+    return StageWatch(limits={"train": StageLimit(seconds=seconds, key="deadlines.train")}, folder=folder)
 
 
 def overrun():
@@ -72,7 +72,9 @@ def test_a_stage_goes_on_while_the_processes_that_judge_do(tmp_path):
         moves.append(time.monotonic())
         return moves[-1] if len(moves) < 4 else moves[0] - 1.0
 
-    judging = Watch(limits={"reward": Limit(seconds=0.05, key="deadlines.reward")}, folder=tmp_path, moved=moved)
+    judging = StageWatch(
+        limits={"reward": StageLimit(seconds=0.05, key="deadlines.reward")}, folder=tmp_path, moved=moved
+    )
     with pytest.raises(DeadlineError), judging.stage("reward", 1, ""):
         overrun()
     assert len(moves) == 4
@@ -82,7 +84,7 @@ def test_a_stage_goes_on_while_the_processes_that_judge_do(tmp_path):
 
 def test_an_interruption_that_is_lost_comes_again(tmp_path):
     swallowed = []
-    brief = Watch(limits={"train": Limit(seconds=0.02, key="k")}, folder=tmp_path, patience=5.0)
+    brief = StageWatch(limits={"train": StageLimit(seconds=0.02, key="k")}, folder=tmp_path, patience=5.0)
     with pytest.raises(DeadlineError), brief.stage("train", 1, ""):
         try:
             overrun()
@@ -94,11 +96,11 @@ def test_an_interruption_that_is_lost_comes_again(tmp_path):
 
 def test_a_stage_that_ends_at_its_deadline_disturbs_no_later_one(tmp_path):
     """Whether the first one is interrupted is a matter of chance; the second one has all the time it needs."""
-    both = {"train": Limit(seconds=0.001, key="k"), "publish": Limit(seconds=60.0, key="k")}
+    both = {"train": StageLimit(seconds=0.001, key="k"), "publish": StageLimit(seconds=60.0, key="k")}
     for _ in range(100):
-        with suppress(DeadlineError), Watch(limits=both, folder=tmp_path).stage("train", 1, ""):
+        with suppress(DeadlineError), StageWatch(limits=both, folder=tmp_path).stage("train", 1, ""):
             time.sleep(0.0009)
-        with Watch(limits=both, folder=tmp_path).stage("publish", 1, ""):
+        with StageWatch(limits=both, folder=tmp_path).stage("publish", 1, ""):
             sum(range(10_000))
 
 

@@ -6,9 +6,9 @@ import itertools
 import pytest
 
 from simulated import launches_of, plan_of, terms_of
-from stretto.errors import CellLost, TrainingError
+from stretto.errors import TrainingError, WorkerLost
 from stretto.scheduler.asyncio_driver import Driver, replay
-from stretto.scheduler.state import Step
+from stretto.scheduler.state import StepState
 
 
 class Waiting:
@@ -32,7 +32,7 @@ class Waiting:
             self.dead.add(self.dies)
             self.dies = None
         if self.dead & {cell, device}:
-            raise CellLost(*self.dead, "its process ended")
+            raise WorkerLost(*self.dead, "its process ended")
         return self.lengths[item[0]][item[1]]
 
     def move(self, move):
@@ -48,7 +48,7 @@ class Waiting:
             raise TrainingError("the device has no memory left")
         if self.dies == piece.cell:
             self.dies = None
-            raise CellLost(piece.cell, "its process ended")
+            raise WorkerLost(piece.cell, "its process ended")
         if piece.stage == "train":
             self.trained += [(item, piece.cell) for item in piece.items]
         else:
@@ -83,7 +83,7 @@ def clock():
 
 
 def drive(hands, plan, *, launches=None, **terms):
-    step = Step(plan, terms_of(plan, terms.pop("groups", len(hands.lengths)), **terms))
+    step = StepState(plan, terms_of(plan, terms.pop("groups", len(hands.lengths)), **terms))
     notes = asyncio.run(
         Driver(step, hands, now=clock()).run(launches_of(hands.lengths)[: launches or len(hands.lengths)])
     )
@@ -107,7 +107,7 @@ def test_a_fresh_step_that_is_told_the_same_decides_the_same(strategy):
     step, notes = drive(
         Waiting(LENGTHS, dropped={1}), plan, stages=("reference", "train"), groups=3, drops=True, slots=2
     )
-    assert replay(Step(plan, step.terms), notes) == [works for _, _, works in notes.offers]
+    assert replay(StepState(plan, step.terms), notes) == [works for _, _, works in notes.offers]
     assert sum(len(works) for _, _, works in notes.offers) > 10
 
 
@@ -137,7 +137,7 @@ def test_another_that_dies_while_one_is_brought_back_comes_back_too(other):
             if self.alive:
                 self.alive = False
                 self.dead = {other}
-                raise CellLost(other, "its process ended")
+                raise WorkerLost(other, "its process ended")
             await super().revive(device)
 
     hands = Together(LENGTHS, dies="host/gpu:0")
@@ -156,7 +156,7 @@ def test_a_failure_ends_the_step_and_leaves_nothing_running():
         plan = plan_of("elastic", 2)
         hands = Waiting(LENGTHS, fails="train")
         with pytest.raises(TrainingError, match="no memory"):
-            await Driver(Step(plan, terms_of(plan, 4)), hands, now=clock()).run(launches_of(LENGTHS))
+            await Driver(StepState(plan, terms_of(plan, 4)), hands, now=clock()).run(launches_of(LENGTHS))
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(fail())
@@ -176,7 +176,7 @@ def test_every_update_is_made_of_its_own_trajectories_and_of_nothing_else(strate
     assert hands.made == [sorted(part) for part in hands.parts]
     assert hands.applied == (0, 1, 3)
     assert set(hands.scored) == {item for part in hands.parts for item in part}
-    assert replay(Step(plan, step.terms), notes) == [works for _, _, works in notes.offers]
+    assert replay(StepState(plan, step.terms), notes) == [works for _, _, works in notes.offers]
 
 
 @pytest.mark.parametrize("update", [1, 2, 3])

@@ -3,14 +3,14 @@
 import pytest
 
 from simulated import Clockwork, plan_of, simulate
-from stretto.scheduler.microbatches import Queue, Ready
+from stretto.scheduler.microbatches import ReadyGroup, StageQueue
 
 
 def cut_up(groups, *, cells, budget=2300):
     """The tokens of each piece when so many cells are free at once; groups are (prompt, answers)."""
-    queue = Queue()
+    queue = StageQueue()
     for number, (prompt, answers) in enumerate(groups):
-        queue.put(Ready.of(number, prompt, tuple(enumerate(answers))))
+        queue.put(ReadyGroup.of(number, prompt, tuple(enumerate(answers))))
     pieces, share = [], queue.tokens / cells
     while queue.groups:
         pieces.append(queue.cut(budget=budget, share=share, cells=cells))
@@ -33,8 +33,8 @@ def test_a_group_whose_rest_is_not_worth_a_second_prompt_stays_together():
     assert cut_up([(512, (40,) * 8)], cells=2) == [512 + 320]
     assert cut_up([(20, (80,) * 8)], cells=2) == [20 + 320, 20 + 320]
     assert cut_up([(512, (40,) * 8)], cells=1, budget=700) == [672, 672], "a budget holds all the same"
-    queue = Queue()
-    queue.put(Ready.of(0, 512, tuple(enumerate((40,) * 8))))
+    queue = StageQueue()
+    queue.put(ReadyGroup.of(0, 512, tuple(enumerate((40,) * 8))))
     _, tokens = queue.cut(budget=700, share=10.0, cells=1)
     assert tokens == 672, "while others get what comes, only the budget cuts"
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as given_by
 
 from simulated import Clockwork, carried_of, launches_of, plan_of, simulate, terms_of
-from stretto.scheduler.records import Join, Launch, Move, Speeds
+from stretto.scheduler.records import GroupStart, MoveRollouts, SpeedEstimate, StartRollouts
 from stretto.scheduler.simulator import Simulation
-from stretto.scheduler.state import Step
+from stretto.scheduler.state import StepState
 
 ALL = ("reward", "reference", "value", "train", "fit")
 
@@ -47,7 +47,7 @@ def test_everything_is_generated_scored_and_trained_once_and_a_device_does_one_t
     noise = random.Random(seed)
     lengths = [[noise.randint(1, 400) for _ in range(noise.randint(1, 5))] for _ in range(noise.randint(1, 12))]
     plan = plan_of(strategy, devices, stages=stages)
-    speeds = Speeds(tick=1.0, tick_each=0.05, per_token=dict.fromkeys(stages, 0.5), switch=3.0)
+    speeds = SpeedEstimate(tick=1.0, tick_each=0.05, per_token=dict.fromkeys(stages, 0.5), switch=3.0)
     step, out = simulate(
         plan,
         lengths,
@@ -112,7 +112,7 @@ def test_elastic_trains_finished_groups_while_the_tail_is_decoded():
 def test_a_tail_moves_when_the_step_ends_sooner():
     """Twenty short groups wait for training while each of two cells still decodes one long answer."""
     lengths = [[200, 5], [200, 5], *[[5, 5]] * 20]
-    speeds = Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0)
+    speeds = SpeedEstimate(tick=1.0, per_token={"train": 2.0}, switch=1.0)
     durations = Clockwork(per_token={"train": 2.0}, switch_seconds=1.0)
     plan, how = plan_of("elastic", 2), {"expected": 100, "speeds": speeds, "durations": durations, "budget": 20}
     _, out = simulate(plan, lengths, **how)
@@ -123,24 +123,24 @@ def test_a_tail_moves_when_the_step_ends_sooner():
 
 def test_what_begins_in_an_offer_does_not_move_in_it():
     """Whoever carries out a move asks where things run, and what is only about to begin runs nowhere."""
-    plan, speeds = plan_of("elastic", 2), Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0)
-    step = Step(plan, terms_of(plan, groups=2, drops=True, slots=64, speeds=speeds, budget=10**6))
-    step.launch([Launch(prompt="a", prompt_tokens=10, samples=2, expected=100.0)])
+    plan, speeds = plan_of("elastic", 2), SpeedEstimate(tick=1.0, per_token={"train": 2.0}, switch=1.0)
+    step = StepState(plan, terms_of(plan, groups=2, drops=True, slots=64, speeds=speeds, budget=10**6))
+    step.launch([GroupStart(prompt="a", prompt_tokens=10, samples=2, expected=100.0)])
     step.offer(0.0)
     for attempt in range(2):
         step.ended((0, attempt), 1000, 100.0)
     step.judged(0, (0, 1))
-    step.launch([Launch(prompt="b", prompt_tokens=10, samples=8, expected=100.0)])
+    step.launch([GroupStart(prompt="b", prompt_tokens=10, samples=8, expected=100.0)])
     works = step.offer(100.0)
-    assert sum(len(work.items) for work in works if isinstance(work, Join)) == 8
-    assert [work for work in works if isinstance(work, Move)] == []
+    assert sum(len(work.items) for work in works if isinstance(work, StartRollouts)) == 8
+    assert [work for work in works if isinstance(work, MoveRollouts)] == []
 
 
 @pytest.mark.parametrize(("prompt", "moves"), [(20, True), (20_000, False)])
 def test_a_tail_stays_where_it_would_have_to_be_computed_again_at_length(prompt, moves):
     """Four long answers are left on each cell, each to a prompt of its own: those are what a move costs."""
     lengths = [*[[200, 5]] * 8, *[[5, 5]] * 20]
-    speeds = Speeds(tick=1.0, per_token={"train": 2.0}, switch=1.0, again=0.01)
+    speeds = SpeedEstimate(tick=1.0, per_token={"train": 2.0}, switch=1.0, again=0.01)
     plan, durations = plan_of("elastic", 2), Clockwork(prefill_seconds=0.01)
     _, out = simulate(plan, lengths, expected=100, prompt=prompt, speeds=speeds, durations=durations, budget=10**6)
     assert bool(out.moved) is moves
@@ -151,7 +151,7 @@ def test_of_many_cells_tails_move_where_work_ends_the_step_and_stay_where_a_tail
     """Sixteen cells decode 96 answers each; training them takes 8 s of each cell, or two and a half minutes."""
     noise = random.Random(0)
     lengths = [[min(16384, round(noise.lognormvariate(6.4, 1.0))) for _ in range(8)] for _ in range(16 * 12)]
-    speeds = Speeds(tick=0.012, tick_each=1.5e-5, per_token={"train": train}, switch=1.0, again=2e-5)
+    speeds = SpeedEstimate(tick=0.012, tick_each=1.5e-5, per_token={"train": train}, switch=1.0, again=2e-5)
     durations = Clockwork(
         tick_seconds=0.012, tick_each=1.5e-5, prefill_seconds=2e-5, per_token={"train": train}, switch_seconds=1.0
     )
@@ -228,7 +228,7 @@ def test_groups_stay_on_one_cell_and_the_last_are_split():
     plan = plan_of("flatten", 3)
     step, _ = simulate(plan, [[10] * 8] * 8)
     placed = {}
-    step2 = Step(plan, step.terms)
+    step2 = StepState(plan, step.terms)
     step2.launch(launches_of([[10] * 8] * 8))
     for join in step2.offer(0.0):
         for index, _ in join.items:
@@ -241,7 +241,7 @@ def test_a_cell_that_dies_has_its_work_done_again():
     plan = plan_of("elastic", 2)
     lengths = [[40, 40], [40, 40], [5, 5], [5, 5]]
 
-    step = Step(plan, terms_of(plan, 4))
+    step = StepState(plan, terms_of(plan, 4))
     true = {(g, a): tokens for g, group in enumerate(lengths) for a, tokens in enumerate(group)}
     simulation = Simulation(step, Clockwork(), true)
     done, deaths = step.done, []
@@ -309,36 +309,36 @@ def test_what_the_next_step_trains_on_is_scored_by_the_weights_that_sampled_it(b
 def test_the_last_of_lagging_steps_scores_nothing_more():
     stages = ("old", "train")
     plan = plan_of("separate", 2, staleness=1)
-    step = Step(plan, terms_of(plan, 1, stages=stages))
+    step = StepState(plan, terms_of(plan, 1, stages=stages))
     step.carry(carried_of([[5, 6]]))
     step.close()
     (piece,) = step.offer(0.0)
     assert piece.stage == "train"
     step.done(piece)
-    assert [type(work).__name__ for work in step.offer(1.0)] == ["Apply"]
+    assert [type(work).__name__ for work in step.offer(1.0)] == ["ApplyUpdate"]
 
 
 def test_a_group_that_failed_is_scored_no_more_and_holds_up_nothing():
     stages = ("old", "train")
     plan = plan_of("separate", 2, staleness=1)
-    step = Step(plan, terms_of(plan, 1, stages=stages))
+    step = StepState(plan, terms_of(plan, 1, stages=stages))
     step.carry(carried_of([[5]]))
-    step.launch([Launch(prompt="a", prompt_tokens=1, samples=1, expected=2.0)])
+    step.launch([GroupStart(prompt="a", prompt_tokens=1, samples=1, expected=2.0)])
     (join, piece) = step.offer(0.0)
-    assert (type(join), piece.stage) == (Join, "train")
+    assert (type(join), piece.stage) == (StartRollouts, "train")
     step.ended((1, 0), 4, 1.0)
     step.judged(1, ())
     step.close()
     step.done(piece)
-    assert [type(work).__name__ for work in step.offer(1.0)] == ["Apply"]
+    assert [type(work).__name__ for work in step.offer(1.0)] == ["ApplyUpdate"]
 
 
 def test_a_cell_that_dies_scores_again_what_the_next_step_needs():
     stages = ("old", "train")
     plan = plan_of("separate", 2, staleness=1)
-    step = Step(plan, terms_of(plan, 1, stages=stages))
+    step = StepState(plan, terms_of(plan, 1, stages=stages))
     step.carry(carried_of([[5]]))
-    step.launch([Launch(prompt="a", prompt_tokens=1, samples=1, expected=2.0)])
+    step.launch([GroupStart(prompt="a", prompt_tokens=1, samples=1, expected=2.0)])
     (_, piece) = step.offer(0.0)
     step.ended((1, 0), 4, 1.0)
     step.judged(1, (0,))
@@ -354,17 +354,17 @@ def test_a_cell_that_dies_scores_again_what_the_next_step_needs():
     (train,) = step.offer(3.0)
     assert train.stage == "train"
     step.done(train)
-    assert [type(work).__name__ for work in step.offer(4.0)] == ["Apply"]
+    assert [type(work).__name__ for work in step.offer(4.0)] == ["ApplyUpdate"]
 
 
 def test_a_cell_that_dies_does_what_was_carried_again():
     plan = plan_of("separate", 2, staleness=1)
-    step = Step(plan, terms_of(plan, 1))
+    step = StepState(plan, terms_of(plan, 1))
     step.carry(carried_of([[5, 6], [7]]))
     step.close()
     (piece,) = step.offer(0.0)
     step.done(piece)
-    assert [type(work).__name__ for work in step.offer(1.0)] == ["Apply"]
+    assert [type(work).__name__ for work in step.offer(1.0)] == ["ApplyUpdate"]
     step.lost("train")
     step.back("train")
     (again,) = step.offer(2.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stretto.scheduler.speed_estimator import Pace
+from stretto.scheduler.speed_estimator import SpeedEstimator
 
 
 def lane_seconds(lengths, *, tick, each):
@@ -12,7 +12,7 @@ def lane_seconds(lengths, *, tick, each):
 
 
 def test_the_two_numbers_of_a_decode_step_are_found_again():
-    pace = Pace(round_seconds=0.25)
+    pace = SpeedEstimator(round_seconds=0.25)
     for lengths in ([10, 10, 10], [40, 3, 2], [100], [7] * 30):
         seconds = lane_seconds(lengths, tick=0.03, each=0.002)
         pace.lane(seconds=seconds, longest=max(lengths), tokens=sum(lengths), context=0)
@@ -21,14 +21,14 @@ def test_the_two_numbers_of_a_decode_step_are_found_again():
 
 
 def test_one_lane_alone_does_not_tell_the_two_apart():
-    pace = Pace(round_seconds=0.25)
+    pace = SpeedEstimator(round_seconds=0.25)
     pace.lane(seconds=2.0, longest=100, tokens=100, context=0)
     speeds = pace.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.02), 0.0)
 
 
 def test_a_forward_over_the_prompts_is_not_taken_for_decode_steps():
-    pace = Pace(round_seconds=0.25)
+    pace = SpeedEstimator(round_seconds=0.25)
     pace.piece("train", seconds=4.0, tokens=1000)
     for lengths, prompts in ([10, 10, 10], 512), ([40, 3, 2], 1536), ([100], 512), ([7] * 30, 4 * 512):
         decoding = lane_seconds(lengths, tick=0.03, each=0.002)
@@ -39,7 +39,7 @@ def test_a_forward_over_the_prompts_is_not_taken_for_decode_steps():
 
 
 def test_a_move_costs_a_round_and_a_forward():
-    pace = Pace(round_seconds=0.25)
+    pace = SpeedEstimator(round_seconds=0.25)
     pace.piece("train", seconds=3.0, tokens=1000)
     pace.stepped()
     assert (pace.speeds().switch, pace.speeds().again) == (0.25, pytest.approx(0.003 / 2))
@@ -47,4 +47,4 @@ def test_a_move_costs_a_round_and_a_forward():
 
 
 def test_before_the_first_step_something_is_assumed():
-    assert Pace(round_seconds=0.25).speeds().tick > 0
+    assert SpeedEstimator(round_seconds=0.25).speeds().tick > 0

@@ -19,7 +19,7 @@ import pytest
 from huggingface_hub import constants
 
 from stretto.errors import Problem, RecipeError
-from stretto.recipe.schema import Source, Task
+from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks import hf
 from stretto.tasks.columns import RowError
 from stretto.tasks.hf import plain
@@ -33,11 +33,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-def task(prompt: str | None = "{question}", **source: Any) -> Task:
-    return Task(source=Source(kind="hf", **source), prompt=prompt)
+def task(prompt: str | None = "{question}", **source: Any) -> TaskSection:
+    return TaskSection(source=Source(kind="hf", **source), prompt=prompt)
 
 
-def refused(folder: Path, task: Task) -> Problem:
+def refused(folder: Path, task: TaskSection) -> Problem:
     with pytest.raises(RecipeError) as caught:
         load_prompts(task, folder)
     (problem,) = caught.value.problems
@@ -284,7 +284,7 @@ def test_a_long_text_is_told_with_its_row(tmp_path: Path) -> None:
     assert "2,000,00" in problem.reason
 
 
-def refused_in(folder: Path, task: Task) -> Problem:
+def refused_in(folder: Path, task: TaskSection) -> Problem:
     with pytest.raises(RecipeError) as caught:
         load_prompts(task, folder)
     return caught.value.problems[0]

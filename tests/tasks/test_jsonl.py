@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stretto.errors import Problem, RecipeError
-from stretto.recipe.schema import Source, Task
+from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks.source import load_prompts, peek
 from stretto.types import Prompt
 
@@ -24,11 +24,11 @@ def write(folder: Path, *rows: Any, name: str = "data.jsonl") -> Path:
     return folder
 
 
-def task(prompt: str | None = None, system: str | None = None, **source: Any) -> Task:
-    return Task(source=Source(kind="jsonl", **{"path": "data.jsonl", **source}), prompt=prompt, system=system)
+def task(prompt: str | None = None, system: str | None = None, **source: Any) -> TaskSection:
+    return TaskSection(source=Source(kind="jsonl", **{"path": "data.jsonl", **source}), prompt=prompt, system=system)
 
 
-def refused(folder: Path, task: Task) -> tuple[Problem, ...]:
+def refused(folder: Path, task: TaskSection) -> tuple[Problem, ...]:
     with pytest.raises(RecipeError) as caught:
         load_prompts(task, folder)
     return caught.value.problems
@@ -250,7 +250,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path, path: str | None) -> N
         (task(columns={"messages": "prompt", "prompt": "prompt"}), "task.source.columns"),
     ],
 )
-def test_settings_without_effect_are_told(tmp_path: Path, recipe: Task, field: str) -> None:
+def test_settings_without_effect_are_told(tmp_path: Path, recipe: TaskSection, field: str) -> None:
     write(tmp_path, GOOD)
     assert field in [problem.field for problem in refused(tmp_path, recipe)]
 

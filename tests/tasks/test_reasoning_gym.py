@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stretto.errors import Problem, RecipeError
-from stretto.recipe.schema import Holdout, Source, Task
+from stretto.recipe.schema import Holdout, Source, TaskSection
 from stretto.tasks import gym, reasoning_gym
 from stretto.tasks.source import load_prompts, peek, split
 
@@ -24,13 +24,13 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reasoning_gym, "_made", lambda request: json.loads(json.dumps(gym.make(**json.loads(request)))))
 
 
-def task(name: str | None = "chain_sum", *, prompt: str | None = None, held: int = 0, **source: Any) -> Task:
+def task(name: str | None = "chain_sum", *, prompt: str | None = None, held: int = 0, **source: Any) -> TaskSection:
     source = {"count": 20, "config": SUMS if name == "chain_sum" else {}, **source}
     made = Source(kind="reasoning_gym", name=name, **source)
-    return Task(source=made, prompt=prompt, holdout=Holdout(prompts=held))
+    return TaskSection(source=made, prompt=prompt, holdout=Holdout(prompts=held))
 
 
-def refused(task: Task) -> Problem:
+def refused(task: TaskSection) -> Problem:
     with pytest.raises(RecipeError) as caught:
         load_prompts(task, NOWHERE)
     (problem,) = caught.value.problems

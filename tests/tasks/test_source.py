@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import CheckpointError, RecipeError
-from stretto.recipe.schema import Holdout, Source, Task
+from stretto.recipe.schema import Holdout, Source, TaskSection
 from stretto.tasks.source import KEYS, PromptSource, load_prompts, peek, split
 from stretto.types import Prompt
 
@@ -146,7 +146,7 @@ def test_a_source_without_prompts_is_a_mistake() -> None:
 
 
 def test_other_sources_are_not_available_yet(tmp_path: Path) -> None:
-    recipe = Task(source=Source(kind="arc"))
+    recipe = TaskSection(source=Source(kind="arc"))
     with pytest.raises(RecipeError, match="not available yet"):
         load_prompts(recipe, tmp_path)
     assert [problem.field for problem in peek(recipe, tmp_path).problems] == ["task.source.kind"]
@@ -169,7 +169,9 @@ SET = {
 @pytest.mark.parametrize("key", SET)
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_key_that_means_nothing_to_a_kind_is_refused_by_its_name(kind: Any, key: str, tmp_path: Path) -> None:
-    recipe = Task(source=Source(kind=kind, name=None if kind == "reasoning_gym" else "addition", **{key: SET[key]}))
+    recipe = TaskSection(
+        source=Source(kind=kind, name=None if kind == "reasoning_gym" else "addition", **{key: SET[key]})
+    )
     refused = {problem.field for problem in peek(recipe, tmp_path).problems if "has no effect" in problem.reason}
     known = key in KEYS[kind] and not (kind == "synthetic" and key not in ("max",))
     assert refused == (set() if known else {f"task.source.{key}"})

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from stretto.recipe.schema import Source, Task
+from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks.source import load_prompts, peek
 from stretto.tasks.synthetic import prompts
 
 HERE = Path()
 
 
-def task(name: str | None = "addition", *, prompt: str | None = None, **source: Any) -> Task:
-    return Task(source=Source(name=name, **source), prompt=prompt)
+def task(name: str | None = "addition", *, prompt: str | None = None, **source: Any) -> TaskSection:
+    return TaskSection(source=Source(name=name, **source), prompt=prompt)
 
 
 def test_addition_asks_every_pair() -> None:
@@ -34,7 +34,7 @@ def test_addition_asks_every_pair() -> None:
 
 
 def test_template_and_system_message_are_the_recipes() -> None:
-    recipe = Task(source=Source(max=1), prompt="{a}+{b}=", system="Be {brief}.")
+    recipe = TaskSection(source=Source(max=1), prompt="{a}+{b}=", system="Be {brief}.")
     assert [prompt.messages for prompt in load_prompts(recipe, HERE)][1] == (
         {"role": "system", "content": "Be {brief}."},
         {"role": "user", "content": "0+1="},
@@ -110,7 +110,7 @@ def test_prompts_do_not_depend_on_the_hash_seed() -> None:
         (task(prompt="{c}"), "task.prompt", "no column 'c'"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(recipe: Task, field: str, says: str) -> None:
+def test_settings_that_make_no_sense_are_told(recipe: TaskSection, field: str, says: str) -> None:
     found = peek(recipe, HERE).problems
     assert [problem.field for problem in found] == [field]
     assert says in str(found[0])

@@ -3,11 +3,11 @@
 import socket
 import threading
 
-from stretto.workers.connectivity import LOOPBACK, Door, own_address, unreached
+from stretto.workers.connectivity import LOOPBACK, ProbeServer, own_address, unreached
 
 
 def test_a_door_answers_whoever_knocks_until_it_is_closed():
-    door = Door(LOOPBACK)
+    door = ProbeServer(LOOPBACK)
     try:
         assert unreached({"a": door.place, "b": door.place}) == {}
     finally:

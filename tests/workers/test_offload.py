@@ -21,10 +21,10 @@ from stretto.errors import TrainingError
 from stretto.runtime.parts import make_plan
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
-from stretto.workers.launchers.inprocess import Threads, processes
-from stretto.workers.offload import PUBLISH, Shelf, Sleepers, Tensors
+from stretto.workers.launchers.inprocess import ThreadLauncher, processes
+from stretto.workers.offload import PUBLISH, HeldTensors, HostBuffer, Offloader
 from stretto.workers.worker import Worker
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU, conversation
 
 LORA = {"kind": "lora", "rank": 3, "alpha": 4}
@@ -45,7 +45,7 @@ class Noted:
 
 def entered(sleeps, parts, *phases):
     """What parts were told, phase by phase."""
-    sleepers, told = Sleepers(sleeps, parts), []
+    sleepers, told = Offloader(sleeps, parts), []
     for phase in phases:
         sleepers.enter(phase)
         told.append({part.name: part.told[0] for part in parts if part.told})
@@ -79,7 +79,7 @@ def test_without_cells_that_sleep_nobody_is_told_anything():
 @pytest.mark.parametrize(("frozen", "copies"), [(True, 1), (False, 2)])
 def test_what_never_changes_is_copied_once(frozen, copies):
     weight, shelf = nn.Parameter(torch.arange(4.0)), Hidden()
-    part = Tensors({"train"}, lambda: [weight, weight], shelf, frozen=frozen)
+    part = HeldTensors({"train"}, lambda: [weight, weight], shelf, frozen=frozen)
     for _ in range(2):
         part.sleep()
         part.sleep()
@@ -93,7 +93,7 @@ def test_what_never_changes_is_copied_once(frozen, copies):
 def test_what_changed_while_it_was_awake_comes_back_changed_and_keeps_its_hooks():
     weight, seen = nn.Parameter(torch.ones(2)), []
     weight.register_post_accumulate_grad_hook(lambda one: seen.append(one.grad.tolist()))
-    part = Tensors({"train"}, lambda: [weight], Hidden(), frozen=False)
+    part = HeldTensors({"train"}, lambda: [weight], Hidden(), frozen=False)
     for factor in (2, 3):
         part.sleep()
         part.wake()
@@ -107,20 +107,20 @@ def test_what_changed_while_it_was_awake_comes_back_changed_and_keeps_its_hooks(
 
 def test_what_lies_in_host_memory_stays_there():
     weight = nn.Parameter(torch.ones(2))
-    assert Shelf(CPU).put([weight])[0] is weight
-    elsewhere = Tensors({"train"}, lambda: [weight], Hidden(torch.device("meta")), frozen=False)
+    assert HostBuffer(CPU).put([weight])[0] is weight
+    elsewhere = HeldTensors({"train"}, lambda: [weight], Hidden(torch.device("meta")), frozen=False)
     elsewhere.sleep()
     assert elsewhere.away == []
 
 
 def test_memory_that_is_too_small_for_a_move_is_told():
-    class Full(Shelf):
+    class Full(HostBuffer):
         def put(self, tensors):
             raise MemoryError
 
-    parts = [Tensors({"train"}, lambda: [torch.ones(2)], Full(CPU), frozen=False)]
+    parts = [HeldTensors({"train"}, lambda: [torch.ones(2)], Full(CPU), frozen=False)]
     with pytest.raises(TrainingError, match=r"reward: .* too little memory .* \(sleeps in placement.cells\)"):
-        Sleepers({"train": ["reward"]}, parts).enter("reward")
+        Offloader({"train": ["reward"]}, parts).enter("reward")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -128,7 +128,7 @@ def test_memory_that_is_too_small_for_a_move_is_told():
 def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
     recipe, workers = recipe_in(tmp_path, model__dtype=dtype, **changes), []
     plain, reports, _ = asyncio.run(together(recipe, tmp_path, "flatten", devices=1))
-    launcher = Threads(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
+    launcher = ThreadLauncher(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
     crew = together(recipe, tmp_path, "flatten", devices=1, launcher=launcher, change=with_sleep)
     slept, others, _ = asyncio.run(crew)
     assert workers[0].sleepers.parts[0].shelf.numbers > 0
@@ -141,7 +141,7 @@ def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
 def test_sleep_changes_nothing_on_several_devices(strategy, devices, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES, **changes)
     single, reports = asyncio.run(alone(recipe, tmp_path))
-    crew = together(recipe, tmp_path, strategy, devices=devices, launcher=Threads(Sleepy), change=with_sleep)
+    crew = together(recipe, tmp_path, strategy, devices=devices, launcher=ThreadLauncher(Sleepy), change=with_sleep)
     weights, crewed, _ = asyncio.run(crew)
     assert distance(single, weights) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):
@@ -160,14 +160,14 @@ def placed(plan):
 def test_weights_are_handed_to_a_policy_that_made_room_for_a_critic(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES)
     single, _ = asyncio.run(alone(recipe, tmp_path))
-    crew = together(recipe, tmp_path, "flatten", launcher=Threads(Sleepy), change=placed)
+    crew = together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Sleepy), change=placed)
     weights, *_ = asyncio.run(crew)
     assert distance(single, weights) < 1e-10
 
 
 def assigned(recipe, root, device, roles, **rest):
     """What a process of a device is told to be."""
-    return Assignment(
+    return WorkerSpec(
         recipe=recipe, root=root, base=None, device=device, roles=frozenset(roles), token_budget=64, **rest
     )
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_is_written_while_the_optimizer_sleeps_has_all_of_it(t
     async def stated(plan, before=None):
         """What a checkpoint after some steps and an evaluation holds."""
         workers, made = [], {"root": tmp_path, "folder": tmp_path, "note": print}
-        launcher = Threads(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
+        launcher = ThreadLauncher(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
         parts = await assemble_crew(recipe, plan=plan, launcher=launcher, **made)
         try:
             for part in parts.stateful if before else ():

@@ -19,9 +19,9 @@ from stretto.recipe.describe import roles_of
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import worker_of
-from stretto.workers.launchers.ray import ONLY_HERE, Closed, Processes, on_loopback, store_at
+from stretto.workers.launchers.ray import ONLY_HERE, PrivateRay, RayLauncher, on_loopback, store_at
 from stretto.workers.orphans import marked
-from stretto.workers.process_group import Meeting, reach
+from stretto.workers.process_group import Rendezvous, reach
 
 DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
 
@@ -75,7 +75,7 @@ def test_the_store_listens_where_it_was_told_and_nowhere_else(address):
         pytest.skip("this host has no such address")
     opened = {(str(a), port) for _, a, port in listeners([os.getpid()]) if (a, port) not in before}
     assert opened == {(address, store.port)}
-    there = reach(Meeting(store=(address, store.port), name="here", rank=0, size=1, seconds=5))
+    there = reach(Rendezvous(store=(address, store.port), name="here", rank=0, size=1, seconds=5))
     there.set("a", "b")
     assert there.get("a") == b"b"
 
@@ -95,7 +95,7 @@ def test_a_run_draws_a_token_and_gives_back_what_was_there(monkeypatch, before):
         monkeypatch.setenv(name, value)
     tokens = []
     for _ in range(2):
-        closed = Closed()
+        closed = PrivateRay()
         closed.enter()
         tokens.append(os.environ["RAY_AUTH_TOKEN"])
         assert os.environ["RAY_AUTH_MODE"] == "token"
@@ -105,7 +105,7 @@ def test_a_run_draws_a_token_and_gives_back_what_was_there(monkeypatch, before):
         assert {name: os.environ[name] for name in names if name in os.environ} == before
     assert len({*tokens, "mine"}) == 3
     assert min(map(len, tokens)) == 64, "256 bits"
-    Closed().leave()
+    PrivateRay().leave()
     assert ray._private.ray_constants.ENABLE_RAY_CLUSTER
 
 
@@ -158,7 +158,7 @@ def test_a_run_of_one_host_listens_on_loopback_only(cells, tmp_path):
             wide = {"role": "train", "devices": DEVICES}
             placement = placement.model_copy(update={"cells": (*each, wide)})
         plan = plan_of(placement, roles=roles_of(recipe), devices=tuple(DEVICES))
-        launcher = Processes(DEVICES, seconds=100, make=worker_of)
+        launcher = RayLauncher(DEVICES, seconds=100, make=worker_of)
         parts = await assemble_crew(recipe, plan=plan, root=tmp_path, folder=tmp_path, note=print, launcher=launcher)
         try:
             await steps(parts, Clock(devices=parts.devices))
@@ -176,7 +176,7 @@ def test_a_run_of_one_host_listens_on_loopback_only(cells, tmp_path):
 @pytest.mark.slow
 def test_who_has_not_the_token_of_a_run_is_refused():
     async def scenario():
-        launcher = Processes(DEVICES, seconds=60)
+        launcher = RayLauncher(DEVICES, seconds=60)
         try:
             await launcher.open()
             address = ray.get_runtime_context().gcs_address

@@ -10,9 +10,9 @@ import ray
 from crewed import alone, dies, distance, together, with_parts
 from running import recipe_in
 from stretto.errors import DeadlineError, TrainingError
-from stretto.workers.launchers.ray import Processes
+from stretto.workers.launchers.ray import RayLauncher
 from stretto.workers.orphans import marked
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def recipe(tmp_path_factory):
 @pytest.mark.parametrize("what", ["generate", "score", "accumulate", "sums", "reduce", "apply", "holds"])
 def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(what, recipe):
     made, folder, single = recipe
-    launcher = Processes(DEVICES, seconds=60)
+    launcher = RayLauncher(DEVICES, seconds=60)
     crew = together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what))
     weights, reports, _ = asyncio.run(crew)
     assert distance(single, weights) < 1e-8
@@ -46,7 +46,7 @@ def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead
         for device in devices[dead]:
             dies(device, "reduce")(crew)
 
-    launcher = Processes(devices, seconds=60)
+    launcher = RayLauncher(devices, seconds=60)
     crew = together(made, folder, "flatten", devices=3, launcher=launcher, hurt=hurt)
     weights, *_ = asyncio.run(crew)
     assert distance(single, weights) < 1e-8
@@ -55,7 +55,7 @@ def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead
 
 def test_a_sampler_that_is_killed_while_it_takes_new_weights_gets_them_again(recipe):
     made, folder, single = recipe
-    launcher = Processes(DEVICES, seconds=60)
+    launcher = RayLauncher(DEVICES, seconds=60)
     crew = together(made, folder, "separate", launcher=launcher, hurt=dies(DEVICES[0], "fetch"))
     weights, reports, _ = asyncio.run(crew)
     assert distance(single, weights) < 1e-8
@@ -68,7 +68,7 @@ def test_a_reward_model_whose_process_is_killed_scores_again(tmp_path):
     roles = {"reward_model": {"name": "scratch"}}
     made = recipe_in(tmp_path, model__dtype="float64", roles=roles, rewards=rewards)
     single, _ = asyncio.run(alone(made, tmp_path))
-    launcher = Processes(DEVICES, seconds=60)
+    launcher = RayLauncher(DEVICES, seconds=60)
     weights, *_ = asyncio.run(together(made, tmp_path, "flatten", launcher=launcher, hurt=dies(DEVICES[1], "score")))
     assert distance(single, weights) < 1e-8
     assert marked(launcher.reaper.mark) == []
@@ -76,7 +76,7 @@ def test_a_reward_model_whose_process_is_killed_scores_again(tmp_path):
 
 def test_a_process_that_is_killed_takes_its_part_of_a_shared_optimizer_with_it(recipe):
     made, folder, _ = recipe
-    launcher, hurt = Processes(DEVICES, seconds=60), dies(DEVICES[1], "apply")
+    launcher, hurt = RayLauncher(DEVICES, seconds=60), dies(DEVICES[1], "apply")
     with pytest.raises(TrainingError, match=f"{DEVICES[1]}: its process died, and its part of the optimizer with it"):
         asyncio.run(together(made, folder, "flatten", launcher=launcher, hurt=hurt, change=with_parts))
     assert marked(launcher.reaper.mark) == []
@@ -100,11 +100,11 @@ def test_a_process_sees_the_gpu_that_its_device_names(monkeypatch):
 
     async def scenario():
         devices = ["localhost/gpu:1", "localhost/gpu:0"]
-        launcher = Processes(devices, seconds=60, make=Seeing)
+        launcher = RayLauncher(devices, seconds=60, make=Seeing)
         try:
             await launcher.open()
             empty = {"recipe": None, "root": Path(), "base": None, "roles": frozenset(), "token_budget": 1}
-            members = [await launcher.start(Assignment(device=device, **empty)) for device in devices]
+            members = [await launcher.start(WorkerSpec(device=device, **empty)) for device in devices]
             return [await member.call("told") for member in members]
         finally:
             await launcher.close()
@@ -117,7 +117,7 @@ def test_a_cluster_that_is_too_small_is_told_with_what_it_lacks(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **told: init(**told | {"num_cpus": 1}))
 
     async def scenario():
-        launcher = Processes(DEVICES, seconds=1)
+        launcher = RayLauncher(DEVICES, seconds=1)
         try:
             await launcher.open()
         finally:

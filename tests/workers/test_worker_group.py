@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import pytest
 from torch.distributed import HashStore
 
-from stretto.errors import CellLost, DeadlineError, StrettoError, TrainingError
+from stretto.errors import DeadlineError, StrettoError, TrainingError, WorkerLost
 from stretto.placement.build import plan_of
 from stretto.recipe.schema import Placement
 from stretto.threads import beside, left_behind, run
 from stretto.types import Receipt
 from stretto.workers import deadlines as patience
 from stretto.workers import worker_group as crews
-from stretto.workers.deadlines import Patience, opened
-from stretto.workers.launchers.inprocess import Threaded
-from stretto.workers.process_group import Group
-from stretto.workers.stacks import Stand
-from stretto.workers.worker_group import Crew
+from stretto.workers.deadlines import CallDeadlines, opened
+from stretto.workers.launchers.inprocess import ThreadWorker
+from stretto.workers.process_group import ProcessGroup
+from stretto.workers.stacks import ProcessStacks
+from stretto.workers.worker_group import WorkerGroup
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
 
@@ -54,7 +54,7 @@ class Sayings:
         return ("nowhere", 0)
 
     async def stacks(self):
-        return [Stand(who="the other", answers=False, text="it does not answer; process 7 is stopped")]
+        return [ProcessStacks(who="the other", answers=False, text="it does not answer; process 7 is stopped")]
 
     async def close(self):
         """Nothing is left."""
@@ -63,8 +63,8 @@ class Sayings:
 def crew_of(launcher, *, folder=None, **changes):
     plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=DEVICES)
     plan = replace(plan, **changes)
-    patience = Patience(start=1, generate=0.05, train=0.05, publish=0.05)
-    return Crew(plan, launcher, lambda device: device, patience=patience, folder=folder)
+    patience = CallDeadlines(start=1, generate=0.05, train=0.05, publish=0.05)
+    return WorkerGroup(plan, launcher, lambda device: device, patience=patience, folder=folder)
 
 
 async def started(**changes):
@@ -207,10 +207,10 @@ class Meets:
 
     async def call(self, what, kind, meeting):
         if self.dead:
-            raise CellLost(self.device, "its process has died")
+            raise WorkerLost(self.device, "its process has died")
         self.waits = True
         try:
-            await asyncio.to_thread(Group, meeting)
+            await asyncio.to_thread(ProcessGroup, meeting)
         finally:
             self.waits = False
 
@@ -230,10 +230,10 @@ def test_who_waits_for_one_that_died_is_called_off(dead):
     async def scenario():
         devices = (*DEVICES, "localhost/cpu:2")
         plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
-        patience = Patience(start=20, generate=20, train=20, publish=20)
-        crew = Crew(plan, OneStore(), lambda device: device, patience=patience)
+        patience = CallDeadlines(start=20, generate=20, train=20, publish=20)
+        crew = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
         crew.members = {device: Meets(device, dead=index == dead) for index, device in enumerate(devices)}
-        with pytest.raises(CellLost, match=f"{devices[dead]}: its process has died"):
+        with pytest.raises(WorkerLost, match=f"{devices[dead]}: its process has died"):
             await crew.meet()
         assert not any(member.waits for member in crew.members.values())
         crew.members[devices[dead]].dead = False
@@ -327,7 +327,7 @@ def test_a_worker_that_blocks_in_its_thread_is_left_behind_when_its_crew_is_clos
 
     async def scenario():
         crew = await started()
-        crew.members = {device: Threaded(Assigned(device), Blocks) for device in DEVICES}
+        crew.members = {device: ThreadWorker(Assigned(device), Blocks) for device in DEVICES}
         with pytest.raises(DeadlineError, match=r"begin has not answered for 0\.05 s"):
             await crew.begin()
         await crew.close()

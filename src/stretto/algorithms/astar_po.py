@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.algorithms.base import Algorithm, Rows, Streams, Term, Watched, keep
+from stretto.algorithms.base import Algorithm, LoggedTerm, Streams, Term, TokenStreams, keep
 from stretto.algorithms.correction import sum_per_answer
 from stretto.algorithms.credit import judged, spread
 from stretto.algorithms.optimal import value_of
@@ -51,41 +51,41 @@ def _log_ratio(sample: Sample) -> float:
     return float(np.sum(sampled - sample.reference)) if sample.reference is not None else 0.0
 
 
-def residual(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+def residual(logprobs: Tensor, rows: TokenStreams, *, beta2: float) -> Tensor:
     """(C) beta2 * D of every conversation."""
     if rows.reference is None:
         raise ValueError("A*PO was built but no reference log-probabilities were provided")
     return beta2 * per_conversation(sum_per_answer(logprobs - rows.reference, rows), rows)
 
 
-def goal(logprobs: Tensor, rows: Rows) -> Tensor:
+def goal(logprobs: Tensor, rows: TokenStreams) -> Tensor:
     """(C) what beta2 * D of every conversation should be."""
     return per_conversation(rows.advantage, rows)
 
 
-def per_conversation(values: Tensor, rows: Rows) -> Tensor:
+def per_conversation(values: Tensor, rows: TokenStreams) -> Tensor:
     """(N) -> (C): numbers that are equal within a conversation, once for each."""
     return values[rows.lengths.cumsum(0) - 1]
 
 
-def siblings(rows: Rows) -> Tensor:
+def siblings(rows: TokenStreams) -> Tensor:
     """(C) how many conversations each one's trajectory has."""
     return torch.ones_like(rows.lengths) if rows.siblings is None else rows.siblings
 
 
-def squared_error(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+def squared_error(logprobs: Tensor, rows: TokenStreams, *, beta2: float) -> Tensor:
     """(C) the regression's error: with the gradient of each conversation's part of D, and a value that is shared out
     among the conversations of a trajectory."""
     error = (residual(logprobs, rows, beta2=beta2) - goal(logprobs, rows)) ** 2
     return error - error.detach() * (1 - 1 / siblings(rows).to(error.dtype))
 
 
-def whole_residual(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+def whole_residual(logprobs: Tensor, rows: TokenStreams, *, beta2: float) -> Tensor:
     """(C) numbers whose sum over the conversations of a trajectory is as many times its beta2 * D."""
     return residual(logprobs, rows, beta2=beta2) * siblings(rows)
 
 
-def whole_gap(logprobs: Tensor, rows: Rows, *, beta2: float) -> Tensor:
+def whole_gap(logprobs: Tensor, rows: TokenStreams, *, beta2: float) -> Tensor:
     """(C) numbers whose sum over the conversations of a trajectory is as many times its R - V*.
 
     What a goal lacks of it is what the other conversations have; each puts back its own as often as there are others.
@@ -98,8 +98,8 @@ def build(section: AlgorithmSection) -> Algorithm:
     """A*PO with the recipe's numbers."""
     beta2 = (section.vstar or Vstar()).beta2
     watch = {
-        "astar/residual": Watched(numbers=partial(whole_residual, beta2=beta2), per="conversations"),
-        "astar/gap": Watched(numbers=partial(whole_gap, beta2=beta2), per="conversations"),
+        "astar/residual": LoggedTerm(numbers=partial(whole_residual, beta2=beta2), per="conversations"),
+        "astar/gap": LoggedTerm(numbers=partial(whole_gap, beta2=beta2), per="conversations"),
     }
     loss = partial(squared_error, beta2=beta2)
     return Algorithm(

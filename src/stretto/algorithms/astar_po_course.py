@@ -14,7 +14,7 @@ from functools import partial
 from torch import Tensor
 
 from stretto.algorithms.astar_po import goal
-from stretto.algorithms.base import Algorithm, Rows, Streams, Watched, keep
+from stretto.algorithms.base import Algorithm, LoggedTerm, Streams, TokenStreams, keep
 from stretto.algorithms.correction import correction_weight
 from stretto.algorithms.credit import needed_streams, shaped_rewards, spread
 from stretto.algorithms.losses import policy_terms
@@ -33,7 +33,9 @@ def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample
     )
 
 
-def weighted_likelihood(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
+def weighted_likelihood(
+    logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float], correction: Correction
+) -> Tensor:
     """-A lp, weighted by the correction; there is no ratio, so there is nothing to clip."""
     return -rows.advantage * logprobs * correction_weight(logprobs, rows, correction=correction)
 
@@ -51,7 +53,7 @@ def build(section: AlgorithmSection) -> Algorithm:
             scale="answer",
             surrogate=weighted_likelihood,
             clipped=None,
-            watched={"astar/gap": Watched(numbers=goal, per="conversations")},
+            watched={"astar/gap": LoggedTerm(numbers=goal, per="conversations")},
         ),
         advantage=partial(credit, kl=section.kl),
         drop=keep,

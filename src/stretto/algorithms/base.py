@@ -31,7 +31,7 @@ Streams = Mapping[str, Mapping[tuple[str, int, int, int], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class TokenStreams:
     """Streams over the trained tokens of one micro-batch, conversation after conversation."""
 
     advantage: Tensor
@@ -54,12 +54,12 @@ class Rows:
     """(C) how many conversations each one's trajectory has; none where each is a trajectory of its own."""
 
 
-TermFunction = Callable[[Tensor, Rows], Tensor]
+TermFunction = Callable[[Tensor, TokenStreams], Tensor]
 """(log-probabilities (N), rows) -> numbers that may be summed in any order: one per token or per conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class LoggedTerm:
     """A number that is reported beside the loss."""
 
     numbers: TermFunction
@@ -78,7 +78,7 @@ class Term:
     """What the step's sum is divided by."""
     loss: TermFunction
     """The numbers to sum."""
-    watch: Mapping[str, Watched]
+    watch: Mapping[str, LoggedTerm]
     """Metric name -> what is reported under it."""
 
 

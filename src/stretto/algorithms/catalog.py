@@ -11,7 +11,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class AlgorithmFacts:
     """What checks and plans must know of an algorithm."""
 
     name: str
@@ -54,10 +54,10 @@ def estimator_of(told: str, where: str) -> str:
 CLIPPED = "min(rho*A, clip(rho, 1-{low:g}, 1+{high:g})*A)"
 """The clipped surrogate that PPO introduced."""
 
-CATALOG: dict[str, Facts] = {
+CATALOG: dict[str, AlgorithmFacts] = {
     facts.name: facts
     for facts in (
-        Facts(
+        AlgorithmFacts(
             name="reinforce",
             module="stretto.algorithms.reinforce",
             summary="Williams' estimator: the reward itself is the advantage.",
@@ -68,7 +68,7 @@ CATALOG: dict[str, Facts] = {
             surrogate=CLIPPED,
             average="1/trajectories * sum over tokens",
         ),
-        Facts(
+        AlgorithmFacts(
             name="rloo",
             module="stretto.algorithms.rloo",
             summary="REINFORCE with the mean of the other samples of the group as baseline.",
@@ -79,7 +79,7 @@ CATALOG: dict[str, Facts] = {
             surrogate=CLIPPED,
             average="1/trajectories * sum over tokens",
         ),
-        Facts(
+        AlgorithmFacts(
             name="grpo",
             module="stretto.algorithms.grpo",
             summary="Group-normalised rewards, mean over the tokens of an answer, then over answers.",
@@ -90,7 +90,7 @@ CATALOG: dict[str, Facts] = {
             surrogate=CLIPPED,
             average="1/conversations * sum over conversations of 1/length * sum over tokens",
         ),
-        Facts(
+        AlgorithmFacts(
             name="dr_grpo",
             module="stretto.algorithms.dr_grpo",
             summary="GRPO without division by the deviation, and with one constant instead of each answer's length.",
@@ -102,7 +102,7 @@ CATALOG: dict[str, Facts] = {
             average="1/(trajectories * {constant}) * sum over tokens",
             constant=True,
         ),
-        Facts(
+        AlgorithmFacts(
             name="dapo",
             module="stretto.algorithms.dapo",
             summary="Clips higher upwards, means over all tokens, and replaces groups whose outcomes are all equal.",
@@ -114,7 +114,7 @@ CATALOG: dict[str, Facts] = {
             average="1/tokens * sum over tokens",
             drops=True,
         ),
-        Facts(
+        AlgorithmFacts(
             name="gspo",
             module="stretto.algorithms.gspo",
             summary="GRPO with the ratio, and so the clipping, of the whole answer.",
@@ -125,7 +125,7 @@ CATALOG: dict[str, Facts] = {
             surrogate="min(s*A, clip(s, 1-{low:g}, 1+{high:g})*A), s = exp(mean over the answer's tokens of log rho)",
             average="1/conversations * sum over conversations of 1/length * sum over tokens",
         ),
-        Facts(
+        AlgorithmFacts(
             name="cispo",
             module="stretto.algorithms.cispo",
             summary="Clips the importance weight, never a token's gradient; mean over all tokens.",
@@ -136,7 +136,7 @@ CATALOG: dict[str, Facts] = {
             surrogate="clip(rho, 1-{low:g}, 1+{high:g}) * A * lp, the clipped ratio without gradient",
             average="1/tokens * sum over tokens",
         ),
-        Facts(
+        AlgorithmFacts(
             name="reinforce_pp",
             module="stretto.algorithms.reinforce_pp",
             summary="Returns per token, whitened over the whole batch.",
@@ -147,7 +147,7 @@ CATALOG: dict[str, Facts] = {
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
         ),
-        Facts(
+        AlgorithmFacts(
             name="ppo",
             module="stretto.algorithms.ppo",
             summary="A critic's values as baseline of every token; the critic comes trained, and stays as it is.",
@@ -159,7 +159,7 @@ CATALOG: dict[str, Facts] = {
             average="1/tokens * sum over tokens",
             needs=frozenset({"values"}),
         ),
-        Facts(
+        AlgorithmFacts(
             name="astar_po",
             module="stretto.algorithms.astar_po",
             summary="Regression on how much better than V* an answer was, V* made before training from the reference.",
@@ -172,7 +172,7 @@ CATALOG: dict[str, Facts] = {
             needs=frozenset({"reference", "vstar"}),
             regresses=True,
         ),
-        Facts(
+        AlgorithmFacts(
             name="astar_po_course",
             module="stretto.algorithms.astar_po_course",
             summary="A course report's variant, for comparison: log-likelihood weighted by R - the best reward seen.",

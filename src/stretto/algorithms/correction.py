@@ -10,30 +10,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stretto.algorithms.base import Rows
+from stretto.algorithms.base import TokenStreams
 from stretto.recipe.schema import Correction
 
 FARTHEST = 20.0
 """Log-ratios are cut here so that one wild token cannot overflow; it is far outside any clip range."""
 
 
-def sampling_logprobs(logprobs: Tensor, rows: Rows) -> Tensor:
+def sampling_logprobs(logprobs: Tensor, rows: TokenStreams) -> Tensor:
     """The trainer's log-probabilities at the sampling weights, without gradient."""
     return logprobs.detach() if rows.old is None else rows.old
 
 
-def sum_per_answer(values: Tensor, rows: Rows) -> Tensor:
+def sum_per_answer(values: Tensor, rows: TokenStreams) -> Tensor:
     """(N) -> (N): every token gets the sum over its conversation."""
     sums = values.new_zeros(len(rows.lengths)).index_add(0, rows.conversation, values)
     return sums[rows.conversation]
 
 
-def mean_per_answer(values: Tensor, rows: Rows) -> Tensor:
+def mean_per_answer(values: Tensor, rows: TokenStreams) -> Tensor:
     """(N) -> (N): every token gets the mean over its conversation."""
     return sum_per_answer(values, rows) / rows.lengths.to(values.dtype)[rows.conversation]
 
 
-def untruncated_weight(logprobs: Tensor, rows: Rows, *, correction: Correction) -> Tensor:
+def untruncated_weight(logprobs: Tensor, rows: TokenStreams, *, correction: Correction) -> Tensor:
     """(N) the weight before truncation."""
     log_weight = sampling_logprobs(logprobs, rows) - rows.engine
     if correction.kind == "sequence":
@@ -43,14 +43,14 @@ def untruncated_weight(logprobs: Tensor, rows: Rows, *, correction: Correction) 
     return log_weight.clamp(max=FARTHEST).exp()
 
 
-def correction_weight(logprobs: Tensor, rows: Rows, *, correction: Correction) -> Tensor:
+def correction_weight(logprobs: Tensor, rows: TokenStreams, *, correction: Correction) -> Tensor:
     """(N) the weight of every token; 1 where correction is off."""
     if correction.kind == "none":
         return torch.ones_like(logprobs)
     return untruncated_weight(logprobs, rows, correction=correction).clamp(max=correction.cap)
 
 
-def truncated_share(logprobs: Tensor, rows: Rows, *, correction: Correction) -> Tensor:
+def truncated_share(logprobs: Tensor, rows: TokenStreams, *, correction: Correction) -> Tensor:
     """(N) 1 where the weight was truncated."""
     if correction.kind == "none":
         return torch.zeros_like(logprobs)

@@ -12,11 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stretto.algorithms.base import Rows, Term, Watched
+from stretto.algorithms.base import LoggedTerm, Term, TokenStreams
 from stretto.recipe.schema import AlgorithmSection, Gae
 
 
-def squared_errors(values: Tensor, rows: Rows, *, clip: float) -> tuple[Tensor, Tensor]:
+def squared_errors(values: Tensor, rows: TokenStreams, *, clip: float) -> tuple[Tensor, Tensor]:
     """(N), (N): of the values, and of the values moved no further than `clip` from those at sampling."""
     if rows.values is None or rows.returns is None:
         raise ValueError("a critic's loss was built but no values and returns were provided")
@@ -24,7 +24,7 @@ def squared_errors(values: Tensor, rows: Rows, *, clip: float) -> tuple[Tensor, 
     return (values - rows.returns).square(), (held - rows.returns).square()
 
 
-def clipped_value_loss(values: Tensor, rows: Rows, *, clip: float) -> Tensor:
+def clipped_value_loss(values: Tensor, rows: TokenStreams, *, clip: float) -> Tensor:
     """(N) half the larger of two squared errors: of the value, and of the value held near the one at sampling.
 
     The larger one counts, so a value that moved too far in the right direction gets no further push, and one that
@@ -34,7 +34,7 @@ def clipped_value_loss(values: Tensor, rows: Rows, *, clip: float) -> Tensor:
     return torch.maximum(free, held) / 2
 
 
-def clipped_value_share(values: Tensor, rows: Rows, *, clip: float) -> Tensor:
+def clipped_value_share(values: Tensor, rows: TokenStreams, *, clip: float) -> Tensor:
     """(N) 1 where clipping holds the critic back."""
     free, held = squared_errors(values, rows, clip=clip)
     return (held > free).to(values.dtype)
@@ -48,6 +48,6 @@ def value_terms(section: AlgorithmSection) -> tuple[Term, ...]:
             name="value",
             denominator="tokens",
             loss=partial(clipped_value_loss, clip=clip),
-            watch={"clip/value_share": Watched(numbers=partial(clipped_value_share, clip=clip))},
+            watch={"clip/value_share": LoggedTerm(numbers=partial(clipped_value_share, clip=clip))},
         ),
     )

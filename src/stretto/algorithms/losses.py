@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stretto.algorithms.base import Denominator, Rows, Term, TermFunction, Watched
+from stretto.algorithms.base import Denominator, LoggedTerm, Term, TermFunction, TokenStreams
 from stretto.algorithms.catalog import CATALOG, estimator_of
 from stretto.algorithms.correction import (
     FARTHEST,
@@ -32,24 +32,28 @@ ClipShare = Callable[..., Tensor]
 """(log-probabilities, rows, clip) -> (N) 1 where clipping holds a token back."""
 
 
-def log_ratio(logprobs: Tensor, rows: Rows) -> Tensor:
+def log_ratio(logprobs: Tensor, rows: TokenStreams) -> Tensor:
     """How much likelier a token has become since it was sampled, in the trainer's own eyes."""
     return (logprobs - sampling_logprobs(logprobs, rows)).clamp(-FARTHEST, FARTHEST)
 
 
-def clipped_gain(ratio: Tensor, rows: Rows, *, clip: tuple[float, float]) -> Tensor:
+def clipped_gain(ratio: Tensor, rows: TokenStreams, *, clip: tuple[float, float]) -> Tensor:
     """min(ratio A, clip(ratio) A), whatever the ratio is of."""
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
     return torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
 
 
-def clipped_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
+def clipped_surrogate(
+    logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float], correction: Correction
+) -> Tensor:
     """-min(rho A, clip(rho) A), weighted by the correction. Schulman et al. 2017, eq. 7."""
     ratio = log_ratio(logprobs, rows).exp()
     return -clipped_gain(ratio, rows, clip=clip) * correction_weight(logprobs, rows, correction=correction)
 
 
-def sequence_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
+def sequence_surrogate(
+    logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float], correction: Correction
+) -> Tensor:
     """The clipped surrogate of the conversation's ratio, exp(mean log rho), given to each of its tokens.
 
     Every token carries the value of its conversation's ratio and the gradient of its own log-probability, so a mean
@@ -60,7 +64,9 @@ def sequence_surrogate(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float
     return -clipped_gain(ratio, rows, clip=clip) * correction_weight(logprobs, rows, correction=correction)
 
 
-def clipped_weight(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], correction: Correction) -> Tensor:
+def clipped_weight(
+    logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float], correction: Correction
+) -> Tensor:
     """-clip(rho) A log pi with the clipped ratio as a fixed weight: no token's gradient is ever cut off (CISPO).
 
     The range is [1 - low, 1 + high] as for the others; a low of 1 means no lower bound. MiniMax 2025, eq. 4.
@@ -69,24 +75,24 @@ def clipped_weight(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float], c
     return -weight * rows.advantage * logprobs * correction_weight(logprobs, rows, correction=correction)
 
 
-def kl_penalty(logprobs: Tensor, rows: Rows, *, coef: float, estimator: str) -> Tensor:
+def kl_penalty(logprobs: Tensor, rows: TokenStreams, *, coef: float, estimator: str) -> Tensor:
     """The pull towards the reference as a loss."""
     if rows.reference is None:
         raise ValueError("a KL term was built but no reference log-probabilities were provided")
     return coef * ESTIMATORS[estimator](logprobs, rows.reference)
 
 
-def negative_log_likelihood(logprobs: Tensor, rows: Rows) -> Tensor:
+def negative_log_likelihood(logprobs: Tensor, rows: TokenStreams) -> Tensor:
     """Supervised learning is the same trainer with this term."""
     return -logprobs
 
 
-def token(rows: Rows) -> Tensor:
+def token(rows: TokenStreams) -> Tensor:
     """Scale of a mean over tokens: every token counts the same."""
     return torch.ones_like(rows.advantage)
 
 
-def answer(rows: Rows) -> Tensor:
+def answer(rows: TokenStreams) -> Tensor:
     """Scale of a mean over answers of the mean over tokens: a token counts 1/length of its conversation."""
     return 1 / rows.lengths.to(rows.advantage.dtype)[rows.conversation]
 
@@ -95,22 +101,22 @@ SCALES = {"token": token, "answer": answer}
 """By name, so that a term stays a partial of module functions and can be sent to another process."""
 
 
-def scaled(logprobs: Tensor, rows: Rows, *, loss: TermFunction, scale: str, factor: float = 1.0) -> Tensor:
+def scaled(logprobs: Tensor, rows: TokenStreams, *, loss: TermFunction, scale: str, factor: float = 1.0) -> Tensor:
     """A per-token loss times what its token counts."""
     return loss(logprobs, rows) * SCALES[scale](rows) * factor
 
 
-def clipped_share(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float]) -> Tensor:
+def clipped_share(logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float]) -> Tensor:
     """1 where the clip range holds a token back: its ratio has left it in the direction its advantage asked for."""
     return _held_back(log_ratio(logprobs, rows).exp(), rows, clip)
 
 
-def clipped_sequence_share(logprobs: Tensor, rows: Rows, *, clip: tuple[float, float]) -> Tensor:
+def clipped_sequence_share(logprobs: Tensor, rows: TokenStreams, *, clip: tuple[float, float]) -> Tensor:
     """The same of the conversation's ratio."""
     return _held_back(mean_per_answer(log_ratio(logprobs, rows), rows).exp(), rows, clip)
 
 
-def _held_back(ratio: Tensor, rows: Rows, clip: tuple[float, float]) -> Tensor:
+def _held_back(ratio: Tensor, rows: TokenStreams, clip: tuple[float, float]) -> Tensor:
     above = (ratio > 1 + clip[1]) & (rows.advantage > 0)
     below = (ratio < 1 - clip[0]) & (rows.advantage < 0)
     return (above | below).to(ratio.dtype)
@@ -124,7 +130,7 @@ def policy_terms(
     factor: float = 1.0,
     surrogate: Surrogate = clipped_surrogate,
     clipped: ClipShare | None = clipped_share,
-    watched: Mapping[str, Watched] | None = None,
+    watched: Mapping[str, LoggedTerm] | None = None,
 ) -> tuple[Term, ...]:
     """A surrogate and, where the recipe asks for it, the KL term beside it, averaged alike.
 
@@ -132,9 +138,9 @@ def policy_terms(
     """
     clip = section.clip or CATALOG[section.name].clip or (0.2, 0.2)
     average = partial(scaled, scale=scale, factor=factor)
-    watch = {"correction/share": Watched(numbers=partial(truncated_share, correction=section.correction))}
+    watch = {"correction/share": LoggedTerm(numbers=partial(truncated_share, correction=section.correction))}
     if clipped is not None:
-        watch["clip/share"] = Watched(numbers=partial(clipped, clip=clip))
+        watch["clip/share"] = LoggedTerm(numbers=partial(clipped, clip=clip))
     watch |= watched or {}
     loss = partial(average, loss=partial(surrogate, clip=clip, correction=section.correction))
     policy = Term(name="policy", denominator=denominator, loss=loss, watch=watch)

@@ -15,14 +15,14 @@ from typing import Any
 
 from stretto.algorithms.base import build
 from stretto.bench.cases import SEED
-from stretto.bench.cluster_steps import COEF, Shared, key_of
-from stretto.bench.forced_lengths import ToldWorker
+from stretto.bench.cluster_steps import COEF, SharedLauncher, key_of
+from stretto.bench.forced_lengths import ForcedLengthsWorker
 from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked
 from stretto.engines.queue import SLICE
 from stretto.environments.render import Renderer
 from stretto.placement.plan import Plan
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import (
     AlgorithmSection,
     Correction,
@@ -34,21 +34,21 @@ from stretto.recipe.schema import (
     Roles,
     Scratch,
 )
-from stretto.recipe.schema import Batch as BatchSection
+from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.combine import Rewards
 from stretto.runtime.parts import token_budget
-from stretto.runtime.runtime import CrewParts, assemble_crew, patience_of
+from stretto.runtime.runtime import Runtime, assemble_crew, patience_of
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
-from stretto.scheduler.asyncio_driver import Notes
-from stretto.scheduler.speed_estimator import Pace
+from stretto.scheduler.asyncio_driver import EventLog
+from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Prompt
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.worker import make_trainer
-from stretto.workers.worker_group import Crew
+from stretto.workers.worker_group import WorkerGroup
 
 
-class TrialWorker(ToldWorker):
+class CalibrationWorker(ForcedLengthsWorker):
     """A worker that goes from one recipe to the next, with the model that it has."""
 
     def about(self, recipe: Recipe, budget: int) -> None:
@@ -61,28 +61,28 @@ class TrialWorker(ToldWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Took:
+class CalibrationStep:
     """One step that was taken."""
 
     seconds: float
     """How long it took, from the first prompt to the last proof."""
     stages: Mapping[str, float]
     """Seconds of each stage on a cell that serves it."""
-    notes: Notes
+    notes: EventLog
     """What the scheduler was told, and when."""
 
 
-class Trials:
+class CalibrationSteps:
     """Workers of some devices, and the steps they take."""
 
     def __init__(self, recipe: Recipe, root: Path, launcher: Launcher) -> None:
-        self.recipe, self.root, self.launcher = recipe, root, Shared(launcher)
+        self.recipe, self.root, self.launcher = recipe, root, SharedLauncher(launcher)
         self.folder = TemporaryDirectory(prefix="stretto-trials-")
         self.steps = 0
-        self.paces: dict[str, Pace] = {}
-        self.parts: CrewParts | None = None
+        self.paces: dict[str, SpeedEstimator] = {}
+        self.parts: Runtime | None = None
 
-    async def open(self, workload: Workload, plan: Plan) -> None:
+    async def open(self, workload: StepWorkload, plan: Plan) -> None:
         """Starts the workers; the workload names every role that they will ever play, the plan every device."""
         self.parts = await assemble_crew(
             trial_recipe(self.recipe, workload),
@@ -94,23 +94,23 @@ class Trials:
         )
         self.start: Mapping[str, Any] = await self.parts.crew.state()
 
-    async def step(self, workload: Workload, plan: Plan) -> Took:
+    async def step(self, workload: StepWorkload, plan: Plan) -> CalibrationStep:
         """Takes one step."""
         parts = await self._ready(workload, plan)
-        clock, noted = Clock(devices=parts.devices), list[Notes]()
+        clock, noted = Clock(devices=parts.devices), list[EventLog]()
         clock.begin()
         await take_step(parts, clock, step=1, noted=noted.append)
         metrics = clock.metrics()
         stages = {key.removeprefix("seconds/"): value for key, value in metrics.items() if key.startswith("seconds/")}
-        return Took(seconds=stages.pop("step"), stages=stages, notes=noted[0])
+        return CalibrationStep(seconds=stages.pop("step"), stages=stages, notes=noted[0])
 
-    async def _ready(self, workload: Workload, plan: Plan) -> CrewParts:
+    async def _ready(self, workload: StepWorkload, plan: Plan) -> Runtime:
         """Everybody has the same weights, and knows what the step is about."""
         assert self.parts is not None
         self.steps += 1
         recipe = trial_recipe(self.recipe, workload)
         await self.parts.crew.restore(self.start)
-        crew = Crew(plan, self.launcher, self.parts.crew.assign, patience=patience_of(recipe))
+        crew = WorkerGroup(plan, self.launcher, self.parts.crew.assign, patience=patience_of(recipe))
         await crew.start()
         devices = list(crew.members)
         told = [cell.token_budget for cell in plan.cells if cell.token_budget]
@@ -133,7 +133,7 @@ class Trials:
             crew=crew,
             rewards=Rewards(recipe.rewards, self.parts.pool),
             prompts=InTurn([each.prompt for each in asked]),
-            pace=self.paces.setdefault(plan.strategy, Pace(round_seconds=SLICE)),
+            pace=self.paces.setdefault(plan.strategy, SpeedEstimator(round_seconds=SLICE)),
             algorithm=build(recipe.algorithm),
             budgets=dict.fromkeys(devices, budget),
         )
@@ -154,7 +154,7 @@ PROMPTS = 10_000
 """Numbers of prompts that each step has to itself: no two steps ask the same."""
 
 
-def trial_recipe(recipe: Recipe, workload: Workload) -> Recipe:
+def trial_recipe(recipe: Recipe, workload: StepWorkload) -> Recipe:
     """What workers are told: the recipe's model and optimizer, the workload's step."""
     longest, model, judged = workload.lengths.cap, recipe.model, "reward" in workload.roles
     if model.name == "scratch":

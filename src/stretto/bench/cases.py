@@ -29,7 +29,7 @@ TRIES = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class BenchCase:
     """One thing to measure."""
 
     name: str
@@ -70,31 +70,31 @@ class Case:
 
 
 STEP = (
-    Case(name="full-43", prompt=43),
-    Case(name="lora-43", prompt=43, adapter=True),
-    Case(name="full-512", prompt=512),
-    Case(name="lora-512", prompt=512, adapter=True),
-    Case(name="full-43-fp32", prompt=43, dtype="float32"),
-    Case(name="lora-43-fp32", prompt=43, dtype="float32", adapter=True),
-    Case(name="full-512-fp32", prompt=512, dtype="float32"),
-    Case(name="full-512-common", prompt=512, common=True),
+    BenchCase(name="full-43", prompt=43),
+    BenchCase(name="lora-43", prompt=43, adapter=True),
+    BenchCase(name="full-512", prompt=512),
+    BenchCase(name="lora-512", prompt=512, adapter=True),
+    BenchCase(name="full-43-fp32", prompt=43, dtype="float32"),
+    BenchCase(name="lora-43-fp32", prompt=43, dtype="float32", adapter=True),
+    BenchCase(name="full-512-fp32", prompt=512, dtype="float32"),
+    BenchCase(name="full-512-common", prompt=512, common=True),
 )
 """Of `stretto bench step`."""
 
 ROLLOUT = (
-    Case(name="prompt-43", prompt=43),
-    Case(name="prompt-512", prompt=512),
-    Case(name="prompt-43-fp32", prompt=43, dtype="float32"),
+    BenchCase(name="prompt-43", prompt=43),
+    BenchCase(name="prompt-512", prompt=512),
+    BenchCase(name="prompt-43-fp32", prompt=43, dtype="float32"),
 )
 """Of `stretto bench rollout`."""
 
 STUDY = (
-    Case(name="astar-po", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit"),
-    Case(name="astar-po-online", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit", values=5),
+    BenchCase(name="astar-po", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit"),
+    BenchCase(name="astar-po-online", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit", values=5),
 )
 """Of `stretto bench study`."""
 
-WIDE = Case(name="", prompt=43, adapter=True, median=30, sigma=1.0, cap=256)
+WIDE = BenchCase(name="", prompt=43, adapter=True, median=30, sigma=1.0, cap=256)
 """What several cells work on: a few answers are much longer than the others, as they are in practice."""
 
 STRATEGIES = (
@@ -115,8 +115,8 @@ STUDY_SECONDS, STUDY_NAME = 15.3, "a published A*PO study, 3B, one H100"
 
 
 def choose(
-    known: Sequence[Case], names: Sequence[str], *, prompts: int | None = None, samples: int | None = None
-) -> tuple[Case, ...]:
+    known: Sequence[BenchCase], names: Sequence[str], *, prompts: int | None = None, samples: int | None = None
+) -> tuple[BenchCase, ...]:
     """The cases of these names, the first where none is named, every one for `all`; with other numbers of prompts and
     answers where these are given."""
     by_name = {case.name: case for case in known}
@@ -143,7 +143,7 @@ def enough_prompts(*, prompts: int, steps: int) -> None:
         raise RecipeError.of("--steps", reason, "use fewer steps or prompts")
 
 
-def answer_lengths(case: Case) -> NDArray[np.int64]:
+def answer_lengths(case: BenchCase) -> NDArray[np.int64]:
     """(prompts, samples) tokens of each answer, the same for every side and step."""
     if case.answer is not None:
         return np.full((case.prompts, case.samples), case.answer)
@@ -151,7 +151,7 @@ def answer_lengths(case: Case) -> NDArray[np.int64]:
     return drawn.round().clip(1, case.cap).astype(np.int64)
 
 
-def make_prompts(case: Case, tokens_of: Callable[[Sequence[Any]], int], *, rounds: int = 1) -> tuple[Prompt, ...]:
+def make_prompts(case: BenchCase, tokens_of: Callable[[Sequence[Any]], int], *, rounds: int = 1) -> tuple[Prompt, ...]:
     """Additions of two digits, each filled up with worked examples to the case's tokens, as `tokens_of` counts them.
 
     Every repetition of the work has prompts of its own, so that nothing can be drafted from earlier answers to the same

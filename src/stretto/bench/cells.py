@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import __version__, threads
-from stretto.bench.cluster_steps import DEVICES, Crews, Did, Launch, Shared, launched, said_in
+from stretto.bench.cluster_steps import DEVICES, ClusterStep, Launch, SharedLauncher, SharedWorkers, launched, said_in
 from stretto.bench.forced_lengths import Said
-from stretto.bench.jobs import Job, Measured
+from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import RATE
 from stretto.bench.prepare import Asked, read_prompts
 
@@ -28,12 +28,12 @@ MOVING = 1e-3
 Taken = TypeVar("Taken")
 
 
-def in_turn(job: Job, *, launch: Launch = launched) -> Measured:
+def in_turn(job: Job, *, launch: Launch = launched) -> JobResult:
     """Steps of every plan in turn, over the same prompts; the first round does not count."""
     rounds = read_prompts(job)
 
-    async def steps(crews: Crews) -> dict[str, list[Did]]:
-        taken: dict[str, list[Did]] = {name: [] for name in job.plans}
+    async def steps(crews: SharedWorkers) -> dict[str, list[ClusterStep]]:
+        taken: dict[str, list[ClusterStep]] = {name: [] for name in job.plans}
         for number, asked in enumerate(rounds):
             for name in turned(job.plans, number):
                 await crews.ready(name, asked, {})
@@ -44,14 +44,14 @@ def in_turn(job: Job, *, launch: Launch = launched) -> Measured:
     return times(job, {name: all_of[1:] for name, all_of in taken.items()})
 
 
-def cells_in_turn(job: Job, *, launch: Launch = launched) -> Measured:
+def cells_in_turn(job: Job, *, launch: Launch = launched) -> JobResult:
     """A step of one cell, of two apart, and of two together: with as much work for each (weak) and in all (strong)."""
     rounds = read_prompts(job)
     pairs = list(zip(rounds[::2], rounds[1::2], strict=True))
     several = [name for name in job.plans if name not in ("one", "other")]
     kinds = ["one", "apart", *(f"{name} {kind}" for name in several for kind in ("weak", "strong"))]
 
-    async def step(crews: Crews, kind: str, mine: Sequence[Asked], theirs: Sequence[Asked]) -> Did:
+    async def step(crews: SharedWorkers, kind: str, mine: Sequence[Asked], theirs: Sequence[Asked]) -> ClusterStep:
         if kind == "apart":
             await crews.ready("one", mine, {})
             await crews.ready("other", theirs, {})
@@ -61,8 +61,8 @@ def cells_in_turn(job: Job, *, launch: Launch = launched) -> Measured:
         await crews.ready(name, [*mine, *theirs] if size == "weak" else mine, {})
         return await crews.step(name)
 
-    async def steps(crews: Crews) -> dict[str, list[Did]]:
-        taken: dict[str, list[Did]] = {kind: [] for kind in kinds}
+    async def steps(crews: SharedWorkers) -> dict[str, list[ClusterStep]]:
+        taken: dict[str, list[ClusterStep]] = {kind: [] for kind in kinds}
         for number, (mine, theirs) in enumerate(pairs):
             for kind in turned(kinds, number):
                 taken[kind].append(await step(crews, kind, mine, theirs))
@@ -78,10 +78,10 @@ def turned(names: Sequence[str], number: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
-def times(job: Job, taken: Mapping[str, Sequence[Did]]) -> Measured:
+def times(job: Job, taken: Mapping[str, Sequence[ClusterStep]]) -> JobResult:
     """What the steps of each plan took."""
     first = next(iter(taken.values()))
-    return Measured(
+    return JobResult(
         name=f"stretto {__version__}",
         seconds=tuple(did.seconds for did in first),
         generated=sum(int(each.conversations[0].trained.sum()) for each in first[0].trajectories),
@@ -100,11 +100,11 @@ def times(job: Job, taken: Mapping[str, Sequence[Did]]) -> Measured:
 
 
 async def together(
-    job: Job, work: Callable[[Crews], Awaitable[Taken]], launch: Launch, *, rate: float = RATE
+    job: Job, work: Callable[[SharedWorkers], Awaitable[Taken]], launch: Launch, *, rate: float = RATE
 ) -> tuple[Taken, dict[str, float]]:
     """What some work came to with workers that all plans share, and what starting each plan's crew took."""
-    shared = Shared(launch(DEVICES))
-    crews = Crews(job, shared, rate=rate)
+    shared = SharedLauncher(launch(DEVICES))
+    crews = SharedWorkers(job, shared, rate=rate)
     try:
         await crews.assemble(job.plans)
         return await work(crews), crews.started
@@ -113,13 +113,13 @@ async def together(
         await shared.end()
 
 
-def alone(job: Job, *, launch: Launch = launched) -> Measured:
+def alone(job: Job, *, launch: Launch = launched) -> JobResult:
     """One plan with workers of its own: what starting them takes, and what they come to need in two steps."""
     (name,) = job.plans
     rounds = read_prompts(job)[:2]
 
-    async def steps() -> tuple[list[Did], float, dict[str, int]]:
-        crews = Crews(job, launch(DEVICES))
+    async def steps() -> tuple[list[ClusterStep], float, dict[str, int]]:
+        crews = SharedWorkers(job, launch(DEVICES))
         try:
             await crews.assemble([name])
             taken = []
@@ -134,20 +134,20 @@ def alone(job: Job, *, launch: Launch = launched) -> Measured:
 
     taken, started, gained = threads.run(steps())
     facts = {"started": started, "memory": gained}
-    return Measured(name=name, seconds=tuple(did.seconds for did in taken[1:]), facts=facts)
+    return JobResult(name=name, seconds=tuple(did.seconds for did in taken[1:]), facts=facts)
 
 
-def agree(job: Job, *, launch: Launch = launched) -> Measured:
+def agree(job: Job, *, launch: Launch = launched) -> JobResult:
     """Do plans come to the same? Each takes `steps` steps from the same weights, then one over answers of the first."""
     rounds = read_prompts(job)
     start, asked = rounds[0], rounds[1:]
 
-    async def work(crews: Crews) -> dict[str, Any]:
+    async def work(crews: SharedWorkers) -> dict[str, Any]:
         base = job.plans[0]
         await crews.ready(base, start, {})
         await crews.step(base)  # a fresh adapter equals the reference; from here on it does not
         crews.start = await crews.parts[base].crew.state()
-        fresh: dict[str, list[Did]] = {}
+        fresh: dict[str, list[ClusterStep]] = {}
         for name in job.plans:
             await crews.ready(name, asked[0], {})
             fresh[name] = [await crews.step(name)]
@@ -169,7 +169,7 @@ def agree(job: Job, *, launch: Launch = launched) -> Measured:
         }
 
     facts, _ = threads.run(together(job, work, launch, rate=MOVING))
-    return Measured(name=f"stretto {__version__}", facts=facts)
+    return JobResult(name=f"stretto {__version__}", facts=facts)
 
 
 def others(said: Mapping[int, Said], mine: Mapping[int, Said]) -> list[bool]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.bench.cases import SEED, answer_lengths
-from stretto.bench.forced_lengths import Said, ToldWorker
+from stretto.bench.forced_lengths import ForcedLengthsWorker, Said
 from stretto.bench.jobs import Job
 from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked, model_section
@@ -40,15 +40,15 @@ from stretto.recipe.schema import (
     RoleModel,
     Roles,
 )
-from stretto.recipe.schema import Batch as BatchSection
-from stretto.runtime.batch import Batch
-from stretto.runtime.runtime import CrewParts, assemble_crew
+from stretto.recipe.schema import BatchSection as BatchSection
+from stretto.runtime.batch import StepBatch
+from stretto.runtime.runtime import Runtime, assemble_crew
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
 from stretto.types import Trajectory
-from stretto.workers.launchers.inprocess import Launcher, Member, processes
-from stretto.workers.stacks import Stand
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.launchers.inprocess import Launcher, WorkerClient, processes
+from stretto.workers.stacks import ProcessStacks
+from stretto.workers.worker_spec import WorkerSpec
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
 """Two cells of one thread each."""
@@ -62,15 +62,15 @@ Launch = Callable[[Sequence[str]], Launcher]
 
 def launched(devices: Sequence[str]) -> Launcher:
     """In processes of their own."""
-    return processes(devices, seconds=120, make=ToldWorker)
+    return processes(devices, seconds=120, make=ForcedLengthsWorker)
 
 
-class Shared:
+class SharedLauncher:
     """A launcher whose workers serve several crews, one after the other."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher, self.here = launcher, launcher.here
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, WorkerClient] = {}
         self.opened = False
 
     async def open(self) -> None:
@@ -79,7 +79,7 @@ class Shared:
             await self.launcher.open()
         self.opened = True
 
-    async def start(self, assignment: Assignment) -> Member:
+    async def start(self, assignment: WorkerSpec) -> WorkerClient:
         """The worker of a device; it can do whatever any plan asks of it."""
         if assignment.device not in self.members:
             every = frozenset(roles_of(assignment.recipe))
@@ -90,7 +90,7 @@ class Shared:
         """The launcher's."""
         return self.launcher.store()
 
-    async def stacks(self) -> Sequence[Stand]:
+    async def stacks(self) -> Sequence[ProcessStacks]:
         """Of all of them."""
         return await self.launcher.stacks()
 
@@ -106,7 +106,7 @@ class Shared:
 class _Lent:
     """A worker that somebody else will end."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: WorkerClient) -> None:
         self.call = member.call
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class _Lent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Did:
+class ClusterStep:
     """One step that was taken."""
 
     seconds: float
@@ -125,7 +125,7 @@ class Did:
     """Seconds in which a cell had nothing more to generate while another still did, over the number of cells."""
     stages: Mapping[str, float]
     """Seconds of each stage on a cell that serves it."""
-    batch: Batch
+    batch: StepBatch
     """What was learned from."""
 
     @property
@@ -139,13 +139,13 @@ class Did:
         return statistics.fmean(reward.value for group in self.batch.accepted for reward in group.rewards)
 
 
-class Crews:
+class SharedWorkers:
     """A recipe on the same workers under several plans."""
 
     def __init__(self, job: Job, launcher: Launcher, *, rate: float = RATE) -> None:
         self.job, self.recipe, self.launcher = job, recipe_of(job, rate=rate), launcher
         self.lengths = answer_lengths(job.case)
-        self.parts: dict[str, CrewParts] = {}
+        self.parts: dict[str, Runtime] = {}
         self.started: dict[str, float] = {}
         self.start: Mapping[str, Any] = {}
 
@@ -187,7 +187,7 @@ class Crews:
         batch = self.recipe.batch.model_copy(update={"prompts": len(asked)})
         self.parts[name] = replace(self.parts[name], recipe=self.recipe.model_copy(update={"batch": batch}))
 
-    async def step(self, name: str) -> Did:
+    async def step(self, name: str) -> ClusterStep:
         """Takes the step that everything is ready for."""
         parts = self.parts[name]
         clock = Clock(devices=parts.devices)
@@ -198,7 +198,7 @@ class Crews:
         for span in clock.spans:
             if span.stage == "generate":
                 ends[span.cell] = max(ends[span.cell], span.start + span.seconds)
-        return Did(
+        return ClusterStep(
             seconds=metrics["seconds/step"],
             idle=metrics["idle"],
             tail=sum(max(ends.values()) - end for end in ends.values()) / len(ends),
@@ -251,7 +251,7 @@ def key_of(asked: Asked, attempt: int) -> int:
     return noise_key(seed=SEED, visit=0, prompt=asked.prompt.id, attempt=attempt, context=asked.tokens, occurrence=0)
 
 
-def said_in(did: Did, asked: Sequence[Asked]) -> dict[int, Said]:
+def said_in(did: ClusterStep, asked: Sequence[Asked]) -> dict[int, Said]:
     """The answers of a step, by the keys of their requests."""
     by_id = {each.prompt.id: each for each in asked}
     said = {}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stretto.bench.cases import STUDY_NAME, STUDY_SECONDS, Case
-from stretto.bench.flops import Pass, Sizes, answers_to, forward
+from stretto.bench.cases import STUDY_NAME, STUDY_SECONDS, BenchCase
+from stretto.bench.flops import ModelSizes, Pass, answers_to, forward
 from stretto.bench.flops import step as step_flops
-from stretto.bench.jobs import Job, Measured, Run
+from stretto.bench.jobs import Job, JobResult, Run
 from stretto.errors import StrettoError
 
 Note = Callable[[str], None]
@@ -30,7 +30,7 @@ VALUES_APART = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class BenchSettings:
     """What all cases of a bench have in common."""
 
     model: str
@@ -53,10 +53,10 @@ class Setting:
     """Told what happens."""
 
 
-class Desk:
+class CaseJobs:
     """The jobs of one case."""
 
-    def __init__(self, setting: Setting, case: Case) -> None:
+    def __init__(self, setting: BenchSettings, case: BenchCase) -> None:
         self.setting, self.case = setting, case
         self.job = Job(
             side="prepare",
@@ -73,9 +73,9 @@ class Desk:
                 f"{case.name}: {why}, so both sides will take long; a case in fp32 says more about this machine"
             )
         self.job = replace(self.job, model=self.facts["model"])
-        self.sizes = Sizes(**self.facts["sizes"])
+        self.sizes = ModelSizes(**self.facts["sizes"])
 
-    def measure(self, side: str, batch: int | None = None, *, plans: tuple[str, ...] = ()) -> Measured:
+    def measure(self, side: str, batch: int | None = None, *, plans: tuple[str, ...] = ()) -> JobResult:
         """What a side comes to, told when it is there."""
         found = self.setting.run(replace(self.job, side=side, batch=batch, plans=plans))
         text = f"{found.best:.2f} s, {found.memory / 2**30:.2f} GB" if found.seconds else "done"
@@ -83,9 +83,9 @@ class Desk:
         self.setting.note(f"{self.case.name}: {side}{about}: {text}")
         return found
 
-    def measure_in_turns(self, sides: Sequence[tuple[str, int | None]]) -> tuple[list[Measured], dict[str, str]]:
+    def measure_in_turns(self, sides: Sequence[tuple[str, int | None]]) -> tuple[list[JobResult], dict[str, str]]:
         """What each of some (side, batch) comes to, best of its turns, and why those that do not work did not."""
-        found: dict[tuple[str, int | None], list[Measured]] = {}
+        found: dict[tuple[str, int | None], list[JobResult]] = {}
         failed: dict[str, str] = {}
         for _ in range(self.setting.turns):
             for side, batch in sides:
@@ -103,7 +103,7 @@ class Desk:
             raise StrettoError("; ".join(failed.values()))
         return best, failed
 
-    def common(self, ours: Measured, peer: Measured) -> Row:
+    def common(self, ours: JobResult, peer: JobResult) -> Row:
         """What stands beside every figure of the case."""
         return {
             "model": self.setting.shape or self.setting.model,
@@ -128,16 +128,16 @@ class Desk:
         }
 
 
-def together(turns: Sequence[Measured]) -> Measured:
+def together(turns: Sequence[JobResult]) -> JobResult:
     """One side's turns: the seconds of all of them, the rest from the fastest, and the most memory of any."""
     fastest = min(turns, key=lambda turn: turn.best)
     seconds = tuple(second for turn in turns for second in turn.seconds)
     return replace(fastest, seconds=seconds, memory=max(turn.memory for turn in turns))
 
 
-def rollout_rows(setting: Setting, case: Case) -> list[Row]:
+def rollout_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Tokens per second of generation."""
-    desk = Desk(setting, case)
+    desk = CaseJobs(setting, case)
     (ours, peer), _ = desk.measure_in_turns([("stretto rollout", None), ("generate rollout", None)])
     equal_work(ours, peer)
     flops = {kind: forward(desk.sizes, Pass(**generate)) for kind, (generate, _) in ours.facts["work"].items()}
@@ -151,9 +151,9 @@ def rollout_rows(setting: Setting, case: Case) -> list[Row]:
     return [row | desk.common(ours, peer) | desk.efficiency(flops, ours.best, peer.best)]
 
 
-def step_rows(setting: Setting, case: Case) -> list[Row]:
+def step_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Seconds of a step, and its peak memory."""
-    desk = Desk(setting, case)
+    desk = CaseJobs(setting, case)
     sides = [("stretto step", None), *(("trl step", batch) for batch in setting.batches)]
     (ours, *peers), failed = desk.measure_in_turns(sides)
     replay = equal_replay(ours, desk.measure("trl replay", min(setting.batches)), case.dtype)
@@ -181,9 +181,9 @@ def step_rows(setting: Setting, case: Case) -> list[Row]:
     ]
 
 
-def study_rows(setting: Setting, case: Case) -> list[Row]:
+def study_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Seconds of a step, beside those that were published of it; measured elsewhere, so nothing else is compared."""
-    desk = Desk(setting, case)
+    desk = CaseJobs(setting, case)
     ours = desk.measure("stretto study")
     answers = answers_to(ours.facts["prompts"], case.values, case.answer or 0)
     flops = {}
@@ -207,7 +207,7 @@ def study_rows(setting: Setting, case: Case) -> list[Row]:
     return [time]
 
 
-def figure(case: Case, unit: str, ours: float, peer: float, *, peer_name: str, ratio: float) -> Row:
+def figure(case: BenchCase, unit: str, ours: float, peer: float, *, peer_name: str, ratio: float) -> Row:
     """What every row begins with; a ratio above 1 is where stretto is better."""
     return {
         "case": case.name,
@@ -219,7 +219,7 @@ def figure(case: Case, unit: str, ours: float, peer: float, *, peer_name: str, r
     }
 
 
-def equal_work(ours: Measured, peer: Measured) -> None:
+def equal_work(ours: JobResult, peer: JobResult) -> None:
     """Refuses to compare sides that did not do the same."""
     if (ours.generated, ours.trained) != (peer.generated, peer.trained):
         raise StrettoError(
@@ -228,7 +228,7 @@ def equal_work(ours: Measured, peer: Measured) -> None:
         )
 
 
-def equal_replay(ours: Measured, peer: Measured, dtype: str) -> Replay:
+def equal_replay(ours: JobResult, peer: JobResult, dtype: str) -> Replay:
     """What each side made of the same tokens; refuses to compare sides for which that is not the same."""
     replay: Replay = {
         name: {"stretto": ours.facts["replay"][name], "peer": peer.facts["replay"][name]}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ModelSizes:
     """What of a model its arithmetic follows from."""
 
     layers: int
@@ -55,13 +55,13 @@ class Pass:
         return cls(tokens=tokens, keys=int(sum(part.sum() for part in positions)) + tokens, logits=logits)
 
 
-def forward(sizes: Sizes, work: Pass) -> int:
+def forward(sizes: ModelSizes, work: Pass) -> int:
     """Of a forward."""
     weights = 2 * (sizes.linear + sizes.adapter) * work.tokens
     return weights + 4 * sizes.layers * sizes.attention * work.keys + 2 * sizes.head * work.logits
 
 
-def backward(sizes: Sizes, work: Pass) -> int:
+def backward(sizes: ModelSizes, work: Pass) -> int:
     """Of the backward of that forward."""
     if not sizes.adapter:
         return 2 * forward(sizes, work)
@@ -69,7 +69,7 @@ def backward(sizes: Sizes, work: Pass) -> int:
     return frozen + 2 * (forward(sizes, work) - frozen)
 
 
-def step(sizes: Sizes, generate: Pass, train: Pass) -> int:
+def step(sizes: ModelSizes, generate: Pass, train: Pass) -> int:
     """Of generating, and of training on what was generated."""
     return forward(sizes, generate) + forward(sizes, train) + backward(sizes, train)
 

@@ -21,13 +21,13 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy
 from stretto.training.trainer import StepReport
 from stretto.workers.worker import Worker
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 
 Said = tuple[NDArray[np.int64], NDArray[np.float64]]
 """An answer: its tokens, and the engine's log-probability of each."""
 
 
-class ToldEngine(NativeEngine):
+class ForcedLengthsEngine(NativeEngine):
     """The native engine, in which answers have lengths that were told; what was said before is said again."""
 
     def __init__(self, policy: Policy) -> None:
@@ -70,18 +70,18 @@ class ToldEngine(NativeEngine):
         )
 
 
-class ToldWorker(Worker):
+class ForcedLengthsWorker(Worker):
     """The worker with that engine."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: WorkerSpec) -> None:
         self.memory = PeakMemory(assignment.torch_device.type)
         self.shows = False
         self.shown: NDArray[np.float64] = np.zeros(0)
-        super().__init__(assignment, ToldEngine)
+        super().__init__(assignment, ForcedLengthsEngine)
 
     def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool) -> None:
         """What holds from now on; `shows` keeps the gradients of updates."""
-        assert isinstance(self.engine, ToldEngine)
+        assert isinstance(self.engine, ForcedLengthsEngine)
         self.engine.tell(lengths, said)
         self.shows = shows
 

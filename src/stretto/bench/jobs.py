@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from stretto.bench.cases import Case
+from stretto.bench.cases import BenchCase
 from stretto.errors import DeadlineError, StrettoError
 
 DEADLINE = 2 * 3600.0
@@ -43,7 +43,7 @@ class Job:
 
     side: str
     """A key of SIDES."""
-    case: Case
+    case: BenchCase
     """The work."""
     model: str
     """`prepare`: the model as a recipe names it; others: the folder that it made of it."""
@@ -62,7 +62,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class JobResult:
     """What a side came to."""
 
     name: str = ""
@@ -89,26 +89,26 @@ class Measured:
 class Peer(Protocol):
     """One side of a comparison, ours included."""
 
-    def __call__(self, job: Job) -> Measured:
+    def __call__(self, job: Job) -> JobResult:
         """Does the job's work; the process it runs in adds its memory."""
         ...
 
 
-Run = Callable[[Job], Measured]
+Run = Callable[[Job], JobResult]
 """Has a job done somewhere; raises a StrettoError if it could not be."""
 
 
 def job_from(data: Mapping[str, Any]) -> Job:
     """A job as it was written."""
-    return Job(**{**data, "case": Case(**data["case"]), "plans": tuple(data["plans"])})
+    return Job(**{**data, "case": BenchCase(**data["case"]), "plans": tuple(data["plans"])})
 
 
-def measured_from(data: Mapping[str, Any]) -> Measured:
+def measured_from(data: Mapping[str, Any]) -> JobResult:
     """A result as it was written."""
-    return Measured(**{**data, "seconds": tuple(data["seconds"])})
+    return JobResult(**{**data, "seconds": tuple(data["seconds"])})
 
 
-def run_apart(job: Job) -> Measured:
+def run_apart(job: Job) -> JobResult:
     """Has the job done in a fresh process. What that prints goes to a file in the job's folder."""
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +151,6 @@ def _last_line(log: Path) -> str:
     return lines[-1].strip()[:300] if lines else "it printed nothing"
 
 
-def with_memory(measured: Measured, memory: int) -> Measured:
+def with_memory(measured: JobResult, memory: int) -> JobResult:
     """The result with the peak that its process saw."""
     return replace(measured, memory=memory)

@@ -15,19 +15,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stretto import threads
-from stretto.bench.calibration_steps import Took, Trials, TrialWorker
+from stretto.bench.calibration_steps import CalibrationStep, CalibrationSteps, CalibrationWorker
 from stretto.errors import RecipeError
 from stretto.placement.plan import Plan
 from stretto.placement.rates import Rates
-from stretto.planner.calibrate import Seen, fit
-from stretto.planner.candidate import Choice
-from stretto.planner.cost.lengths import Lengths
+from stretto.planner.calibrate import MeasuredStep, fit
+from stretto.planner.candidate import Candidate
+from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.enumerate import MICRO_BATCHES
-from stretto.planner.problem import Setting
-from stretto.planner.saved_calibration import Kept, this_machine
-from stretto.planner.search import Found
+from stretto.planner.problem import PlanningProblem
+from stretto.planner.saved_calibration import SavedCalibration, this_machine
+from stretto.planner.search import SearchResult
 from stretto.planner.simulate import Forecast
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Recipe
 from stretto.runtime.parts import devices_here
 from stretto.workers.launchers.inprocess import Launcher, processes
@@ -48,7 +48,7 @@ class Probe:
     """As it is told."""
     prompt: int
     """Tokens of a prompt."""
-    lengths: Lengths
+    lengths: LengthDistribution
     """Of answers."""
     prompts: int
     """Groups."""
@@ -59,40 +59,42 @@ class Probe:
 
 
 PROBES = (
-    Probe(name="short", prompt=48, lengths=Lengths(mean=24.0, sigma=0.6, cap=64), prompts=8, samples=8),
-    Probe(name="few", prompt=48, lengths=Lengths(mean=64.0, sigma=0.3, cap=128), prompts=2, samples=2),
-    Probe(name="long prompts", prompt=512, lengths=Lengths(mean=16.0, sigma=0.3, cap=32), prompts=4, samples=2),
+    Probe(name="short", prompt=48, lengths=LengthDistribution(mean=24.0, sigma=0.6, cap=64), prompts=8, samples=8),
+    Probe(name="few", prompt=48, lengths=LengthDistribution(mean=64.0, sigma=0.3, cap=128), prompts=2, samples=2),
     Probe(
-        name="long tail", prompt=96, lengths=Lengths(mean=40.0, sigma=1.0, cap=192), prompts=4, samples=8,
+        name="long prompts", prompt=512, lengths=LengthDistribution(mean=16.0, sigma=0.3, cap=32), prompts=4, samples=2
+    ),
+    Probe(
+        name="long tail", prompt=96, lengths=LengthDistribution(mean=40.0, sigma=1.0, cap=192), prompts=4, samples=8,
         reference=True,
     ),
     Probe(
-        name="long prompts, scored", prompt=320, lengths=Lengths(mean=24.0, sigma=0.6, cap=96), prompts=4, samples=4,
-        reference=True,
+        name="long prompts, scored", prompt=320, lengths=LengthDistribution(mean=24.0, sigma=0.6, cap=96), prompts=4,
+        samples=4, reference=True,
     ),
 )  # fmt: skip
 """They differ in what they spend their time on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ProbeStep:
     """A step to take."""
 
     name: str
     """As it is told."""
-    setting: Setting
+    setting: PlanningProblem
     """Its workload, on the cluster."""
-    choice: Choice
+    choice: Candidate
     """How it is done."""
     plan: Plan
     """The same as a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ProbeResult:
     """What came of it."""
 
-    kept: Kept
+    kept: SavedCalibration
     """The constants."""
     before: float
     """Median relative error of the steps' parts with the constants that the fit began with."""
@@ -103,13 +105,13 @@ class Measured:
 def measure(
     recipe: Recipe,
     root: Path,
-    setting: Setting,
-    found: Found,
+    setting: PlanningProblem,
+    found: SearchResult,
     *,
     note: Note,
     launch: Callable[..., Launcher] = processes,
     rounds: int = ROUNDS,
-) -> Measured:
+) -> ProbeResult:
     """Takes the steps and fits the constants; a RecipeError says what cannot be measured here."""
     best = runnable(found, setting)
     mine = list(recipes(setting, best))
@@ -117,7 +119,7 @@ def measure(
     seen = threads.run(taken(recipe, root, asks, note=note, launch=launch, rounds=rounds))
     kind = setting.cluster.hosts[0].device.kind
     result = fit(seen, Rates.of({}, kind=kind))
-    kept = Kept(
+    kept = SavedCalibration(
         machine=this_machine(),
         device=setting.ordered[0][1].name,
         model=setting.workload.shapes["train"].name,
@@ -127,10 +129,10 @@ def measure(
         rates=result.rates,
     )
     took = [(ask.choice.label, step.seconds) for ask, step in zip(asks, seen, strict=True)][len(asks) - len(mine) :]
-    return Measured(kept=kept, before=result.before, seconds=tuple(took))
+    return ProbeResult(kept=kept, before=result.before, seconds=tuple(took))
 
 
-def runnable(found: Found, setting: Setting) -> tuple[Forecast, ...]:
+def runnable(found: SearchResult, setting: PlanningProblem) -> tuple[Forecast, ...]:
     """The best plans that this host can execute; a RecipeError if there is none."""
     missing = sorted(set(setting.names) - set(devices_here()))
     if missing or setting.mixed:
@@ -144,7 +146,7 @@ def runnable(found: Found, setting: Setting) -> tuple[Forecast, ...]:
     return found.ready[:BEST]
 
 
-def own(setting: Setting) -> Iterator[Ask]:
+def own(setting: PlanningProblem) -> Iterator[ProbeStep]:
     """Our own workloads: each on one device and on all of them, some with generation apart."""
     count = len(setting.names)
     budget = MICRO_BATCHES[setting.ordered[0][1].kind]
@@ -152,19 +154,19 @@ def own(setting: Setting) -> Iterator[Ask]:
         if probe.reference and not _may_score(setting.workload):
             probe = replace(probe, reference=False)
         work = asked(setting.workload, probe)
-        choices = [Choice(strategy="flatten", devices=devices, budget=budget) for devices in sorted({1, count})]
+        choices = [Candidate(strategy="flatten", devices=devices, budget=budget) for devices in sorted({1, count})]
         if count > 1 and probe.prompts > 2:
-            choices.append(Choice(strategy="separate", devices=count, generating=count // 2, budget=budget))
+            choices.append(Candidate(strategy="separate", devices=count, generating=count // 2, budget=budget))
         for choice in choices:
             yield _ask(probe.name, replace(setting, workload=work), choice)
 
 
-def _may_score(work: Workload) -> bool:
+def _may_score(work: StepWorkload) -> bool:
     """A reference is there already, or takes no memory of its own."""
     return bool(work.adapter) or "reference" in work.roles
 
 
-def asked(work: Workload, probe: Probe) -> Workload:
+def asked(work: StepWorkload, probe: Probe) -> StepWorkload:
     """A workload of our own choice, with the models of another."""
     policy = work.shapes["train"]
     roles = {"generate": policy, "train": policy} | ({"reference": policy} if probe.reference else {})
@@ -184,31 +186,33 @@ def asked(work: Workload, probe: Probe) -> Workload:
     )
 
 
-def recipes(setting: Setting, best: Sequence[Forecast]) -> Iterator[Ask]:
+def recipes(setting: PlanningProblem, best: Sequence[Forecast]) -> Iterator[ProbeStep]:
     """The recipe's own step under its best plans; none where it makes several updates or lags, which no trial does."""
     for forecast in best if setting.workload.updates == 1 and not setting.workload.staleness else ():
         yield _ask(f"the recipe, {forecast.choice.label}", setting, forecast.choice)
 
 
-def _ask(name: str, setting: Setting, choice: Choice) -> Ask:
+def _ask(name: str, setting: PlanningProblem, choice: Candidate) -> ProbeStep:
     told = name if choice.label in name else f"{name}, {choice.label} on {choice.devices}"
-    return Ask(name=told, setting=setting, choice=choice, plan=choice.plan(setting))
+    return ProbeStep(name=told, setting=setting, choice=choice, plan=choice.plan(setting))
 
 
 async def taken(
     recipe: Recipe,
     root: Path,
-    asks: Sequence[Ask],
+    asks: Sequence[ProbeStep],
     *,
     note: Note,
     launch: Callable[..., Launcher] = processes,
     rounds: int = ROUNDS,
-) -> list[Seen]:
+) -> list[MeasuredStep]:
     """Takes the steps in turns; of each ask the one in the middle."""
     # The first of them is `flatten`, in which every device plays every role.
     widest = max(asks, key=lambda ask: (ask.choice.devices, len(ask.setting.workload.roles)))
-    trials = Trials(recipe, root, launch(widest.setting.names, seconds=recipe.deadlines.start, make=TrialWorker))
-    took: list[list[Took]] = [[] for _ in asks]
+    trials = CalibrationSteps(
+        recipe, root, launch(widest.setting.names, seconds=recipe.deadlines.start, make=CalibrationWorker)
+    )
+    took: list[list[CalibrationStep]] = [[] for _ in asks]
     note(f"starting {len(widest.setting.names)} workers; {len(asks)} kinds of steps follow, {rounds} times each")
     try:
         await trials.open(widest.setting.workload, widest.plan)
@@ -223,6 +227,6 @@ async def taken(
         await trials.close()
     middle = [sorted(mine, key=lambda one: one.seconds)[len(mine) // 2] for mine in took]
     return [
-        Seen(setting=ask.setting, choice=ask.choice, plan=ask.plan, seconds=one.seconds, notes=one.notes)
+        MeasuredStep(setting=ask.setting, choice=ask.choice, plan=ask.plan, seconds=one.seconds, notes=one.notes)
         for ask, one in zip(asks, middle, strict=True)
     ]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stretto import __version__, threads
 from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
-from stretto.bench.jobs import Job, Measured
+from stretto.bench.jobs import Job, JobResult
 from stretto.bench.machine import synchronise
 from stretto.bench.prepare import Asked, model_section, read_prompts
 from stretto.engines.base import Completion, Engine, Request, noise_key
@@ -30,15 +30,15 @@ from stretto.models.load import Policy, choose_device, load
 from stretto.models.logprob_head import Head
 from stretto.models.source import locate
 from stretto.recipe.schema import AlgorithmSection, Correction, EngineSection, Optimizer, Recipe, RewardPart
-from stretto.recipe.schema import Batch as BatchSection
+from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import CrewParts, assemble_crew
+from stretto.runtime.runtime import Runtime, assemble_crew
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
 from stretto.tasks.source import PromptSource
 from stretto.training.packing import merge
 from stretto.types import Conversation, Group, Prompt
-from stretto.workers.launchers.inprocess import Launcher, Threads
+from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import torch_device
 
@@ -58,7 +58,7 @@ def rewards_of(longest: int) -> tuple[RewardPart, ...]:
 REWARDS = rewards_of(CAP)
 """Of answers as most cases have them."""
 
-Prepare = Callable[[CrewParts, Sequence[Asked]], Awaitable[CrewParts]]
+Prepare = Callable[[Runtime, Sequence[Asked]], Awaitable[Runtime]]
 """Finds out what a step must know of its prompts before it begins."""
 
 MakeWorker = Callable[..., Worker]
@@ -119,7 +119,7 @@ class ForcedEngine(NativeEngine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepTiming:
     """What one step came to."""
 
     seconds: float
@@ -146,29 +146,29 @@ def recipe_of(job: Job) -> Recipe:
     )
 
 
-def step(job: Job) -> Measured:
+def step(job: Job) -> JobResult:
     """Whole steps: sample, judge, train, update, publish."""
     return measured_steps(job, recipe_of(job))
 
 
-async def as_it_is(parts: CrewParts, asked: Sequence[Asked]) -> CrewParts:
+async def as_it_is(parts: Runtime, asked: Sequence[Asked]) -> Runtime:
     """Where nothing must be known of the prompts before a step."""
     return parts
 
 
 def measured_steps(
     job: Job, recipe: Recipe, *, prepare: Prepare = as_it_is, make_worker: MakeWorker = Worker
-) -> Measured:
+) -> JobResult:
     """The steps of a recipe whose answers have the lengths of the case."""
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     make_engine = partial(ForcedEngine, rounds=rounds, lengths=lengths)
-    launcher = Threads(partial(make_worker, make_engine=make_engine))
+    launcher = ThreadLauncher(partial(make_worker, make_engine=make_engine))
     steps = threads.run(_steps(recipe, Path(job.model), rounds, prepare=prepare, launcher=launcher))
     first, fastest = steps[0], min(steps[1:], key=lambda each: each.seconds)
     keep_tokens(Path(job.folder), first.groups)
     rewards = [reward.value for group in first.groups for reward in group.rewards]
     talks = [talk for group in first.groups for talk in conversations(group)]
-    return Measured(
+    return JobResult(
         name=f"stretto {__version__}",
         seconds=tuple(each.seconds for each in steps[1:]),
         stages={"generate": fastest.generate, "train": fastest.seconds - fastest.generate},
@@ -183,11 +183,11 @@ def measured_steps(
 
 async def _steps(
     recipe: Recipe, root: Path, rounds: Sequence[Sequence[Asked]], *, prepare: Prepare, launcher: Launcher
-) -> list[Step]:
+) -> list[StepTiming]:
     """Strictly on-policy steps, each over prompts of its own."""
     plan, note = make_plan(recipe), lambda text: None
     parts = await assemble_crew(recipe, plan=plan, root=root, folder=None, note=note, launcher=launcher)
-    kind, steps = torch_device(plan.devices[0]).type, list[Step]()
+    kind, steps = torch_device(plan.devices[0]).type, list[StepTiming]()
     prompts = InTurn([each.prompt for each in rounds[0]])
     try:
         for number, asked in enumerate(rounds, start=1):
@@ -200,7 +200,9 @@ async def _steps(
             synchronise(kind)
             seconds = time.perf_counter() - begun
             generate = prepared + clock.metrics()["seconds/generate"]
-            steps.append(Step(seconds=seconds, generate=generate, groups=taken.batch.accepted, report=taken.report))
+            steps.append(
+                StepTiming(seconds=seconds, generate=generate, groups=taken.batch.accepted, report=taken.report)
+            )
     finally:
         await parts.close()
     return steps
@@ -228,7 +230,7 @@ def work(talks: Sequence[NDArray[np.int64]], prompts: Sequence[int]) -> dict[str
     }
 
 
-def rollout(job: Job) -> Measured:
+def rollout(job: Job) -> JobResult:
     """Generation, and in how many places sampling an answer alone, or the batch without drafts, gives other tokens."""
     rounds, lengths = read_prompts(job), answer_lengths(job.case)
     section, device = model_section(job.model, job.case), choose_device("auto")
@@ -243,7 +245,7 @@ def rollout(job: Job) -> Measured:
     alone = [answer for request in wanted for answer in generate(NativeEngine(endless(policy)), [request])]
     undrafted = generate(NativeEngine(endless(policy), speculate=False), wanted)
     talks = [np.concatenate([request.tokens, answer.tokens]) for request, answer in zip(wanted, answers, strict=True)]
-    return Measured(
+    return JobResult(
         name=f"stretto {__version__}",
         seconds=tuple(seconds[1:]),
         generated=sum(len(answer.tokens) for answer in answers),

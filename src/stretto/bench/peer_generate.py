@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from stretto.bench.cases import CAP, answer_lengths
-from stretto.bench.jobs import Job, Measured
+from stretto.bench.jobs import Job, JobResult
 from stretto.bench.machine import synchronise
 from stretto.bench.prepare import read_prompts
 from stretto.errors import StrettoError
@@ -61,7 +61,7 @@ def load_plain(job: Job) -> Any:
     return network.to(choose_device("auto"))
 
 
-def rollout(job: Job) -> Measured:
+def rollout(job: Job) -> JobResult:
     """Every answer of the case in one batch."""
     lengths = answer_lengths(job.case)
     network, device = load_plain(job).eval(), choose_device("auto")
@@ -92,7 +92,7 @@ def rollout(job: Job) -> Measured:
     generated = [answer_length(row, tokenizer.eos_token_id) for row in found[:, width:].tolist()]
     if generated != flat:
         raise StrettoError("generate made answers of other lengths than it was told to")
-    return Measured(
+    return JobResult(
         name=f"Hugging Face generate (transformers {transformers.__version__})",
         seconds=tuple(seconds[1:]),
         generated=sum(generated),

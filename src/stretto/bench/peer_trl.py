@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, LogitsProcessorList, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from stretto.bench.cases import CAP, SEED, answer_lengths
-from stretto.bench.jobs import Job, Measured
+from stretto.bench.jobs import Job, JobResult
 from stretto.bench.machine import synchronise
 from stretto.bench.ours import RATE
 from stretto.bench.peer_generate import Forcing, lengths_of, load_plain
@@ -36,7 +36,7 @@ from stretto.models.load import choose_device
 from stretto.rewards.answer import numeric, overlong
 
 
-class Watch(TrainerCallback):
+class StepWatch(TrainerCallback):
     """Times every step from before its generation to after its update, and keeps what is logged."""
 
     def __init__(self, device: str) -> None:
@@ -143,7 +143,9 @@ def settings(job: Job, *, steps: int, replays: bool) -> GRPOConfig:
     )
 
 
-def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Mapping[str, Any] | None) -> GRPOTrainer:
+def trainer_of(
+    job: Job, *, steps: int, judge: Judge, watch: StepWatch, answers: Mapping[str, Any] | None
+) -> GRPOTrainer:
     """A trainer that samples, or one that replays `answers` (prompt id to tokens of each answer)."""
     folder, lengths = Path(job.folder), answer_lengths(job.case)
     rounds = read_prompts(job)[:steps]
@@ -178,15 +180,15 @@ def trainer_of(job: Job, *, steps: int, judge: Judge, watch: Watch, answers: Map
     return trainer
 
 
-def step(job: Job) -> Measured:
+def step(job: Job) -> JobResult:
     """Whole steps: sample, judge, train, update."""
-    watch, judge = Watch(choose_device("auto").type), Judge()
+    watch, judge = StepWatch(choose_device("auto").type), Judge()
     trainer = trainer_of(job, steps=1 + job.steps, judge=judge, watch=watch, answers=None)
     model = trainer.model.get_base_model() if job.case.adapter else trainer.model
     trainer.train()
     fastest = min(range(1, len(watch.seconds)), key=watch.seconds.__getitem__)
     generate = model.generate.seconds[fastest]
-    return Measured(
+    return JobResult(
         name=f"TRL {trl.__version__} GRPOTrainer, batch {job.batch}",
         seconds=tuple(watch.seconds[1:]),
         stages={"generate": generate, "train": watch.seconds[fastest] - generate},
@@ -195,10 +197,10 @@ def step(job: Job) -> Measured:
     )
 
 
-def replay(job: Job) -> Measured:
+def replay(job: Job) -> JobResult:
     """One step on the tokens that we sampled: the same reward, loss and gradient norm, if both do the same."""
-    watch, judge = Watch(choose_device("auto").type), Judge()
+    watch, judge = StepWatch(choose_device("auto").type), Judge()
     answers = json.loads((Path(job.folder) / "replay.json").read_text(encoding="utf-8"))
     trainer_of(job, steps=1, judge=judge, watch=watch, answers=answers).train()
     found = {name: float(watch.logged[name]) for name in ("reward", "loss", "grad_norm")}
-    return Measured(name=f"TRL {trl.__version__} GRPOTrainer", trained=judge.tokens[0], facts={"replay": found})
+    return JobResult(name=f"TRL {trl.__version__} GRPOTrainer", trained=judge.tokens[0], facts={"replay": found})

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from stretto.bench import machine
-from stretto.bench.cases import SEED, Case, make_prompts
-from stretto.bench.flops import Sizes
-from stretto.bench.jobs import Job, Measured
+from stretto.bench.cases import SEED, BenchCase, make_prompts
+from stretto.bench.flops import ModelSizes
+from stretto.bench.jobs import Job, JobResult
 from stretto.bench.random_model import random_policy
 from stretto.environments.render import Renderer
 from stretto.models.load import DTYPES, Policy, choose_device, load
 from stretto.models.source import locate
-from stretto.recipe.schema import Adapter, Model, Placement
+from stretto.recipe.schema import Adapter, ModelSection, Placement
 from stretto.runtime.precision import slowness
 from stretto.types import Prompt
 
@@ -42,7 +42,7 @@ class Asked:
     """The same through the model's chat template."""
 
 
-def prepare(job: Job) -> Measured:
+def prepare(job: Job) -> JobResult:
     """Writes the files; the facts are the model's sizes, the machine's rate at its shapes, and how long prompts are."""
     folder, case = Path(job.folder), job.case
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,14 +69,14 @@ def prepare(job: Job) -> Measured:
         "device": device_name(device),
         "slow": slowness(Placement()) if case.dtype == "bfloat16" else None,
     }
-    return Measured(name="prepare", facts=facts)
+    return JobResult(name="prepare", facts=facts)
 
 
 def starting_point(job: Job, device: torch.device) -> Policy:
     """The model, or random weights of the shape."""
     if job.shape is not None:
         return random_policy(job.shape, dtype=DTYPES[job.case.dtype], device=device, seed=SEED)
-    section = Model(name=job.model, dtype=job.case.dtype, adapter=None)
+    section = ModelSection(name=job.model, dtype=job.case.dtype, adapter=None)
     return load(section, locate(job.model, Path.cwd()), seed=SEED, device=device)
 
 
@@ -85,9 +85,9 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def model_section(name: str, case: Case) -> Model:
+def model_section(name: str, case: BenchCase) -> ModelSection:
     """The case's model as a recipe would ask for it."""
-    return Model(name=name, dtype=case.dtype, adapter=ADAPTER if case.adapter else None)
+    return ModelSection(name=name, dtype=case.dtype, adapter=ADAPTER if case.adapter else None)
 
 
 def read_prompts(job: Job) -> list[tuple[Asked, ...]]:
@@ -104,7 +104,7 @@ def read_prompts(job: Job) -> list[tuple[Asked, ...]]:
     return [tuple(asked[start : start + size]) for start in range(0, len(asked), size)]
 
 
-def measures(policy: Policy) -> tuple[Sizes, dict[tuple[int, int], int]]:
+def measures(policy: Policy) -> tuple[ModelSizes, dict[tuple[int, int], int]]:
     """What arithmetic follows from, and the (out, in) shapes of all weights that are multiplied, with their number."""
     network, config = policy.network, policy.network.config.get_text_config()
     head = network.get_output_embeddings()
@@ -119,7 +119,7 @@ def measures(policy: Policy) -> tuple[Sizes, dict[tuple[int, int], int]]:
     linear = sum(out * width * count for (out, width), count in shapes.items())
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shapes[head.out_features, head.in_features] += 1
-    sizes = Sizes(
+    sizes = ModelSizes(
         layers=config.num_hidden_layers,
         linear=linear,
         head=head.weight.numel(),

@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench import machine
-from stretto.bench.cases import ROLLOUT, SCALING, STEP, STRATEGIES, STUDY, Case, choose, enough_prompts, plain_shape
-from stretto.bench.compare import Note, Row, Setting, rollout_rows, step_rows, study_rows
+from stretto.bench.cases import (
+    ROLLOUT,
+    SCALING,
+    STEP,
+    STRATEGIES,
+    STUDY,
+    BenchCase,
+    choose,
+    enough_prompts,
+    plain_shape,
+)
+from stretto.bench.compare import BenchSettings, Note, Row, rollout_rows, step_rows, study_rows
 from stretto.bench.jobs import Run, run_apart
 from stretto.bench.spread import CELLS, scaling_rows, strategies_rows
 from stretto.errors import RecipeError
@@ -25,9 +35,9 @@ from stretto.extras import install
 class Bench:
     """One bench."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[BenchCase, ...]
     """What it can measure; the first is measured where none is named."""
-    rows: Callable[[Setting, Case], list[Row]]
+    rows: Callable[[BenchSettings, BenchCase], list[Row]]
     """Measures a case."""
     packages: tuple[str, ...] = ()
     """What it needs beside stretto, and the extra of this project that has it."""
@@ -53,7 +63,7 @@ WAITING = ("publish",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class BenchRequest:
     """What the user asked for."""
 
     bench: str
@@ -78,7 +88,7 @@ class Wish:
     """Threads of every side; default: what this process would use."""
 
 
-def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
+def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
     """The document. Raises a RecipeError before anything starts if the wish cannot be met."""
     bench = find(wish.bench)
     cases = choose(bench.cases, wish.cases, prompts=wish.prompts, samples=wish.samples)
@@ -97,7 +107,7 @@ def measure(wish: Wish, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
     threads = 1 if bench.cells else wish.threads or machine.threads()
     about = machine.describe(threads=bench.cells or threads)  # first, so that `load` is not our own
     with tempfile.TemporaryDirectory(prefix="stretto-bench-") as folder:
-        setting = Setting(
+        setting = BenchSettings(
             model=wish.model,
             shape=wish.shape,
             folder=Path(folder),
@@ -128,7 +138,7 @@ def require(packages: Sequence[str], extra: str = "bench") -> None:
         raise RecipeError.of("bench", reason, install(extra))
 
 
-def _groups_in_batches(wish: Wish, case: Case) -> None:
+def _groups_in_batches(wish: BenchRequest, case: BenchCase) -> None:
     """GRPO compares the answers of a group, and TRL accumulates batches of one size until it has seen all of them."""
     answers = case.answers
     if case.samples < 2:

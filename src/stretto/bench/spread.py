@@ -11,9 +11,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from stretto.bench.cases import Case
-from stretto.bench.compare import Desk, Row, Setting, figure
-from stretto.bench.jobs import Measured
+from stretto.bench.cases import BenchCase
+from stretto.bench.compare import BenchSettings, CaseJobs, Row, figure
+from stretto.bench.jobs import JobResult
 
 STRATEGIES = ("flatten", "interleave", "separate", "elastic")
 """What may be compared; interleave differs from flatten only where there is a reference."""
@@ -28,17 +28,17 @@ OVERHEAD = 0.90
 """Share of what the machine itself allows two processes that weak scaling should reach."""
 
 
-def strategies_rows(setting: Setting, case: Case) -> list[Row]:
+def strategies_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Each strategy beside flatten, and how far their gradients are apart."""
     names = tuple(name for name in STRATEGIES if name != "interleave" or case.reference)
-    desk = Desk(setting, case)
+    desk = CaseJobs(setting, case)
     taken = desk.measure("crews in turn", plans=names)
     single = {name: desk.measure("crews alone", plans=(name,)) for name in names}
     rows = [_strategy(case, name, taken, single[name]) | desk.common(taken, taken) for name in names]
     return [*rows, agreement(replace(setting, steps=1), case, names)]
 
 
-def _strategy(case: Case, name: str, taken: Measured, single: Measured) -> Row:
+def _strategy(case: BenchCase, name: str, taken: JobResult, single: JobResult) -> Row:
     """One strategy's row."""
     plans: Mapping[str, Any] = taken.facts["plans"]
     mine, flat = plans[name], plans["flatten"]
@@ -64,9 +64,9 @@ def _strategy(case: Case, name: str, taken: Measured, single: Measured) -> Row:
     return row
 
 
-def scaling_rows(setting: Setting, case: Case) -> list[Row]:
+def scaling_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Two cells beside one, and beside what the machine allows two processes that exchange nothing."""
-    desk = Desk(replace(setting, steps=CELLS * (1 + setting.steps) - 1), case)
+    desk = CaseJobs(replace(setting, steps=CELLS * (1 + setting.steps) - 1), case)
     taken = desk.measure("cells in turn", plans=("one", "other", "flatten", "elastic"))
     plans: Mapping[str, Any] = taken.facts["plans"]
     seconds = {name: plans[name]["seconds"] for name in plans}
@@ -115,9 +115,9 @@ def paired(others: Sequence[float], mine: Sequence[float]) -> float:
     return median(other / own for other, own in zip(others, mine, strict=True))
 
 
-def agreement(setting: Setting, case: Case, plans: Sequence[str]) -> Row:
+def agreement(setting: BenchSettings, case: BenchCase, plans: Sequence[str]) -> Row:
     """Whether plans come to the same in fp32: the gradient of the same answers, answers drawn anew, and rewards."""
-    desk = Desk(setting, replace(case, name=f"{case.name} fp32", dtype="float32"))
+    desk = CaseJobs(setting, replace(case, name=f"{case.name} fp32", dtype="float32"))
     found = desk.measure("crews agree", plans=tuple(plans))
     largest = max(found.facts["differences"].values())
     row = figure(

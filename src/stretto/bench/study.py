@@ -14,19 +14,19 @@ from functools import partial
 
 from stretto.algorithms.optimal import optimal_value
 from stretto.bench.cases import SEED, answer_lengths
-from stretto.bench.jobs import Job, Measured
+from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import RATE, REWARDS, ForcedEngine, measured_steps
 from stretto.bench.prepare import Asked, model_section, read_prompts
 from stretto.engines.base import Completion, Request
-from stretto.engines.queue import Lane
-from stretto.environments.trajectory import Launch, Outside, run_trajectory
+from stretto.engines.queue import EngineQueue
+from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.models.load import Policy
 from stretto.recipe.schema import AlgorithmSection, EngineSection, Optimizer, Recipe, Vstar
-from stretto.recipe.schema import Batch as BatchSection
-from stretto.runtime.runtime import CrewParts
+from stretto.recipe.schema import BatchSection as BatchSection
+from stretto.runtime.runtime import Runtime
 from stretto.types import Trajectory
 from stretto.workers.worker import EngineFactory, Worker
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 
 SamplerFactory = Callable[[Policy], ForcedEngine]
 """Makes what samples the reference."""
@@ -54,7 +54,7 @@ def recipe_of(job: Job) -> Recipe:
 class StudyWorker(Worker):
     """A worker that can sample the reference, too."""
 
-    def __init__(self, assignment: Assignment, *, sampler: SamplerFactory, make_engine: EngineFactory) -> None:
+    def __init__(self, assignment: WorkerSpec, *, sampler: SamplerFactory, make_engine: EngineFactory) -> None:
         super().__init__(assignment, make_engine)
         self.sampler = sampler(self.reference or self.policy)
 
@@ -71,18 +71,18 @@ class Values:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    async def __call__(self, parts: CrewParts, asked: Sequence[Asked]) -> CrewParts:
+    async def __call__(self, parts: Runtime, asked: Sequence[Asked]) -> Runtime:
         """The parts of a step that know it."""
         values = {each.prompt.id: STORED for each in asked}
         return replace(parts, values=values | (await self.estimated(parts, asked) if self.job.case.values else {}))
 
-    async def estimated(self, parts: CrewParts, asked: Sequence[Asked]) -> dict[str, float]:
+    async def estimated(self, parts: Runtime, asked: Sequence[Asked]) -> dict[str, float]:
         """V* from new answers of the reference."""
         seconds, device = parts.recipe.deadlines.generate, parts.plan.devices[0]
-        lane = Lane(partial(parts.crew.call, device, "estimate", seconds=seconds), together=True)
+        lane = EngineQueue(partial(parts.crew.call, device, "estimate", seconds=seconds), together=True)
         sampling = parts.sampling(temperature=parts.recipe.engine.temperature, seed=SEED + 1)
 
-        async def answer(launch: Launch) -> Trajectory:
+        async def answer(launch: RolloutStart) -> Trajectory:
             with lane.trajectory():
                 return await run_trajectory(
                     launch,
@@ -90,11 +90,11 @@ class Values:
                     environment=parts.environment,
                     renderer=parts.renderer,
                     sampling=sampling,
-                    outside=Outside(parts.recipe.environment.deadline, waiting=lane.waiting),
+                    outside=EnvironmentBudget(parts.recipe.environment.deadline, waiting=lane.waiting),
                 )
 
         launches = [
-            Launch(prompt=each.prompt, visit=0, attempt=attempt)
+            RolloutStart(prompt=each.prompt, visit=0, attempt=attempt)
             for each in asked
             for attempt in range(self.job.case.values)
         ]
@@ -105,7 +105,7 @@ class Values:
         }
 
 
-def step(job: Job) -> Measured:
+def step(job: Job) -> JobResult:
     """Whole steps."""
     rounds, lengths = read_prompts(job), answer_lengths(replace(job.case, samples=max(1, job.case.values)))
     make_worker = partial(StudyWorker, sampler=partial(ForcedEngine, rounds=rounds, lengths=lengths))

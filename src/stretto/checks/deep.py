@@ -17,7 +17,7 @@ from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.checks.rules.task import comparisons
 from stretto.environments import templates
 from stretto.environments.render import Renderer
-from stretto.errors import EnvironmentFailure, Problem, RecipeError
+from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention, stop_tokens
 from stretto.models.load_errors import reading_model
 from stretto.models.lora import target_problems
@@ -142,7 +142,7 @@ def prompt_problems(
     too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
     asked = prompts[:MOST_PROMPTS]
     for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
-        if isinstance(text, EnvironmentFailure):
+        if isinstance(text, RolloutError):
             return [template_problem(prompt, text)]
         if len(text) > most:
             too_long.append(f"{prompt.id} ({len(text)} characters)")
@@ -198,7 +198,7 @@ def _listed(*told: tuple[str, list[str], str, str]) -> list[Problem]:
     ]
 
 
-def template_problem(prompt: Prompt, failure: EnvironmentFailure) -> Problem:
+def template_problem(prompt: Prompt, failure: RolloutError) -> Problem:
     """A chat template that cannot render a prompt, or must not."""
     if isinstance(failure, templates.TemplateOutOfBounds):
         fix = "use another model, or one whose chat template ends soon and repeats the chat once"

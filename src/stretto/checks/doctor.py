@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.checks.machine import devices, network, packages, programs, resources
-from stretto.checks.machine.base import Check, Function, Setting
+from stretto.checks.machine.base import Check, Function, MachineCheck
 from stretto.checks.machine.facts import look
 from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.recipe.schema import Recipe
@@ -58,14 +58,14 @@ AT_START_OF_SEVERAL: tuple[Function, ...] = (
 """Also of a run of several processes."""
 
 
-def examine(setting: Setting, checks: Sequence[Function] = CHECKS) -> list[Check]:
+def examine(setting: MachineCheck, checks: Sequence[Function] = CHECKS) -> list[Check]:
     """What these checks say; those that do not concern the recipe say nothing."""
     return [found for check in checks if (found := check(setting)) is not None]
 
 
 def examined(recipe: Recipe | None, *, root: Path) -> list[Check]:
     """Every check, on this machine."""
-    return examine(Setting(machine=look(), recipe=recipe, root=root))
+    return examine(MachineCheck(machine=look(), recipe=recipe, root=root))
 
 
 def admit(recipe: Recipe, *, root: Path) -> list[str]:
@@ -73,7 +73,7 @@ def admit(recipe: Recipe, *, root: Path) -> list[str]:
 
     A DeadlineError if that is nothing but somebody who does not answer.
     """
-    setting = Setting(machine=look(), recipe=recipe, root=root)
+    setting = MachineCheck(machine=look(), recipe=recipe, root=root)
     checks = AT_START + (AT_START_OF_SEVERAL if setting.devices > 1 else ())
     if wrong := [found for found in examine(setting, checks) if not found.ok]:
         if all(found.silent for found in wrong):

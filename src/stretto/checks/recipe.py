@@ -14,13 +14,13 @@ from stretto.checks.rules import files as place
 from stretto.checks.rules import limits, roles, task
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
-from stretto.checks.rules.base import Probes, Rule, Scene
+from stretto.checks.rules.base import CheckContext, Lookups, Rule
 from stretto.errors import Problem, RecipeError
 from stretto.recipe.load import read_recipe
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import Recipe
 
-__all__ = ["RULES", "Probes", "check", "checked_recipe", "examine"]
+__all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 
 RULES: tuple[Rule, ...] = (
     reserved.keys_wait_for_their_part,
@@ -84,23 +84,23 @@ MOST_ROWS = 1000
 """Rows of data that are read at most; enough to see whether holding some out leaves any."""
 
 
-def check(recipe: Recipe, *, root: Path, probes: Probes, planning: bool = False) -> list[Problem]:
+def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False) -> list[Problem]:
     """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first.
 
-    `planning` is as in `Scene`: only what holds without running anything is asked.
+    `planning` is as in `CheckContext`: only what holds without running anything is asked.
     """
     recipe = resolve(recipe)
     if planning:
-        scene = Scene(root=root, probes=probes, prompts=(), complete=False, planning=True)
+        scene = CheckContext(root=root, probes=probes, prompts=(), complete=False, planning=True)
         return [problem for rule in PRICED for problem in rule(recipe, scene)]
     rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
     prompts, problems, complete = probes.task(recipe.task, root, rows)
-    scene = Scene(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
+    scene = CheckContext(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
     return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
 
 
 def examine(
-    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes, planning: bool = False
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Lookups, planning: bool = False
 ) -> tuple[Recipe | None, tuple[Problem, ...]]:
     """A recipe file, resolved, with everything the first tier finds in it.
 
@@ -116,7 +116,7 @@ def examine(
 
 
 def checked_recipe(
-    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Probes, planning: bool = False
+    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Lookups, planning: bool = False
 ) -> Recipe:
     """The resolved recipe of a file; raises a RecipeError with everything that the first tier finds wrong with it."""
     recipe, problems = examine(path, changes, root=root, probes=probes, planning=planning)

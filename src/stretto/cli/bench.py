@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from stretto.cli import render
-from stretto.recipe.schema import Model
+from stretto.recipe.schema import ModelSection
 
 
 def bench(
@@ -27,7 +27,7 @@ def bench(
     peer_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Answers that TRL trains at once. Can be repeated.")
     ] = None,
-    model: Annotated[str, typer.Option(help="The model, named as in a recipe.")] = str(Model().name),
+    model: Annotated[str, typer.Option(help="The model, named as in a recipe.")] = str(ModelSection().name),
     shape: Annotated[
         str | None, typer.Option(metavar="NAME", help="Random weights of this shape, such as qwen2.5-3b, not a model.")
     ] = None,
@@ -41,9 +41,9 @@ def bench(
 ) -> None:
     """Measure stretto against what you would otherwise use. Takes minutes; nothing else should run meanwhile."""
     from stretto.bench.page import put, section
-    from stretto.bench.run import Wish, measure
+    from stretto.bench.run import BenchRequest, measure
 
-    wish = Wish(
+    wish = BenchRequest(
         bench=name,
         cases=tuple(case or ()),
         model=model,

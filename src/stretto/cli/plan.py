@@ -24,8 +24,8 @@ from stretto.recipe.schema import Recipe
 from stretto.report.timeline import Span, to_events
 
 if TYPE_CHECKING:
-    from stretto.planner.problem import Setting
-    from stretto.planner.search import Found
+    from stretto.planner.problem import PlanningProblem
+    from stretto.planner.search import SearchResult
 
 
 def plan(
@@ -81,7 +81,7 @@ def _placed(recipe: Recipe, cluster: str) -> Recipe:
     return recipe.model_copy(update={"placement": recipe.placement.model_copy(update={"cluster": cluster})})
 
 
-def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dict[str, float]:
+def _measured(recipe: Recipe, root: Path, setting: PlanningProblem, found: SearchResult) -> dict[str, float]:
     """Takes steps, keeps the constants that follow from them, and returns what the recipe's own plans took."""
     from stretto.bench.measure import measure
     from stretto.planner.saved_calibration import keep
@@ -96,7 +96,7 @@ def _measured(recipe: Recipe, root: Path, setting: Setting, found: Found) -> dic
     return dict(result.seconds)
 
 
-def _nothing(found: Found, setting: Setting, count: int | None) -> RecipeError:
+def _nothing(found: SearchResult, setting: PlanningProblem, count: int | None) -> RecipeError:
     """No plan at all: why, and the smallest cluster that has one."""
     from stretto.planner.search import LARGEST, roomiest
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from stretto.placement.devices import GB
 from stretto.planner import explain
-from stretto.planner.problem import Setting
-from stretto.planner.search import Found
+from stretto.planner.problem import PlanningProblem
+from stretto.planner.search import SearchResult
 from stretto.planner.simulate import Forecast
 from stretto.report.timeline import Span
 from stretto.scheduler.records import FORWARD, UPDATE
@@ -50,7 +50,9 @@ def spans(forecast: Forecast) -> list[Span]:
     ]
 
 
-def page(found: Found, setting: Setting, named: str, measured: Mapping[str, float] | None = None) -> Text:
+def page(
+    found: SearchResult, setting: PlanningProblem, named: str, measured: Mapping[str, float] | None = None
+) -> Text:
     """Everything, for people. `named` is the strategy of the recipe, which is marked; `measured` is what plans took."""
     from rich.text import Text
 
@@ -82,7 +84,7 @@ def page(found: Found, setting: Setting, named: str, measured: Mapping[str, floa
     return text.append(told, style="dim")
 
 
-def _table(found: Found, setting: Setting, named: str, measured: Mapping[str, float]) -> list[str]:
+def _table(found: SearchResult, setting: PlanningProblem, named: str, measured: Mapping[str, float]) -> list[str]:
     """Rows of equal columns."""
     stages = [role for role in ("generate", *FORWARD, *UPDATE) if role in setting.workload.roles]
     head = ["strategy", *["measured s"] * bool(measured), "step s", *stages, "rest", "idle", "tokens/s", "GB"]

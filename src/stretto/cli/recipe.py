@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stretto.checks.recipe import Probes, check, checked_recipe
+from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.recipe.describe import roles_of
-from stretto.recipe.schema import Recipe, RewardPart, Task
+from stretto.recipe.schema import Recipe, RewardPart, TaskSection
 from stretto.types import Prompt
 
 
@@ -60,7 +60,7 @@ def check_changed(recipe: Recipe, root: Path) -> None:
         raise RecipeError(*problems)
 
 
-def _task(task: Task, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem], bool]:
+def _task(task: TaskSection, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem], bool]:
     from stretto.tasks import source  # here and below: `plan` asks neither, and they take as long to load as a recipe
 
     beginning = source.peek(task, root, rows)
@@ -111,5 +111,5 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or give each train cell one device")
 
 
-PROBES = Probes(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers)
+PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers)
 """The answers of the real rooms."""

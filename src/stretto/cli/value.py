@@ -27,10 +27,10 @@ def value(
     if "vstar" not in CATALOG[opened.algorithm.name].needs:
         reason = f"{opened.algorithm.name} reads no table of V*, so there is nothing to make"
         raise RecipeError.of("algorithm.name", reason, "use astar_po")
-    from stretto.report.console import Unseen
+    from stretto.report.console import SilentProgress
     from stretto.runtime.value import value as make
 
-    made = make(opened, root=folder_of(recipe), progress=Unseen() if json else None)
+    made = make(opened, root=folder_of(recipe), progress=SilentProgress() if json else None)
     if json:
         render.document(asdict(made))
         return

@@ -19,7 +19,7 @@ from stretto.types import Receipt, Stateful, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class EngineFacts:
     """What an engine can do, for schedulers and reports."""
 
     keyed_noise: bool
@@ -73,7 +73,7 @@ class Engine(Stateful, Protocol):
         ...
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """What it can do."""
         ...
 

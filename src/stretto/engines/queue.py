@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from stretto.engines.base import Completion, Request
-from stretto.environments.trajectory import Outside
-from stretto.errors import CellLost
+from stretto.environments.trajectory import EnvironmentBudget
+from stretto.errors import WorkerLost
 
 SLICE = 0.25
 """Seconds of decoding before requests that came in meanwhile are let in."""
@@ -26,7 +26,7 @@ TURNS = 100
 environment goes through."""
 
 
-class Lane:
+class EngineQueue:
     """One generate cell's."""
 
     def __init__(
@@ -44,15 +44,15 @@ class Lane:
         self.generate, self.deadline, self.together = generate, deadline, together
         # Trajectories that run here, and those of them that wait for an answer.
         self.running = 0
-        self.waiting: set[Outside] = set()
+        self.waiting: set[EnvironmentBudget] = set()
         self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self.new: dict[int, Request] = {}
         self.unwanted: list[int] = []
         # How many answers are still to come that nobody waits for any more; the same may have been asked again.
         self.late: Counter[int] = Counter()
         # Key -> where it goes, until the worker has given it up; and where it comes from, until it is here.
-        self.leaving: dict[int, Lane] = {}
-        self.coming: dict[int, Lane] = {}
+        self.leaving: dict[int, EngineQueue] = {}
+        self.coming: dict[int, EngineQueue] = {}
         self.serving: asyncio.Task[None] | None = None
         self.handing: set[asyncio.Task[None]] = set()
 
@@ -84,7 +84,7 @@ class Lane:
         if self._arrives(key) is None:  # else the worker was told when it was moved
             self.unwanted.append(key)
 
-    def move(self, keys: Iterable[int], target: Lane) -> None:
+    def move(self, keys: Iterable[int], target: EngineQueue) -> None:
         """Lets requests go on elsewhere; what they have so far goes with them as tokens.
 
         The worker is told at once and not in the next round: that would stand behind the work that it gets instead.
@@ -104,11 +104,11 @@ class Lane:
             self.handing.add(task)
             task.add_done_callback(self.handing.discard)
 
-    def _leads(self, key: int, target: Lane) -> None:
+    def _leads(self, key: int, target: EngineQueue) -> None:
         self.leaving[key] = target
         target.coming[key] = self
 
-    def _arrives(self, key: int) -> Lane | None:
+    def _arrives(self, key: int) -> EngineQueue | None:
         """Where a request goes on that was to leave; it leaves now."""
         target = self.leaving.pop(key, None)
         if target is not None:
@@ -156,7 +156,7 @@ class Lane:
             self.late.clear()
             for key, (request, future) in asked.items():
                 target = self._arrives(key)
-                if target is not None and isinstance(error, CellLost) and not future.done():
+                if target is not None and isinstance(error, WorkerLost) and not future.done():
                     target._take(request, future)
                 elif not future.done():
                     future.set_exception(error)
@@ -208,7 +208,7 @@ def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio
 class RoutedClient:
     """The model as one trajectory asks it, on whatever cell that is."""
 
-    def __init__(self, lanes: Mapping[str, Lane], cell: str) -> None:
+    def __init__(self, lanes: Mapping[str, EngineQueue], cell: str) -> None:
         self.lanes, self.cell = lanes, cell
         self.waits: set[int] = set()
         self.over = asyncio.Event()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.base import Completion, Facts, Request
+from stretto.engines.base import Completion, EngineFacts, Request
 from stretto.types import Receipt, StopReason, Weights
 
 Script = Callable[[Request], Sequence[int]]
@@ -29,7 +29,7 @@ class ScriptedEngine:
         self.logprob = logprob
         self.version = 0
         self.waiting: deque[Request] = deque()
-        self.facts = Facts(keyed_noise=True, slots=1 << 20, kv_tokens=1 << 30)
+        self.facts = EngineFacts(keyed_noise=True, slots=1 << 20, kv_tokens=1 << 30)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""

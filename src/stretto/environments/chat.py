@@ -23,7 +23,7 @@ import numpy as np
 from stretto.engines.base import Completion, Request, noise_key
 from stretto.environments.base import Reply
 from stretto.environments.render import Renderer, Tokens
-from stretto.errors import EnvironmentFailure
+from stretto.errors import RolloutError
 from stretto.types import Conversation, Message, Prompt, StopReason
 
 MOST_FULL = 100
@@ -46,7 +46,7 @@ class Sampling:
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
+class OpenConversation:
     """A conversation while it grows."""
 
     messages: list[Message] = field(default_factory=list)
@@ -101,7 +101,7 @@ class ModelHandle:
     ) -> None:
         self.prompt, self.visit, self.attempt = prompt, visit, attempt
         self.sampling, self.renderer, self.generate = sampling, renderer, generate
-        self.drafts: list[Draft] = []
+        self.drafts: list[OpenConversation] = []
         self.rewritten = self.full = 0
         self.seen: Counter[bytes] = Counter()
 
@@ -115,7 +115,7 @@ class ModelHandle:
             return await self._cut_off()
         completion = await self.generate(self._request(draft, max_new_tokens))
         if completion.stop == "abort":
-            raise EnvironmentFailure("the call was aborted before the model had finished")
+            raise RolloutError("the call was aborted before the model had finished")
         draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
         draft.stop, draft.version = completion.stop, completion.version
         reply = Reply(
@@ -131,7 +131,7 @@ class ModelHandle:
     async def _cut_off(self) -> Reply:
         """A turn that has no room."""
         if self.full >= MOST_FULL:
-            raise EnvironmentFailure(
+            raise RolloutError(
                 f"it went on asking after {MOST_FULL} turns for which there was no room in a context of "
                 f"{self.sampling.context}; end the episode where reply.stop is 'length'"
             )
@@ -145,7 +145,7 @@ class ModelHandle:
         places = {index: place for place, index in enumerate(spoken)}
         return tuple(self.drafts[index].finished(places) for index in spoken)
 
-    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> Draft | None:
+    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> OpenConversation | None:
         """The conversation this call speaks in, its context complete; none where one that goes on has no room."""
         index, turn = self._longest_match(messages, given)
         if index is None:
@@ -183,16 +183,16 @@ class ModelHandle:
                     best, most = (index, turn), (count, own)
         return best
 
-    def _opened(self, context: list[int], *, parent: tuple[int, int] | None) -> Draft:
-        draft = Draft(parent=parent)
+    def _opened(self, context: list[int], *, parent: tuple[int, int] | None) -> OpenConversation:
+        draft = OpenConversation(parent=parent)
         draft.extend(context)
         self.drafts.append(draft)
         return draft
 
-    def _request(self, draft: Draft, max_new_tokens: int | None) -> Request:
+    def _request(self, draft: OpenConversation, max_new_tokens: int | None) -> Request:
         room = self.sampling.context - len(draft.tokens)
         if room < 1 or not draft.tokens:
-            raise EnvironmentFailure(
+            raise RolloutError(
                 f"a conversation of {len(draft.tokens)} tokens leaves no room in a context of {self.sampling.context}"
             )
         context: Tokens = np.array(draft.tokens, dtype=np.int64)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.environments.templates import LONGEST, Rendered, TemplateOutOfBounds, Templates, chat_of, shared
-from stretto.errors import EnvironmentFailure
+from stretto.errors import RolloutError
 from stretto.recipe.schema import SCRATCH_TEMPLATE
 from stretto.types import Message
 
@@ -56,7 +56,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.stop = stop
         self.templates = templates or shared()
-        self._opened: OrderedDict[tuple[str, str], Tokens | EnvironmentFailure] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, str], Tokens | RolloutError] = OrderedDict()
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
 
@@ -68,19 +68,19 @@ class Renderer:
         if key not in self._opened:
             try:
                 self._opened[key] = self.encode_opening(self.opening(messages))
-            except EnvironmentFailure as failure:  # a deadline need not pass again for the others of a group
+            except RolloutError as failure:  # a deadline need not pass again for the others of a group
                 self._opened[key] = failure
             if len(self._opened) > REMEMBERED:
                 self._opened.popitem(last=False)
         found = self._opened[key]
-        if isinstance(found, EnvironmentFailure):
+        if isinstance(found, RolloutError):
             raise found
         return found
 
     def opening(self, messages: Sequence[Message]) -> str:
         """The text of these tokens."""
         (text,) = self.openings([messages])
-        if isinstance(text, EnvironmentFailure):
+        if isinstance(text, RolloutError):
             raise text
         return text
 
@@ -102,7 +102,7 @@ class Renderer:
         template's own end of turn is part of the delta. None if the template would rewrite what came before.
         """
         if self.tokenizer.chat_template is None:
-            raise EnvironmentFailure("this tokenizer has no chat template, so a conversation cannot have a second turn")
+            raise RolloutError("this tokenizer has no chat template, so a conversation cannot have a second turn")
         words = str(before[-1]["content"])
         marked = [*before[:-1], {**before[-1], "content": words + MARK}]
         closed, whole, asked = self._texts((marked, False), ([*marked, *new], True), (before[:-1], True))
@@ -143,7 +143,7 @@ class Renderer:
         """What the template makes of each; raises what it says against any."""
         texts: list[str] = []
         for text in self._rendered(chats):
-            if isinstance(text, EnvironmentFailure):
+            if isinstance(text, RolloutError):
                 raise text
             texts.append(text)
         return texts
@@ -153,7 +153,7 @@ class Renderer:
             try:
                 template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map
             except ValueError as error:  # several templates, and none of them the default
-                return repeat(EnvironmentFailure(str(error).partition("\n")[0]), len(chats))
+                return repeat(RolloutError(str(error).partition("\n")[0]), len(chats))
             sent = [chat_of(messages, ask=ask) for messages, ask in chats]
             return self.templates.texts(template, variables, sent)
         return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)

@@ -20,7 +20,7 @@ from typing import Any
 from stretto.errors import (
     DeadlineError,
     EngineError,
-    EnvironmentFailure,
+    RolloutError,
     SandboxDeadlineError,
     SandboxDiedError,
     SandboxError,
@@ -41,11 +41,11 @@ PATIENCE = 3
 """Chats one after another that a template may take too long for before the run ends."""
 
 
-class TemplateOutOfBounds(EnvironmentFailure):
+class TemplateOutOfBounds(RolloutError):
     """A chat template took too long or too much memory for a chat, or made too much text of it."""
 
 
-Rendered = str | EnvironmentFailure
+Rendered = str | RolloutError
 """The text of a chat, or why there is none."""
 
 
@@ -129,7 +129,7 @@ class Templates:
         except SandboxDiedError:
             raise
         except SandboxError as error:
-            raise EnvironmentFailure(f"the chat template cannot be applied: {error}") from None
+            raise RolloutError(f"the chat template cannot be applied: {error}") from None
 
     def _call(self, name: str, *args: Any, deadline: float) -> Future[Any]:
         """A function of the worker's module. The pool lives in the loop of a thread of its own."""
@@ -154,7 +154,7 @@ def chat_of(messages: Sequence[Message], *, ask: bool) -> str:
     try:
         return json.dumps([[dict(message) for message in messages], ask], default=_placeholder)
     except (TypeError, ValueError, RecursionError) as error:
-        raise EnvironmentFailure(f"a message cannot be written as JSON: {error}") from None
+        raise RolloutError(f"a message cannot be written as JSON: {error}") from None
 
 
 def _placeholder(value: object) -> str:
@@ -168,7 +168,7 @@ def _rendered(reply: Mapping[str, str]) -> Rendered:
     return (
         TemplateOutOfBounds(f"the chat template {reply['exceeds']}")
         if "exceeds" in reply
-        else EnvironmentFailure(reply["wrong"])
+        else RolloutError(reply["wrong"])
     )
 
 

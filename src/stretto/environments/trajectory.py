@@ -17,12 +17,12 @@ from stretto.engines.base import Completion, Request
 from stretto.environments.base import Environment
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
-from stretto.errors import CellLost, DeadlineError, EngineError, EnvironmentFailure, StrettoError
+from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WorkerLost
 from stretto.types import Outcome, Prompt, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class RolloutStart:
     """One attempt to make."""
 
     prompt: Prompt
@@ -33,7 +33,7 @@ class Launch:
     """Index in the group."""
 
 
-class Model(Protocol):
+class RequestClient(Protocol):
     """What answers the requests of a trajectory."""
 
     async def ask(self, request: Request) -> Completion:
@@ -46,13 +46,13 @@ class Model(Protocol):
 
 
 async def run_trajectory(
-    launch: Launch,
+    launch: RolloutStart,
     *,
-    model: Model,
+    model: RequestClient,
     environment: Environment,
     renderer: Renderer,
     sampling: Sampling,
-    outside: Outside,
+    outside: EnvironmentBudget,
 ) -> Trajectory:
     """One trajectory; whatever goes wrong in it is recorded, never raised."""
     calls: list[int] = []
@@ -82,7 +82,7 @@ async def run_trajectory(
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         failure = f"environment: CancelledError: {error}"
-    except (CellLost, DeadlineError, EngineError):
+    except (WorkerLost, DeadlineError, EngineError):
         raise
     except StrettoError as error:
         failure = f"environment: {error}"
@@ -90,7 +90,7 @@ async def run_trajectory(
         # The user's environment may raise anything; it costs its own trajectory, not the run.
         failure = f"environment: {type(error).__name__}: {error}"
     if outcome is not None and not handle.conversations():
-        failure = f"environment: {EnvironmentFailure('it ended without calling the model')}"
+        failure = f"environment: {RolloutError('it ended without calling the model')}"
     model.give_up(calls)
     return Trajectory(
         prompt=launch.prompt,
@@ -104,10 +104,10 @@ async def run_trajectory(
     )
 
 
-class Outside:
+class EnvironmentBudget:
     """Counts the seconds that a trajectory spends outside the engine against its deadline."""
 
-    def __init__(self, seconds: float, *, waiting: set[Outside]) -> None:
+    def __init__(self, seconds: float, *, waiting: set[EnvironmentBudget]) -> None:
         self.seconds = self.left = seconds
         self.since = time.monotonic()
         self.calls = 0

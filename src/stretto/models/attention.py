@@ -34,7 +34,7 @@ WRONG = ", so it would be trained wrongly; this family is not available yet"
 """How every refusal of a family ends."""
 
 
-class Layout(Protocol):
+class AttentionLayout(Protocol):
     """Who sees whom in one row."""
 
     def attend(
@@ -49,7 +49,7 @@ BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class AttentionBlock:
     """Some consecutive segments as one attention: their queries against every key that any of them may see."""
 
     queries: slice
@@ -87,7 +87,7 @@ class TreeLayout:
     """All of it for one kernel, on a GPU."""
     tiled: TiledRow | None = None
     """All of it in small pieces, on a CPU."""
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AttentionBlock] = field(default_factory=list)
     """All of it in pieces for torch's kernels, made when neither of the others can be used."""
 
     @classmethod
@@ -114,7 +114,7 @@ class TreeLayout:
         return torch.cat([block.attend(q, k, v, scale=scale, window=window) for block in self.blocks], dim=2)
 
 
-def cut(segments: Sequence[Segment], device: torch.device) -> list[Block]:
+def cut(segments: Sequence[Segment], device: torch.device) -> list[AttentionBlock]:
     """Consecutive segments, together up to `BLOCK` tokens."""
     blocks: list[list[int]] = []
     size = 0
@@ -127,13 +127,13 @@ def cut(segments: Sequence[Segment], device: torch.device) -> list[Block]:
     return [make_block(segments, members, device) for members in blocks]
 
 
-def make_block(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> Block:
+def make_block(segments: Sequence[Segment], members: Sequence[int], device: torch.device) -> AttentionBlock:
     """One block of consecutive segments."""
     start = segments[members[0]].start
     stop = segments[members[-1]].start + segments[members[-1]].length
     outside, visible = kin_of(segments, members)
     plain = len(members) == 1 and not outside
-    return Block(
+    return AttentionBlock(
         queries=slice(start, stop),
         before=spans_of(segments, outside),
         visible=None if plain else torch.as_tensor(visible, device=device),
@@ -153,7 +153,7 @@ def attend(
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every attention layer."""
-    layout: Layout | None = keywords.get(KEYWORD)
+    layout: AttentionLayout | None = keywords.get(KEYWORD)
     if layout is None:
         raise ValueError(
             f"a model loaded by stretto was called without `{KEYWORD}`; use stretto.models.load.Policy.hidden"

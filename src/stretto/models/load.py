@@ -32,7 +32,7 @@ from stretto.models.plausible import wrong_token_id
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
 from stretto.models.source import ModelFiles
 from stretto.models.unpacked import is_apart, set_apart, states_apart
-from stretto.recipe.schema import Model, Scratch
+from stretto.recipe.schema import ModelSection, Scratch
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -75,7 +75,7 @@ class Policy:
         """True if it cannot be given packed rows, so that its conversations are computed one by one."""
         return is_apart(self.network)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout) -> Tensor:
         """(T) token ids of one row -> (T, W) states before the head."""
         return hidden_states(self.network, tokens, positions, layout)
 
@@ -119,7 +119,9 @@ def stop_tokens(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset(found)
 
 
-def hidden_states(network: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: attention.Layout) -> Tensor:
+def hidden_states(
+    network: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout
+) -> Tensor:
     """(T) token ids of one row -> (T, W) what a network's decoder makes of them."""
     if is_apart(network):
         return states_apart(network, tokens, cast(attention.TreeLayout, layout).segments)
@@ -136,7 +138,9 @@ def choose_device(cluster: str) -> torch.device:
     return torch.device("cuda" if cluster != "1xcpu" and torch.cuda.is_available() else "cpu")
 
 
-def load(section: Model, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None = None) -> Policy:
+def load(
+    section: ModelSection, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None = None
+) -> Policy:
     """Loads the model a recipe names. `base` is a run's own copy, which is then read instead.
 
     A scratch model comes out random; warming it up is the run's business, because it needs a task.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import RecipeError
-from stretto.models.attention import WRONG, Layout, TreeLayout
+from stretto.models.attention import WRONG, AttentionLayout, TreeLayout
 from stretto.models.logprob_head import chunk_logits, wide
 from stretto.models.segments import Segment
 
@@ -30,10 +30,10 @@ ALLOWED = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
+class RecordingLayout:
     """A layout that remembers which layers asked it."""
 
-    layout: Layout
+    layout: AttentionLayout
     """What answers."""
     layers: set[int] = field(default_factory=set)
     """Who asked."""
@@ -70,7 +70,9 @@ def own_states(network: Any) -> Tensor:
 
 
 @torch.no_grad()
-def packed_states(network: Any, hidden: Callable[[Tensor, Tensor, Layout], Tensor], witness: Witness) -> Tensor:
+def packed_states(
+    network: Any, hidden: Callable[[Tensor, Tensor, AttentionLayout], Tensor], witness: RecordingLayout
+) -> Tensor:
     """What `hidden` makes of both conversations in one packed row, which begins with what they share."""
     ids = conversations(network.config.get_text_config().vocab_size, network.device)
     places = torch.arange(STEM + TAIL, device=network.device)
@@ -80,7 +82,7 @@ def packed_states(network: Any, hidden: Callable[[Tensor, Tensor, Layout], Tenso
 
 
 @torch.no_grad()
-def packed_logits(policy: Policy, witness: Witness) -> Tensor:
+def packed_logits(policy: Policy, witness: RecordingLayout) -> Tensor:
     """The logits of such a row."""
     states = packed_states(policy.network, policy.hidden, witness)
     return torch.stack([chunk_logits(row, policy.head(), 1.0) for row in states])
@@ -91,14 +93,14 @@ def refuse_wrong_rows(policy: Policy, own: Tensor) -> None:
     refuse_others(policy.network, own, lambda witness: packed_logits(policy, witness))
 
 
-def refuse_others(network: Any, own: Tensor, packed_by: Callable[[Witness], Tensor]) -> None:
+def refuse_others(network: Any, own: Tensor, packed_by: Callable[[RecordingLayout], Tensor]) -> None:
     """Raises a RecipeError unless `packed_by` gives what the model itself gives, and every layer is asked for it."""
     segments = (
         Segment(start=0, length=STEM, ancestors=()),
         Segment(start=STEM, length=TAIL, ancestors=(0,)),
         Segment(start=STEM + TAIL, length=TAIL, ancestors=(0,)),
     )
-    witness = Witness(layout=TreeLayout.of(segments, network.device))
+    witness = RecordingLayout(layout=TreeLayout.of(segments, network.device))
     try:
         packed = packed_by(witness)
     except (AttributeError, TypeError, ValueError) as error:

@@ -31,7 +31,7 @@ from stretto.models.load import hidden_states, load, refuse_unknown_attention, s
 from stretto.models.load_errors import reading_model
 from stretto.models.memory import memory_errors
 from stretto.models.source import ModelFiles
-from stretto.recipe.schema import Model
+from stretto.recipe.schema import ModelSection
 from stretto.training.packing import merge
 from stretto.training.rows import by_rows, halved
 from stretto.types import Conversation, Sample
@@ -44,7 +44,7 @@ Reads = Callable[[Conversation], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ScalarRole:
     """What a role asks of a model."""
 
     field: str
@@ -55,7 +55,7 @@ class Kind:
     """Where such a model is read."""
 
 
-class Gauge:
+class FrozenScorer:
     """One such model."""
 
     def __init__(self, network: PreTrainedModel, head: nn.Linear, reads: Reads, *, token_budget: int) -> None:
@@ -110,8 +110,8 @@ def before_sampled(network: PreTrainedModel) -> Reads:
 
 
 KINDS = {
-    "reward": Kind(field="roles.reward_model", classifier=AutoModelForSequenceClassification, reads=at_the_end),
-    "value": Kind(field="roles.critic", classifier=AutoModelForTokenClassification, reads=before_sampled),
+    "reward": ScalarRole(field="roles.reward_model", classifier=AutoModelForSequenceClassification, reads=at_the_end),
+    "value": ScalarRole(field="roles.critic", classifier=AutoModelForTokenClassification, reads=before_sampled),
 }
 """Role -> what it asks."""
 
@@ -121,13 +121,13 @@ Base = Callable[[], PreTrainedModel]
 
 def load_gauge(
     role: str, files: ModelFiles, *, base: Base, dtype: torch.dtype, device: torch.device, seed: int, token_budget: int
-) -> Gauge:
+) -> FrozenScorer:
     """The model of a role; raises a RecipeError if its files hold no such model."""
     kind = KINDS[role]
     with concerning(f"{kind.field}.name"):
         network = base() if files.kind == "scratch" else _classifier(kind, files, dtype=dtype, device=device)
         head = _fresh_head(network, seed=seed) if files.kind == "scratch" else _own_head(network)
-    return Gauge(network, head, kind.reads(network), token_budget=token_budget)
+    return FrozenScorer(network, head, kind.reads(network), token_budget=token_budget)
 
 
 @contextmanager
@@ -139,13 +139,15 @@ def concerning(field: str) -> Iterator[None]:
         raise RecipeError(*(replace(problem, field=field) for problem in error.problems)) from error
 
 
-def base_network(section: Model, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None) -> Base:
+def base_network(
+    section: ModelSection, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None
+) -> Base:
     """How the network that is trained is loaded once more."""
     plain = section.model_copy(update={"adapter": None})
     return lambda: load(plain, files, seed=seed, device=device, base=base).network
 
 
-def _classifier(kind: Kind, files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _classifier(kind: ScalarRole, files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A classifier with one label, its attention taken over."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -18,7 +18,7 @@ from stretto.errors import Problem, RecipeError
 from stretto.placement import strategies
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Cell, Plan
-from stretto.placement.strategies import COURSES, ORDER, PRESETS, STRATEGIES, Layout
+from stretto.placement.strategies import COURSES, ORDER, PRESETS, STRATEGIES, StrategyInputs
 from stretto.placement.validate import hint, problems
 from stretto.recipe.schema import Count, Placement, Section
 
@@ -43,7 +43,7 @@ def plan_of(
 
     `reading`, `width` and `engine` are as in `Layout`; `updates` is how often a step updates.
     """
-    layout = Layout(
+    layout = StrategyInputs(
         devices=tuple(devices),
         roles=frozenset(roles),
         reading=frozenset(reading),
@@ -98,7 +98,7 @@ def hosts_of(section: Placement) -> int:
     return 1 if section.cluster in OPEN else len(parse_cluster(section.cluster).hosts)
 
 
-def _generated(section: Placement, layout: Layout) -> Plan:
+def _generated(section: Placement, layout: StrategyInputs) -> Plan:
     """What a strategy makes of the devices. `auto` is `flatten`: it is never wrong, and needs no measurements."""
     strategy = "flatten" if section.strategy == "auto" else section.strategy
     if strategy == "interleave":
@@ -139,7 +139,7 @@ class WrittenCell(Section):
     """Most tokens in a micro-batch."""
 
 
-def _by_hand(section: Placement, layout: Layout) -> Plan:
+def _by_hand(section: Placement, layout: StrategyInputs) -> Plan:
     """Cells that a recipe writes out, with what they leave out filled in."""
     told = read_cells(section.cells or ())
     if section.fractions is not None:
@@ -151,7 +151,7 @@ def _by_hand(section: Placement, layout: Layout) -> Plan:
         usual = cell.role if wide[cell.role] == 1 else f"{cell.role}-{taken[cell.role]}"
         taken[cell.role] += 1
         cells.append(_filled(cell, name=usual if cell.name is None else cell.name, engine=layout.engine))
-    trainers = strategies.Trainers(cells)
+    trainers = strategies.WeightSources(cells)
     placed = tuple(
         trainers.with_weights(made) if cell.weights is None and made.role in layout.reading else made
         for cell, made in zip(told, cells, strict=True)

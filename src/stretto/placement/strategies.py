@@ -48,7 +48,7 @@ COURSES: Mapping[str, tuple[Literal["phased", "streamed"], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class StrategyInputs:
     """What plans are made of."""
 
     devices: tuple[str, ...]
@@ -69,18 +69,18 @@ class Layout:
     """Or sharded."""
 
 
-def flatten(layout: Layout) -> Plan:
+def flatten(layout: StrategyInputs) -> Plan:
     """Every role on all devices, phased."""
     return _plan("flatten", layout, dict.fromkeys(layout.roles, layout.devices))
 
 
-def interleave(layout: Layout, fractions: Sequence[Fraction] | str = "I1") -> Plan:
+def interleave(layout: StrategyInputs, fractions: Sequence[Fraction] | str = "I1") -> Plan:
     """Roles on fractions of the devices, phased; cells side by side run at the same time."""
     shares = PRESETS[fractions] if isinstance(fractions, str) else tuple(fractions)
     return _plan("interleave", layout, rows(layout, shares))
 
 
-def separate(layout: Layout, generating: int | None = None) -> Plan:
+def separate(layout: StrategyInputs, generating: int | None = None) -> Plan:
     """The first `generating` devices generate (half of them if not said), the others do everything else."""
     count = len(layout.devices)
     if count < 2:
@@ -93,12 +93,12 @@ def separate(layout: Layout, generating: int | None = None) -> Plan:
     return _plan("separate", layout, places)
 
 
-def elastic(layout: Layout) -> Plan:
+def elastic(layout: StrategyInputs) -> Plan:
     """Every role on all devices, streamed; tails move together when that pays."""
     return _plan("elastic", layout, dict.fromkeys(layout.roles, layout.devices))
 
 
-STRATEGIES: Mapping[str, Callable[[Layout], Plan]] = {
+STRATEGIES: Mapping[str, Callable[[StrategyInputs], Plan]] = {
     "flatten": flatten,
     "interleave": interleave,
     "separate": separate,
@@ -107,7 +107,7 @@ STRATEGIES: Mapping[str, Callable[[Layout], Plan]] = {
 """Name -> how its plan is made."""
 
 
-def rows(layout: Layout, shares: Sequence[Fraction]) -> dict[str, tuple[str, ...]]:
+def rows(layout: StrategyInputs, shares: Sequence[Fraction]) -> dict[str, tuple[str, ...]]:
     """Role -> its devices: models are laid first-fit into rows of sum 1; those in a row lie side by side."""
     if len(shares) != len(MODELS):
         raise _fractions(f"has {len(shares)} numbers", f"give four, for {', '.join(MODELS)}")
@@ -136,7 +136,7 @@ def _fractions(reason: str, fix: str) -> RecipeError:
     return RecipeError(Problem(field="placement.fractions", reason=reason, fix=fix))
 
 
-def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) -> Plan:
+def _plan(strategy: str, layout: StrategyInputs, places: Mapping[str, tuple[str, ...]]) -> Plan:
     """Cells of each role on its devices, and the order in which each device serves them."""
     cells: list[Cell] = []
     for role in sorted(places, key=ORDER.index):
@@ -155,7 +155,7 @@ def _plan(strategy: str, layout: Layout, places: Mapping[str, tuple[str, ...]]) 
             )
             for index, group in enumerate(groups)
         ]
-    trainers, (flow, tail) = Trainers(cells), COURSES[strategy]
+    trainers, (flow, tail) = WeightSources(cells), COURSES[strategy]
     cells = [trainers.with_weights(cell) if cell.role in layout.reading else cell for cell in cells]
     if flow == "phased":
         cells = [_given_back(cell) for cell in cells]
@@ -175,7 +175,7 @@ def _given_back(cell: Cell) -> Cell:
     return replace(cell, sleeps=("train",)) if cell.weights.startswith("gather:") and cell.role != "value" else cell
 
 
-class Trainers:
+class WeightSources:
     """The cells that train, by their devices: whose tensors the others may read."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:

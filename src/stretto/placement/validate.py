@@ -34,7 +34,7 @@ UPDATE = ("train", "fit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PlanContext:
     """A plan and what it is for."""
 
     plan: Plan
@@ -59,7 +59,7 @@ class Case:
 
 def problems(plan: Plan, *, roles: Iterable[str], devices: Sequence[str], updates: int = 1) -> list[Problem]:
     """Everything wrong with a plan for a step of these roles on these devices."""
-    case = Case(plan=plan, roles=frozenset(roles), devices=tuple(devices), updates=updates)
+    case = PlanContext(plan=plan, roles=frozenset(roles), devices=tuple(devices), updates=updates)
     return [problem for rule in RULES for problem in rule(case)]
 
 
@@ -76,7 +76,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
-def names_are_unique(case: Case) -> Iterator[Problem]:
+def names_are_unique(case: PlanContext) -> Iterator[Problem]:
     """A cell is known by its name: in priorities, in weights, in timelines."""
     seen: set[str] = set()
     for field, cell in case.cells():
@@ -86,7 +86,7 @@ def names_are_unique(case: Case) -> Iterator[Problem]:
         seen.add(cell.name)
 
 
-def roles_are_needed(case: Case) -> Iterator[Problem]:
+def roles_are_needed(case: PlanContext) -> Iterator[Problem]:
     """A role that nobody knows, and one that the step has no work for."""
     for field, cell in case.cells():
         if cell.role not in ORDER:
@@ -97,14 +97,14 @@ def roles_are_needed(case: Case) -> Iterator[Problem]:
             yield Problem(field=f"{field}.role", reason=reason, fix="take the cell out, or ask for what it serves")
 
 
-def stages_are_served(case: Case) -> Iterator[Problem]:
+def stages_are_served(case: PlanContext) -> Iterator[Problem]:
     """A step waits forever for a stage without a cell."""
     served = {cell.role for cell in case.plan.cells}
     for role in sorted(case.roles - served, key=ORDER.index):
         yield Problem(field="placement.cells", reason=f"no cell serves the stage {role}", fix=f"add one: role: {role}")
 
 
-def devices_exist(case: Case) -> Iterator[Problem]:
+def devices_exist(case: PlanContext) -> Iterator[Problem]:
     """Every cell has devices, each once, and all of them are there."""
     there = set(case.devices)
     asked = case.plan.devices
@@ -126,7 +126,7 @@ def devices_exist(case: Case) -> Iterator[Problem]:
                 yield Problem(field=f"{field}.devices", reason=reason, fix=hint(device, case.devices))
 
 
-def meshes_fit(case: Case) -> Iterator[Problem]:
+def meshes_fit(case: PlanContext) -> Iterator[Problem]:
     """Degrees divide the devices of a cell between them; experts are spread over ranks that are there anyway."""
     for field, cell in case.cells():
         yield from _mesh_problems(f"{field}.mesh", cell)
@@ -150,7 +150,7 @@ def _mesh_problems(field: str, cell: Cell) -> Iterator[Problem]:
         yield Problem(field=f"{field}.ep", reason=reason, fix="use a divisor of them, such as 1")
 
 
-def copies_are_alike(case: Case) -> Iterator[Problem]:
+def copies_are_alike(case: PlanContext) -> Iterator[Problem]:
     """Shard i of one copy reduces with shard i of every other, so all copies that train have one layout."""
     first: dict[str, Cell] = {}
     holders: dict[tuple[str, str], str] = {}
@@ -177,7 +177,7 @@ def _told(cell: Cell) -> str:
     return f"{count} ({degrees})" if degrees else count
 
 
-def optimizers_are_cut_once(case: Case) -> Iterator[Problem]:
+def optimizers_are_cut_once(case: PlanContext) -> Iterator[Problem]:
     """Cells share an optimizer as whole parameters, and a wide cell has slices of them."""
     for field, cell in case.cells():
         if case.plan.optimizer == "sharded" and cell.role in UPDATE and len(cell.devices) > 1:
@@ -186,7 +186,7 @@ def optimizers_are_cut_once(case: Case) -> Iterator[Problem]:
             yield Problem(field=f"{field}.devices", reason=reason, fix=fix)
 
 
-def weights_have_a_source(case: Case) -> Iterator[Problem]:
+def weights_have_a_source(case: PlanContext) -> Iterator[Problem]:
     """own, or the tensors of a cell that trains the same model on the same devices."""
     for field, cell in case.cells():
         if cell.weights != "own" and (found := _weights_problem(cell, case.by_name)):
@@ -213,7 +213,7 @@ def _weights_problem(cell: Cell, cells: dict[str, Cell]) -> tuple[str, str] | No
     return None
 
 
-def engines_generate(case: Case) -> Iterator[Problem]:
+def engines_generate(case: PlanContext) -> Iterator[Problem]:
     """An engine is what a generate cell runs, and only such a cell."""
     for field, cell in case.cells():
         if cell.role != "generate" and cell.engine is not None:
@@ -224,7 +224,7 @@ def engines_generate(case: Case) -> Iterator[Problem]:
             yield Problem(field=f"{field}.engine", reason=reason, fix=hint(cell.engine or "", ENGINES))
 
 
-def cells_sleep_while_others_work(case: Case) -> Iterator[Problem]:
+def cells_sleep_while_others_work(case: PlanContext) -> Iterator[Problem]:
     """A phase in which a cell leaves its memory to others is a time of its own, and theirs, on the same devices."""
     on = case.plan.roles_on
     for field, cell in case.cells():
@@ -247,7 +247,7 @@ def cells_sleep_while_others_work(case: Case) -> Iterator[Problem]:
                 yield Problem(field=f"{field}.sleeps", reason=reason, fix="leave that phase out")
 
 
-def devices_know_whom_to_serve(case: Case) -> Iterator[Problem]:
+def devices_know_whom_to_serve(case: PlanContext) -> Iterator[Problem]:
     """The order of a device names exactly the cells that are on it, each once."""
     on: dict[str, list[str]] = {}
     for cell in case.plan.cells:
@@ -268,7 +268,7 @@ def devices_know_whom_to_serve(case: Case) -> Iterator[Problem]:
             yield Problem(field=field, reason=reason, fix="name every cell that is on this device, first served first")
 
 
-def staleness_is_possible(case: Case) -> Iterator[Problem]:
+def staleness_is_possible(case: PlanContext) -> Iterator[Problem]:
     """A sampler may lag by one version where what generates has devices of its own, and nothing waits for it."""
     staleness, field = case.plan.staleness, "placement.staleness"
     if staleness == 0:
@@ -290,7 +290,7 @@ def staleness_is_possible(case: Case) -> Iterator[Problem]:
         yield Problem(field=field, reason=reason, fix="use 0, or batch.updates: 1")
 
 
-RULES: tuple[Callable[[Case], Iterable[Problem]], ...] = (
+RULES: tuple[Callable[[PlanContext], Iterable[Problem]], ...] = (
     names_are_unique,
     roles_are_needed,
     stages_are_served,

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from stretto.placement.plan import Plan
 from stretto.placement.rates import Rates
-from stretto.planner.candidate import Choice
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.seconds import Costs
-from stretto.planner.cost.stage_times import Priced, Prices
-from stretto.planner.problem import Setting
-from stretto.scheduler.asyncio_driver import Notes
-from stretto.scheduler.records import Apply, Item, Join, Move, Piece
+from stretto.planner.cost.stage_times import PlanDurations, StageTimes
+from stretto.planner.problem import PlanningProblem
+from stretto.scheduler.asyncio_driver import EventLog
+from stretto.scheduler.records import ApplyUpdate, Item, MoveRollouts, StageWork, StartRollouts
 
 CONSTANTS = (
     "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "tick_request",
@@ -45,35 +45,35 @@ FACTOR = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class MeasuredStep:
     """One step that was taken."""
 
-    setting: Setting
+    setting: PlanningProblem
     """What was asked for, with the lengths that answers had."""
-    choice: Choice
+    choice: Candidate
     """How it was done."""
     plan: Plan
     """The same as a plan; its cells have the names that the notes have."""
     seconds: float
     """How long it took."""
-    notes: Notes
+    notes: EventLog
     """What the scheduler was told and what it offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MeasuredSeconds:
     """Some of a step's seconds, measured, and how they are predicted."""
 
     name: str
     """generate, a stage, or rest."""
     seconds: float
     """Measured."""
-    predicted: Callable[[Priced], float]
+    predicted: Callable[[PlanDurations], float]
     """From the durations of the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class CalibrationFit:
     """What came of a fit."""
 
     rates: Mapping[str, float]
@@ -84,7 +84,7 @@ class Fit:
     """The same with the fitted ones."""
 
 
-def fit(steps: Sequence[Seen], rates: Rates) -> Fit:
+def fit(steps: Sequence[MeasuredStep], rates: Rates) -> CalibrationFit:
     """The constants that explain the steps best, beginning with these; a damped Gauss-Newton on their logarithms."""
     known = [(seen, list(parts(seen))) for seen in steps]
     start = np.log([max(getattr(rates, name), LEAST) for name in CONSTANTS])
@@ -108,7 +108,7 @@ def fit(steps: Sequence[Seen], rates: Rates) -> Fit:
         else:
             damping *= 5
     fitted = _with(rates, logs)
-    return Fit(
+    return CalibrationFit(
         rates={name: float(getattr(fitted, name)) for name in CONSTANTS},
         before=_median(known, rates),
         after=_median(known, fitted),
@@ -119,14 +119,14 @@ def _with(rates: Rates, logs: NDArray[np.float64]) -> Rates:
     return replace(rates, **dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True)))
 
 
-Known = Sequence[tuple[Seen, Sequence[Part]]]
+Known = Sequence[tuple[MeasuredStep, Sequence[MeasuredSeconds]]]
 
 
-def _pairs(known: Known, rates: Rates) -> Iterator[tuple[Seen, float, float]]:
+def _pairs(known: Known, rates: Rates) -> Iterator[tuple[MeasuredStep, float, float]]:
     """(step, measured, predicted) of every part."""
     for seen, of_it in known:
         setting = replace(seen.setting, costs=Costs(rates=rates))
-        priced = Priced(Prices(setting), seen.choice, seen.plan)
+        priced = PlanDurations(StageTimes(setting), seen.choice, seen.plan)
         for part in of_it:
             yield seen, part.seconds, part.predicted(priced)
 
@@ -148,10 +148,10 @@ def _median(known: Known, rates: Rates) -> float:
 # The parts of a step ------------------------------------------------------------------------------------------------
 
 
-def parts(seen: Seen) -> Iterator[Part]:
+def parts(seen: MeasuredStep) -> Iterator[MeasuredSeconds]:
     """Every lane, every stage on a cell, and the rest: the end of the step, and what lies between phases."""
     begun, done = dict[int, float](), dict[int, float]()
-    pieces: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
+    pieces: defaultdict[tuple[str, str], list[StageWork]] = defaultdict(list)
     lanes: defaultdict[str, list[Item]] = defaultdict(list)
     first: dict[str, float] = {}
     last: dict[Item, float] = {}
@@ -159,15 +159,15 @@ def parts(seen: Seen) -> Iterator[Part]:
     for _, now, works in seen.notes.offers:
         for work in works:
             match work:
-                case Join():
+                case StartRollouts():
                     lanes[work.cell] += work.items
                     first.setdefault(work.cell, now)
-                case Move():
+                case MoveRollouts():
                     moved = True
-                case Piece():
+                case StageWork():
                     pieces[work.cell, work.stage].append(work)
                     begun[work.number] = now
-                case Apply():
+                case ApplyUpdate():
                     applied = now
     for told in seen.notes.told:
         if told.what == "done":
@@ -178,20 +178,20 @@ def parts(seen: Seen) -> Iterator[Part]:
     if not moved:
         for cell, items in lanes.items():
             took = max(last[item] for item in items) - first[cell]
-            yield Part(name="generate", seconds=took, predicted=_lane(cell, items))
+            yield MeasuredSeconds(name="generate", seconds=took, predicted=_lane(cell, items))
     for (_, stage), found in pieces.items():
         took = math.fsum(done[piece.number] - begun[piece.number] for piece in found)
-        yield Part(name=stage, seconds=took, predicted=_stage(found))
+        yield MeasuredSeconds(name=stage, seconds=took, predicted=_stage(found))
     rest = seen.seconds - (applied - opened)
     if seen.plan.flow == "phased":
         rest += _between(begun, done, pieces, last)
-    yield Part(name="rest", seconds=rest, predicted=lambda priced: priced.ending.seconds)
+    yield MeasuredSeconds(name="rest", seconds=rest, predicted=lambda priced: priced.ending.seconds)
 
 
 def _between(
     begun: Mapping[int, float],
     done: Mapping[int, float],
-    pieces: Mapping[tuple[str, str], Sequence[Piece]],
+    pieces: Mapping[tuple[str, str], Sequence[StageWork]],
     last: Mapping[Item, float],
 ) -> float:
     """Seconds between phases in which nothing ran: verdicts, credit, whatever waits for something."""
@@ -204,11 +204,11 @@ def _between(
     return math.fsum(max(0.0, then - end) for (_, end), (then, _) in pairwise(edges))
 
 
-def _lane(cell: str, items: Sequence[Item]) -> Callable[[Priced], float]:
+def _lane(cell: str, items: Sequence[Item]) -> Callable[[PlanDurations], float]:
     """Answers that begin together on a cell."""
     groups = len({index for index, _ in items})
 
-    def predicted(priced: Priced) -> float:
+    def predicted(priced: PlanDurations) -> float:
         lengths = [priced.lengths[index][attempt] for index, attempt in items]
         return decode(
             lengths,
@@ -222,5 +222,5 @@ def _lane(cell: str, items: Sequence[Item]) -> Callable[[Priced], float]:
     return predicted
 
 
-def _stage(pieces: Sequence[Piece]) -> Callable[[Priced], float]:
+def _stage(pieces: Sequence[StageWork]) -> Callable[[PlanDurations], float]:
     return lambda priced: math.fsum(map(priced.piece, pieces))

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 from stretto.placement import strategies
 from stretto.placement.plan import Cell, Plan
-from stretto.placement.strategies import ORDER, PRESETS, Layout
-from stretto.planner.problem import ALONE, Setting, Split
-from stretto.planner.workload import Workload
+from stretto.placement.strategies import ORDER, PRESETS, StrategyInputs
+from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
+from stretto.planner.workload import StepWorkload
 
 Source = Literal["own", "shared", "gather"]
 """Where the weights of a role come from: as in `Cell.weights`, without the cell's name."""
@@ -28,7 +28,7 @@ PHASED = ("flatten", "interleave")
 """Strategies whose stages wait for each other."""
 
 
-class Side(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Devices that serve the same roles. A tuple, because much is looked up by it."""
 
     roles: tuple[str, ...]
@@ -40,17 +40,17 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
+class RoleDevices:
     """Where the roles of a step lie."""
 
     places: Mapping[str, tuple[int, int]]
     """Role -> (index of its first device, how many)."""
-    sides: tuple[Side, ...]
+    sides: tuple[DeviceGroup, ...]
     """The devices by what they serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Candidate:
     """A strategy with its numbers."""
 
     strategy: str
@@ -61,11 +61,11 @@ class Choice:
     """interleave: the share of each model."""
     generating: int | None = None
     """separate: how many devices generate."""
-    lane: Split = ALONE
+    lane: ModelSplit = ALONE
     """Cells that generate."""
-    train: Split = ALONE
+    train: ModelSplit = ALONE
     """Cells that train, and those that read their tensors for a forward."""
-    frozen: Split = ALONE
+    frozen: ModelSplit = ALONE
     """Cells of models that hold weights of their own."""
     recompute: bool = False
     """Whether the backward recomputes activations."""
@@ -75,7 +75,7 @@ class Choice:
     """Whether copies of what is trained share its optimizer."""
     sleeps: bool = False
     """Whether cells leave their memory to others while those work."""
-    laid: dict[frozenset[str], Laid] = field(default_factory=dict, init=False, repr=False, compare=False)
+    laid: dict[frozenset[str], RoleDevices] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By roles, as far as it was asked: everything that is priced begins with it."""
 
     @property
@@ -91,7 +91,7 @@ class Choice:
         """Stages flow instead of waiting for each other."""
         return self.strategy not in PHASED
 
-    def split(self, role: str, reading: frozenset[str]) -> Split:
+    def split(self, role: str, reading: frozenset[str]) -> ModelSplit:
         """How a cell of a role is divided."""
         if role == "generate":
             return self.lane
@@ -101,17 +101,17 @@ class Choice:
         """Role -> (index of its first device, how many)."""
         return self._lay(roles).places
 
-    def sides(self, roles: frozenset[str]) -> tuple[Side, ...]:
+    def sides(self, roles: frozenset[str]) -> tuple[DeviceGroup, ...]:
         """The devices by what they serve."""
         return self._lay(roles).sides
 
-    def _lay(self, roles: frozenset[str]) -> Laid:
+    def _lay(self, roles: frozenset[str]) -> RoleDevices:
         if roles not in self.laid:
             generating = (self.generating or 0) if self.strategy == "separate" else None
             self.laid[roles] = _lay(self.devices, generating, self.fractions, roles)
         return self.laid[roles]
 
-    def source(self, role: str, workload: Workload) -> Source:
+    def source(self, role: str, workload: StepWorkload) -> Source:
         """Where a role's weights come from: the trainer's tensors where each of its cells lies within one of those."""
         update = "fit" if role == "value" else "train"
         if role not in workload.reading:
@@ -125,7 +125,7 @@ class Choice:
         alike = self.split(role, workload.reading) == self.train and (first - start) % wide == 0
         return "shared" if alike and self.train.dp == 1 else "gather"
 
-    def waits_for(self, workload: Workload) -> Iterator[str]:
+    def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
         own_reference = "reference" in workload.roles - workload.reading
         slices = self.train.width == self.train.dp > 1
@@ -153,19 +153,19 @@ class Choice:
         _, training = self.places(roles)["train"]
         return training > self.train.width == 1 and not self.sharded
 
-    def runs(self, workload: Workload) -> bool:
+    def runs(self, workload: StepWorkload) -> bool:
         """True if all of it can be executed."""
         return not any(True for _ in self.waits_for(workload))
 
-    def piece(self, split: Split) -> int:
+    def piece(self, split: ModelSplit) -> int:
         """Most tokens of a piece: a micro-batch for each rank, and enough of them to fill a pipeline."""
         return self.budget * split.mesh.dp * (FILL * split.pp if split.pp > 1 else 1)
 
-    def plan(self, setting: Setting) -> Plan:
+    def plan(self, setting: PlanningProblem) -> Plan:
         """The plan."""
         workload = setting.workload
         splits = {role: self.split(role, workload.reading) for role in workload.roles}
-        layout = Layout(
+        layout = StrategyInputs(
             devices=setting.names[: self.devices],
             roles=workload.roles,
             reading=workload.reading,
@@ -200,7 +200,9 @@ def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _lay(devices: int, generating: int | None, fractions: tuple[Fraction, ...] | None, roles: frozenset[str]) -> Laid:
+def _lay(
+    devices: int, generating: int | None, fractions: tuple[Fraction, ...] | None, roles: frozenset[str]
+) -> RoleDevices:
     """On the first devices `generate` and on the others everything else; or rows of fractions; or all on all."""
     if generating is not None:
         places = {r: (0, generating) if r == "generate" else (generating, devices - generating) for r in roles}
@@ -208,14 +210,14 @@ def _lay(devices: int, generating: int | None, fractions: tuple[Fraction, ...] |
         places = dict.fromkeys(roles, (0, devices))
     else:
         names = tuple(map(str, range(devices)))
-        laid = strategies.rows(Layout(devices=names, roles=roles), fractions)
+        laid = strategies.rows(StrategyInputs(devices=names, roles=roles), fractions)
         places = {role: (int(there[0]), len(there)) for role, there in laid.items()}
-    return Laid(places=places, sides=tuple(_each_side(places)))
+    return RoleDevices(places=places, sides=tuple(_each_side(places)))
 
 
-def _each_side(places: Mapping[str, tuple[int, int]]) -> Iterator[Side]:
+def _each_side(places: Mapping[str, tuple[int, int]]) -> Iterator[DeviceGroup]:
     edges = sorted({edge for first, count in places.values() for edge in (first, first + count)})
     for low, high in pairwise(edges):
         roles = [role for role, (first, count) in places.items() if first <= low and high <= first + count]
         if roles:
-            yield Side(roles=tuple(sorted(roles, key=ORDER.index)), first=low, size=high - low)
+            yield DeviceGroup(roles=tuple(sorted(roles, key=ORDER.index)), first=low, size=high - low)

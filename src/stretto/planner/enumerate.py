@@ -15,12 +15,12 @@ from fractions import Fraction
 from stretto.errors import RecipeError
 from stretto.placement.build import shares_of
 from stretto.placement.strategies import PRESETS
-from stretto.planner.candidate import Choice
-from stretto.planner.cost.memory_fit import Room, Rooms, Still
+from stretto.planner.candidate import Candidate
+from stretto.planner.cost.memory_fit import FixedMemory, MemoryFit, MemoryFits
 from stretto.planner.cost.seconds import MICRO_BATCH
 from stretto.planner.cost.shapes import ModelShape
-from stretto.planner.cost.stage_times import Prices
-from stretto.planner.problem import ALONE, Setting, Split
+from stretto.planner.cost.stage_times import StageTimes
+from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 
 MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
 """Kind of device -> tokens of the largest micro-batch on it."""
@@ -49,10 +49,10 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """As `Choice.label`."""
-        return Choice(strategy=self.strategy, devices=1, fractions=self.fractions).label
+        """As `Candidate.label`."""
+        return Candidate(strategy=self.strategy, devices=1, fractions=self.fractions).label
 
-    def cannot(self, setting: Setting) -> str | None:
+    def cannot(self, setting: PlanningProblem) -> str | None:
         """Why it is out of the question whatever its numbers, or none."""
         work, devices = setting.workload, len(setting.names)
         if work.staleness and self.strategy != "separate":
@@ -75,21 +75,21 @@ class Variant:
 
 
 @dataclass(slots=True)
-class Miss:
+class NearMiss:
     """The choice that came nearest to fitting."""
 
-    room: Room
+    room: MemoryFit
     """Its memory."""
-    choice: Choice
+    choice: Candidate
     """Itself."""
 
 
-class Grid:
+class Candidates:
     """Choices of a setting that fit."""
 
-    def __init__(self, setting: Setting, prices: Prices, rooms: Rooms) -> None:
+    def __init__(self, setting: PlanningProblem, prices: StageTimes, rooms: MemoryFits) -> None:
         self.setting, self.prices, self.rooms = setting, prices, rooms
-        self.misses: dict[str, Miss] = {}
+        self.misses: dict[str, NearMiss] = {}
         self.weighed = 0
         work = setting.workload
         self.least = _power(max(work.longest, 256))
@@ -102,7 +102,7 @@ class Grid:
         numbers = {2**i for i in range(20)} | {3 * 2**i for i in range(20)} | set(range(1, FEW + 1))
         return sorted({count, *(size for size in numbers if size < count)}, reverse=True)
 
-    def choices(self, variant: Variant, size: int) -> Iterator[Choice]:
+    def choices(self, variant: Variant, size: int) -> Iterator[Candidate]:
         """Every layout of a strategy on so many devices, with its numbers of memory still open."""
         for base, generating, training, frozen in self._shares(variant, size):
             host = self.setting.together(0, size)
@@ -113,12 +113,12 @@ class Grid:
                     for other in others:
                         yield replace(base, lane=lane, train=train, frozen=other)
 
-    def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Choice, int, int, int]]:
+    def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Candidate, int, int, int]]:
         """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
         most = self.budgets(size)[0]
         # 0.33 of three devices is one of them, as in a run.
         fractions = None if variant.fractions is None else tuple(shares_of(variant.fractions, size))
-        base = Choice(strategy=variant.strategy, devices=size, fractions=fractions, budget=most)
+        base = Candidate(strategy=variant.strategy, devices=size, fractions=fractions, budget=most)
         if variant.strategy == "separate":
             for first in self.cuts(size):
                 yield replace(base, generating=first), first, size - first, size - first
@@ -141,36 +141,38 @@ class Grid:
         whole = {round(place / host) * host for place in places} if size >= 2 * host else set()
         return sorted(place for place in places | whole if 0 < place < size)
 
-    def lanes(self, count: int, host: int) -> list[Split]:
+    def lanes(self, count: int, host: int) -> list[ModelSplit]:
         """Cells that generate: matrices cut inside a link domain, experts spread over several ranks."""
         shape = self.setting.workload.shapes["generate"]
-        whole = [Split(tp=tp) for tp in self._widths(shape, count, host)]
+        whole = [ModelSplit(tp=tp) for tp in self._widths(shape, count, host)]
         found, widest = list(whole), whole[-1].tp
         if count > host:
             found += [
-                Split(tp=widest, pp=pp) for pp in PIPELINES if not count % (widest * pp) and not shape.layers % pp
+                ModelSplit(tp=widest, pp=pp) for pp in PIPELINES if not count % (widest * pp) and not shape.layers % pp
             ]
         if shape.experts:
             spread = [n for n in EXPERT_RANKS if not count % n and not shape.experts % n]
-            found += [Split(tp=lane.tp, dp=n // lane.tp, ep=n) for n in spread for lane in whole if n > lane.tp]
+            found += [ModelSplit(tp=lane.tp, dp=n // lane.tp, ep=n) for n in spread for lane in whole if n > lane.tp]
         return found
 
-    def trains(self, count: int, host: int) -> list[Split]:
+    def trains(self, count: int, host: int) -> list[ModelSplit]:
         """Cells that train: shards, cut matrices, both; pipelines and spread experts where the model asks for them."""
         shape, found = self.setting.workload.shapes["train"], []
         for tp in self._widths(shape, count, host):
-            found += [Split(tp=tp, dp=dp) for dp in self._copies(count // tp, host)]
+            found += [ModelSplit(tp=tp, dp=dp) for dp in self._copies(count // tp, host)]
             if count > host:
-                found += [Split(tp=tp, pp=pp) for pp in PIPELINES if not count % (tp * pp) and not shape.layers % pp]
+                found += [
+                    ModelSplit(tp=tp, pp=pp) for pp in PIPELINES if not count % (tp * pp) and not shape.layers % pp
+                ]
         if shape.experts:
             for split in list(found):
                 spread = [n for n in EXPERT_RANKS if split.pp == 1 and not split.width % n and not shape.experts % n]
                 found += [split._replace(ep=n) for n in spread[:2]]
         return found
 
-    def frozen_splits(self, count: int, host: int) -> list[Split]:
+    def frozen_splits(self, count: int, host: int) -> list[ModelSplit]:
         """Cells of frozen models: each a whole copy, or as few shards as there may be."""
-        return [Split(dp=dp) for dp in self._copies(count, host)][:5]
+        return [ModelSplit(dp=dp) for dp in self._copies(count, host)][:5]
 
     def _widths(self, shape: ModelShape, count: int, host: int) -> list[int]:
         device = self.setting.weakest(0, len(self.setting.names))
@@ -183,7 +185,7 @@ class Grid:
         found = [2**i for i in range(20)] + [host * 2**i for i in range(20)] + [count]
         return sorted({ranks for ranks in found if ranks <= count and not count % ranks})
 
-    def fitting(self, choice: Choice, variant: Variant) -> Iterator[tuple[Choice, Room]]:
+    def fitting(self, choice: Candidate, variant: Variant) -> Iterator[tuple[Candidate, MemoryFit]]:
         """A choice with budgets that fit: the largest without recomputing, and with it.
 
         Copies share an optimizer only if memory is short, because a copy that dies takes its part with it; and only
@@ -204,8 +206,8 @@ class Grid:
                     return
 
     def _budgeted(
-        self, choice: Choice, variant: Variant, *, sleeps: bool, sharded: bool
-    ) -> Iterator[tuple[Choice, Room]]:
+        self, choice: Candidate, variant: Variant, *, sleeps: bool, sharded: bool
+    ) -> Iterator[tuple[Candidate, MemoryFit]]:
         """With and without recomputing, as far as it fits and may be worth it."""
         work, still = self.setting.workload, None
         for recompute in (False, True) if work.recompute is None else (work.recompute,):
@@ -217,7 +219,7 @@ class Grid:
                 if found[0].budget >= self.budgets(choice.devices)[0]:
                     return  # recomputing would only be slower
 
-    def _lanes(self, choice: Choice) -> int:
+    def _lanes(self, choice: Candidate) -> int:
         _, count = choice.places(self.setting.workload.roles)["generate"]
         return max(1, count // choice.lane.width)
 
@@ -231,7 +233,9 @@ class Grid:
         most = max(self.least, min(usual, fair))
         return [most >> i for i in range(20) if most >> i >= self.least]
 
-    def _largest(self, choice: Choice, still: tuple[Still, ...], variant: Variant) -> tuple[Choice, Room] | None:
+    def _largest(
+        self, choice: Candidate, still: tuple[FixedMemory, ...], variant: Variant
+    ) -> tuple[Candidate, MemoryFit] | None:
         """With the largest budget that fits, or none if not even the smallest does; it comes with the largest."""
         self.weighed += 1
         _, *smaller = self.budgets(choice.devices)
@@ -243,7 +247,7 @@ class Grid:
         if not least.fits:
             miss = self.misses.get(variant.label)
             if miss is None or least.over < miss.room.over:
-                self.misses[variant.label] = Miss(room=least, choice=smallest)
+                self.misses[variant.label] = NearMiss(room=least, choice=smallest)
             return None
         for budget in smaller[:-1]:
             between = replace(choice, budget=budget)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 
-from stretto.planner.candidate import Choice
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost import closed_forms as closed
 from stretto.planner.cost.closed_forms import Stages
-from stretto.planner.cost.stage_times import Ending, Prices
+from stretto.planner.cost.stage_times import StageTimes, StepEnd
 from stretto.scheduler.records import FORWARD, UPDATE
 
 STREAM = 8
 """Parts in which a stream of groups is taken to arrive."""
 
 
-def estimate(prices: Prices, choice: Choice, pool: float = math.inf) -> float:
+def estimate(prices: StageTimes, choice: Candidate, pool: float = math.inf) -> float:
     """Seconds of a step, with room for so many tokens in the caches of a lane; by default with all that they need."""
     work, ending = prices.setting.workload, prices.ending(choice)
     at = stages(prices, choice, pool, ending)
@@ -41,7 +41,7 @@ def estimate(prices: Prices, choice: Choice, pool: float = math.inf) -> float:
     return closed.flatten(at)
 
 
-def stages(prices: Prices, choice: Choice, pool: float, ending: Ending) -> Stages:
+def stages(prices: StageTimes, choice: Candidate, pool: float, ending: StepEnd) -> Stages:
     """The stages; what lies side by side takes as long as the slower side, and is told as one stage."""
     separate = choice.strategy == "separate"
     return Stages(

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from stretto.placement.devices import GB
-from stretto.planner.candidate import Choice
-from stretto.planner.problem import Setting
-from stretto.planner.search import CLOSE, Found
+from stretto.planner.candidate import Candidate
+from stretto.planner.problem import PlanningProblem
+from stretto.planner.search import CLOSE, SearchResult
 from stretto.planner.simulate import Forecast
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "head", "gathered", "cache", "context")
-"""Of memory, as `Held` names them."""
+"""Of memory, as `RankMemory` names them."""
 
 LEAST = 1e-6
 """Amounts below are not told apart."""
 
 
-def document(found: Found, setting: Setting) -> dict[str, Any]:
+def document(found: SearchResult, setting: PlanningProblem) -> dict[str, Any]:
     """Plans and rejections as plain data, best first."""
     return {
         "plans": [_plan(forecast, found, setting) for forecast in found.best],
@@ -33,7 +33,7 @@ def document(found: Found, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _plan(forecast: Forecast, found: Found, setting: Setting) -> dict[str, Any]:
+def _plan(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> dict[str, Any]:
     ending = {"update": forecast.ending.update, "publish": forecast.ending.publish, "switch": forecast.ending.switch}
     told = forecast.plan.to_json()
     return {
@@ -51,7 +51,7 @@ def _plan(forecast: Forecast, found: Found, setting: Setting) -> dict[str, Any]:
     }
 
 
-def memory_gb(forecast: Forecast, setting: Setting) -> dict[str, dict[str, float]]:
+def memory_gb(forecast: Forecast, setting: PlanningProblem) -> dict[str, dict[str, float]]:
     """Device -> GB at the peak and part by part; devices that a plan leaves out hold nothing."""
     found = {name: {"peak": 0.0} for name in setting.cluster.devices}
     for room in forecast.room.sides:
@@ -62,7 +62,7 @@ def memory_gb(forecast: Forecast, setting: Setting) -> dict[str, dict[str, float
     return found
 
 
-def cost(forecast: Forecast, setting: Setting) -> float | None:
+def cost(forecast: Forecast, setting: PlanningProblem) -> float | None:
     """Of a step, at the price of a device per hour for all devices of the cluster; none without a price."""
     price = setting.workload.price
     return None if price is None else price * len(setting.cluster) * forecast.step / 3600
@@ -76,7 +76,7 @@ def money(amount: float) -> str:
     return f"{amount:.{decimals}f}"
 
 
-def why(forecast: Forecast, found: Found, setting: Setting) -> str:
+def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> str:
     """What decides about the seconds of a plan, and how far it is ahead or behind."""
     first = found.best[0]
     if forecast is not first:
@@ -93,7 +93,7 @@ def why(forecast: Forecast, found: Found, setting: Setting) -> str:
     return f"{margin}; {binding(forecast, setting)}"
 
 
-def binding(forecast: Forecast, setting: Setting) -> str:
+def binding(forecast: Forecast, setting: PlanningProblem) -> str:
     """Which stage takes most of the step, and what it is bound by."""
     stage = max(forecast.stages, key=lambda name: forecast.stages[name])
     if forecast.ending.seconds > forecast.stages[stage]:
@@ -104,7 +104,7 @@ def binding(forecast: Forecast, setting: Setting) -> str:
     return f"generation takes {share:.0%} of it, bound by {_generation(forecast, setting)}"
 
 
-def _generation(forecast: Forecast, setting: Setting) -> str:
+def _generation(forecast: Forecast, setting: PlanningProblem) -> str:
     """The longest answer alone, too few answers at a time, or reading weights and caches."""
     work, choice = setting.workload, forecast.choice
     lanes = sum(cell.role == "generate" for cell in forecast.plan.cells)
@@ -121,7 +121,7 @@ def _parts(forecast: Forecast) -> str:
     return f"update {ending.update:.2g} s, publish {ending.publish:.2g} s, changes of phase {ending.switch:.2g} s"
 
 
-def notes(found: Found, setting: Setting) -> Iterator[str]:
+def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
     """What a reader should know besides."""
     work = setting.workload
     yield from work.assumed
@@ -154,7 +154,7 @@ def notes(found: Found, setting: Setting) -> Iterator[str]:
         yield told
 
 
-def layout(choice: Choice, workload: Workload) -> str:
+def layout(choice: Candidate, workload: StepWorkload) -> str:
     """How devices are divided, in a line."""
     told = [f"train {_cells(choice, workload, 'train')}", f"generate {_cells(choice, workload, 'generate')}"]
     frozen = [role for role in ("reference", "reward") if role in workload.roles - workload.reading]
@@ -166,7 +166,7 @@ def layout(choice: Choice, workload: Workload) -> str:
     return "; ".join(told)
 
 
-def _cells(choice: Choice, workload: Workload, role: str) -> str:
+def _cells(choice: Candidate, workload: StepWorkload, role: str) -> str:
     split = choice.split(role, workload.reading)
     _, count = choice.places(workload.roles)[role]
     degrees = ", ".join(f"{key} {value}" for key, value in split.degrees.items() if value > 1)

@@ -17,15 +17,15 @@ from stretto.placement.cluster import Cluster
 from stretto.placement.devices import GB
 from stretto.placement.plan import Plan
 from stretto.planner import explain
-from stretto.planner.candidate import Choice
-from stretto.planner.cost.memory_fit import Rooms
-from stretto.planner.cost.stage_times import Prices
-from stretto.planner.enumerate import Grid
-from stretto.planner.problem import Setting, Split
+from stretto.planner.candidate import Candidate
+from stretto.planner.cost.memory_fit import MemoryFits
+from stretto.planner.cost.stage_times import StageTimes
+from stretto.planner.enumerate import Candidates
+from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.saved_calibration import as_measured
 from stretto.planner.search import CLOSE, search, variants_of
 from stretto.planner.simulate import Forecast, simulate
-from stretto.planner.workload import Workload, workload_of
+from stretto.planner.workload import StepWorkload, workload_of
 from stretto.recipe.schema import Placement, Recipe
 
 SMALL = 256
@@ -33,7 +33,7 @@ SMALL = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class AutoPlan:
     """What `auto` came to."""
 
     forecast: Forecast
@@ -42,16 +42,16 @@ class Chosen:
     """In a line."""
 
 
-def setting_of(recipe: Recipe, root: Path, cluster: Cluster, *, running: bool = False) -> Setting:
+def setting_of(recipe: Recipe, root: Path, cluster: Cluster, *, running: bool = False) -> PlanningProblem:
     """A recipe's step on a cluster, with the constants that were measured here where there are any.
 
     `running` is as in `workload_of`.
     """
     constants, source = as_measured(cluster)
-    return Setting.of(workload_of(recipe, root, running=running), constants, source=source)
+    return PlanningProblem.of(workload_of(recipe, root, running=running), constants, source=source)
 
 
-def choose(setting: Setting, section: Placement) -> Chosen:
+def choose(setting: PlanningProblem, section: Placement) -> AutoPlan:
     """The fastest plan that can be executed; a RecipeError if there is none."""
     found = search(setting, variants_of(section))
     if not found.ready:
@@ -63,13 +63,13 @@ def choose(setting: Setting, section: Placement) -> Chosen:
     if others:
         ahead = others[0].step / first.step - 1
         words.append(f"{'about as fast as' if ahead < CLOSE else f'{ahead:.0%} ahead of'} {others[0].choice.label}")
-    return Chosen(forecast=first, why=f"{', '.join(words)}; {explain.binding(first, setting)}")
+    return AutoPlan(forecast=first, why=f"{', '.join(words)}; {explain.binding(first, setting)}")
 
 
-def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> Forecast | None:
+def forecast_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget: int) -> Forecast | None:
     """What a plan is expected to take whose cells say no token budget; none for cells that no strategy makes."""
-    prices, rooms = Prices(setting), Rooms(setting)
-    grid = Grid(setting, prices, rooms)
+    prices, rooms = StageTimes(setting), MemoryFits(setting)
+    grid = Candidates(setting, prices, rooms)
     for variant in variants_of(section):
         for choice in grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ():
             if not _same(choice, plan, setting):
@@ -82,26 +82,26 @@ def forecast_of(plan: Plan, setting: Setting, section: Placement, *, budget: int
     return None
 
 
-def _falling(work: Workload, budget: int) -> list[int]:
+def _falling(work: StepWorkload, budget: int) -> list[int]:
     """This many tokens in a micro-batch and, where the recipe leaves it open, fewer and fewer."""
     least = max(work.longest, min(SMALL, budget))
     smaller = [budget >> halvings for halvings in range(20) if budget >> halvings > least]
     return [max(budget, work.longest)] if work.budget is not None else [*smaller, least]
 
 
-def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -> tuple[int, int]:
+def width_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget: int) -> tuple[int, int]:
     """Over how many devices each training cell of a strategy's plan should be cut, as few as have the room; and how
     many tokens its micro-batches may have there, because such a cell cannot make them smaller by itself.
 
     It is 1 where one device has the room, if only with small micro-batches and recomputing, because a cell of one
     device turns to these by itself; and where no number has.
     """
-    work, rooms = setting.workload, Rooms(setting)
+    work, rooms = setting.workload, MemoryFits(setting)
     generating, training = (
         sum(len(cell.devices) for cell in plan.cells if cell.role == role) for role in ("generate", "train")
     )
     fractions = shares_of(section.fractions, len(plan.devices)) if plan.strategy == "interleave" else None
-    base = Choice(
+    base = Candidate(
         strategy=plan.strategy,
         devices=len(plan.devices),
         generating=generating if plan.strategy == "separate" else None,
@@ -113,7 +113,7 @@ def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -
     if rooms.room(least).fits:
         return 1, base.budget
     wide = (
-        replace(base, train=Split(dp=width), budget=tokens)
+        replace(base, train=ModelSplit(dp=width), budget=tokens)
         for width in range(2, training + 1)
         if not training % width
         for tokens in _falling(work, budget)
@@ -122,14 +122,14 @@ def width_of(plan: Plan, setting: Setting, section: Placement, *, budget: int) -
     return next(((choice.train.width, choice.budget) for choice in fitting), (1, base.budget))
 
 
-def _same(choice: Choice, plan: Plan, setting: Setting) -> bool:
+def _same(choice: Candidate, plan: Plan, setting: PlanningProblem) -> bool:
     """True if a choice has the cells of a plan, and the same flow."""
     made = choice.plan(setting)
     cells, others = ({(cell.role, cell.devices) for cell in each.cells} for each in (made, plan))
     return cells == others and made.flow == plan.flow
 
 
-def document(forecast: Forecast, setting: Setting, used: Sequence[str]) -> dict[str, Any]:
+def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) -> dict[str, Any]:
     """A forecast as plan.json holds it. One device makes its update while it trains, several when they publish."""
     stages, publish = dict(forecast.stages), forecast.ending.seconds
     if len(used) == 1:
@@ -146,7 +146,7 @@ def document(forecast: Forecast, setting: Setting, used: Sequence[str]) -> dict[
     }
 
 
-def _peaks(forecast: Forecast, setting: Setting) -> Mapping[str, float]:
+def _peaks(forecast: Forecast, setting: PlanningProblem) -> Mapping[str, float]:
     """Device -> GB."""
     return {
         name: forecast.held(room)[1].total / GB

@@ -14,7 +14,7 @@ from stretto.models.gguf_header import has_head, read_sizes
 from stretto.models.plausible import implausible_gguf
 from stretto.models.source import cached_config, locate
 from stretto.planner.cost.shapes import ModelShape, named_shape, read_config, shape_of
-from stretto.recipe.schema import Model, RoleModel, Scratch, Shape
+from stretto.recipe.schema import ModelSection, RoleModel, Scratch, Shape
 
 SPECIAL = 6
 """Tokens of a scratch model that are no characters, about; a plan does not feel one more or less."""
@@ -34,14 +34,14 @@ GGUF_KEYS = {
 """Our names -> what GGUF files call them."""
 
 
-def shape_of_model(section: Model | RoleModel, root: Path, *, field: str) -> ModelShape | None:
+def shape_of_model(section: ModelSection | RoleModel, root: Path, *, field: str) -> ModelShape | None:
     """The shape of a model; none where the section names none. `field` is the section's name in the recipe."""
     if section.shape is not None:
         told = section.shape
         if isinstance(told, str) and (root / told).exists():
             told = str(root / told)
         return shape_of(told, field=f"{field}.shape")
-    if section.name == "scratch" and isinstance(section, Model):
+    if section.name == "scratch" and isinstance(section, ModelSection):
         return _scratch(section.scratch or Scratch())
     return None if section.name is None else _of_files(section.name, root, field=f"{field}.name")
 

@@ -18,10 +18,10 @@ from stretto.placement.devices import Device
 from stretto.placement.rates import Rates
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import Costs
-from stretto.planner.workload import Workload
+from stretto.planner.workload import StepWorkload
 
 
-class Split(NamedTuple):
+class ModelSplit(NamedTuple):
     """How the devices of one cell share a model. A tuple, because much is looked up by it."""
 
     dp: int = 1
@@ -50,19 +50,19 @@ class Split(NamedTuple):
 
 
 @cache
-def _mesh(split: Split) -> Mesh:
+def _mesh(split: ModelSplit) -> Mesh:
     return Mesh.of_mesh(split.degrees, split.width)
 
 
-ALONE = Split()
+ALONE = ModelSplit()
 """A cell of one device."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PlanningProblem:
     """What is planned, and for what."""
 
-    workload: Workload
+    workload: StepWorkload
     """The step."""
     cluster: Cluster
     """What there is."""
@@ -74,13 +74,13 @@ class Setting:
     """Devices that were compared already."""
     beside: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)
     """How many of them share a host, as far as it was asked."""
-    sites: dict[tuple[Split, int, int], Site] = field(default_factory=dict, init=False, repr=False)
+    sites: dict[tuple[ModelSplit, int, int], Site] = field(default_factory=dict, init=False, repr=False)
     """Cells on some of them, as far as they were asked for."""
     alike: dict[Site, Site] = field(default_factory=dict, init=False, repr=False)
     """One of those that are equal, so that what is known of it is known of all."""
 
     @classmethod
-    def of(cls, workload: Workload, cluster: Cluster, *, source: str | None = None) -> Setting:
+    def of(cls, workload: StepWorkload, cluster: Cluster, *, source: str | None = None) -> PlanningProblem:
         """With the cluster's own constants, where it has any."""
         kind = cluster.hosts[0].device.kind
         costs = Costs(rates=Rates.of(cluster.rates, kind=kind))
@@ -126,7 +126,7 @@ class Setting:
             self.memo[first, count] = _weakest({device for _, device in self.ordered[first : first + count]})
         return self.memo[first, count]
 
-    def site(self, split: Split, first: int, count: int) -> Site:
+    def site(self, split: ModelSplit, first: int, count: int) -> Site:
         """A cell on some of these devices."""
         key = (split, first, count)
         if key not in self.sites:

@@ -13,14 +13,14 @@ from pathlib import Path
 from statistics import fmean
 
 from stretto.errors import RecipeError
-from stretto.planner.cost.lengths import Lengths
+from stretto.planner.cost.lengths import LengthDistribution
 
 FIELD = "batch.lengths.from_run"
 MOST_ANSWERS = 100_000
 """The newest that are read: enough for any tail."""
 
 
-def recorded_lengths(run: str, root: Path, *, cap: int) -> tuple[int, Lengths]:
+def recorded_lengths(run: str, root: Path, *, cap: int) -> tuple[int, LengthDistribution]:
     """Mean prompt tokens, and the lengths of answers up to `cap`, of a run's newest samples."""
     folder = next((place for place in (root / run, Path(run)) if (place / "samples").is_dir()), None)
     if folder is None:
@@ -34,7 +34,7 @@ def recorded_lengths(run: str, root: Path, *, cap: int) -> tuple[int, Lengths]:
             break
     if not answers:
         raise RecipeError.of(FIELD, f"{folder / 'samples'} holds no sample that can be read", "name another run")
-    return round(fmean(prompts)), Lengths.from_samples(answers, cap=cap)
+    return round(fmean(prompts)), LengthDistribution.from_samples(answers, cap=cap)
 
 
 def _sizes(folder: Path) -> Iterator[tuple[int, int]]:

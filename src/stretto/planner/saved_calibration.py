@@ -26,7 +26,7 @@ ELSEWHERE = "the numbers of CPU devices are another machine's until `stretto pla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedCalibration:
     """What was measured."""
 
     machine: str
@@ -68,11 +68,11 @@ def path_of(device: str) -> Path:
     return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', f'{this_machine()} {device}'.lower()).strip('-')}.json"
 
 
-def keep(found: Kept) -> Path:
+def keep(found: SavedCalibration) -> Path:
     """Writes them down, in place of earlier ones."""
     path = path_of(found.device)
     draft = path.with_suffix(".draft")
-    told = {name: getattr(found, name) for name in Kept.__slots__} | {"rates": dict(found.rates)}
+    told = {name: getattr(found, name) for name in SavedCalibration.__slots__} | {"rates": dict(found.rates)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
@@ -82,7 +82,7 @@ def keep(found: Kept) -> Path:
     return path
 
 
-def kept_for(cluster: Cluster) -> Kept | None:
+def kept_for(cluster: Cluster) -> SavedCalibration | None:
     """What was measured here with the devices of a cluster, or none; all of them must be of one kind."""
     names = {device.name for device, _ in cluster.pools()}
     if len(names) != 1:
@@ -90,7 +90,7 @@ def kept_for(cluster: Cluster) -> Kept | None:
     path = path_of(names.pop())
     try:
         told: Any = json.loads(path.read_text(encoding="utf-8"))
-        found = Kept(**told)
+        found = SavedCalibration(**told)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

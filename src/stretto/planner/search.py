@@ -16,12 +16,12 @@ from fractions import Fraction
 
 from stretto.placement.cluster import Cluster, Host
 from stretto.placement.strategies import PRESETS
-from stretto.planner.candidate import Choice
-from stretto.planner.cost.memory_fit import Room, Rooms
-from stretto.planner.cost.stage_times import Prices
-from stretto.planner.enumerate import WORTH_A_LOOK, Grid, Variant
+from stretto.planner.candidate import Candidate
+from stretto.planner.cost.memory_fit import MemoryFit, MemoryFits
+from stretto.planner.cost.stage_times import StageTimes
+from stretto.planner.enumerate import WORTH_A_LOOK, Candidates, Variant
 from stretto.planner.estimate import estimate
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.planner.simulate import Forecast, simulate
 from stretto.recipe.schema import Placement
 
@@ -39,7 +39,7 @@ LARGEST = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """What a search came to."""
 
     best: tuple[Forecast, ...]
@@ -62,14 +62,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+class RankedCandidate:
     """A choice that fits, before it is simulated."""
 
     seconds: float
     """By its closed form."""
-    choice: Choice
+    choice: Candidate
     """Itself."""
-    room: Room
+    room: MemoryFit
     """Its memory."""
     runs: bool
     """True if it can be executed today."""
@@ -88,10 +88,10 @@ def _without_collecting() -> Iterator[None]:
 
 
 @_without_collecting()
-def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
+def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchResult:
     """The best plan of each of these strategies."""
-    prices, rooms = Prices(setting), Rooms(setting)
-    grid = Grid(setting, prices, rooms)
+    prices, rooms = StageTimes(setting), MemoryFits(setting)
+    grid = Candidates(setting, prices, rooms)
     most = min(SIMULATED, ANSWERS // setting.workload.answers)
     rejected: dict[str, str] = {}
     best: list[Forecast] = []
@@ -108,7 +108,7 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
             rejected[variant.label] = why or _miss(grid, variant, setting)
     best.sort(key=_seconds)
     ready.sort(key=_seconds)
-    return Found(
+    return SearchResult(
         best=tuple(best),
         rejected=tuple(rejected.items()),
         ready=tuple(ready),
@@ -118,7 +118,7 @@ def search(setting: Setting, variants: tuple[Variant, ...]) -> Found:
     )
 
 
-def _simulated(grid: Grid, prices: Prices, variant: Variant, quota: int) -> list[Forecast]:
+def _simulated(grid: Candidates, prices: StageTimes, variant: Variant, quota: int) -> list[Forecast]:
     """Forecasts of a strategy: of each number of devices the most promising choices, from all devices to one.
 
     What is simulated for a number of devices does not depend on how many there are besides, but for what its closed
@@ -171,26 +171,26 @@ def _shares(section: Placement) -> tuple[Fraction, ...]:
     return tuple(Fraction(str(share)).limit_denominator(LARGEST) for share in told)
 
 
-def _bounds(grid: Grid, prices: Prices, variant: Variant, size: int) -> list[tuple[float, Choice]]:
+def _bounds(grid: Candidates, prices: StageTimes, variant: Variant, size: int) -> list[tuple[float, Candidate]]:
     """Every choice on so many devices with its closed form if memory were no matter, the least first."""
     found = [(estimate(prices, choice), choice) for choice in grid.choices(variant, size)]
     return sorted(found, key=lambda item: item[0])
 
 
 def _ranked(
-    grid: Grid,
-    prices: Prices,
+    grid: Candidates,
+    prices: StageTimes,
     variant: Variant,
-    bounds: list[tuple[float, Choice]],
+    bounds: list[tuple[float, Candidate]],
     quota: int,
     bars: Mapping[bool, float],
-) -> list[Ranked]:
+) -> list[RankedCandidate]:
     """Of these choices those that fit, the best by their closed forms: so many, and one that can be executed.
 
     `bars` say above which seconds those that cannot be executed, and those that can, are not worth a look.
     """
-    found: list[Ranked] = []
-    able: list[Ranked] = []
+    found: list[RankedCandidate] = []
+    able: list[RankedCandidate] = []
     for least, choice in bounds:
         if found and least > min(WORTH_A_LOOK * found[0].seconds, max(bars.values())):
             break
@@ -200,13 +200,13 @@ def _ranked(
             continue
         for fitting, room in grid.fitting(choice, variant):
             seconds = estimate(prices, fitting, room.pool)
-            each = Ranked(seconds=seconds, choice=fitting, room=room, runs=fitting.runs(grid.setting.workload))
+            each = RankedCandidate(seconds=seconds, choice=fitting, room=room, runs=fitting.runs(grid.setting.workload))
             for kind in (found, able) if each.runs else (found,):
                 insort(kind, each, key=lambda item: item.seconds)
     return found[:quota] + [each for each in able[:1] if each not in found[:quota]]
 
 
-def _miss(grid: Grid, variant: Variant, setting: Setting) -> str:
+def _miss(grid: Candidates, variant: Variant, setting: PlanningProblem) -> str:
     miss = grid.misses.get(variant.label)
     if miss is None:
         return f"its shares do not divide {len(setting.names)} devices"
@@ -214,7 +214,7 @@ def _miss(grid: Grid, variant: Variant, setting: Setting) -> str:
 
 
 @_without_collecting()
-def smallest_cluster(setting: Setting, variants: tuple[Variant, ...]) -> int | None:
+def smallest_cluster(setting: PlanningProblem, variants: tuple[Variant, ...]) -> int | None:
     """How many devices, of the kind that has most memory in all, would hold the step; none if no number would."""
     counts = list(_counts(len(setting.names)))
     if not any(_holds(setting, variants, count) for count in counts[-2:]):
@@ -222,10 +222,10 @@ def smallest_cluster(setting: Setting, variants: tuple[Variant, ...]) -> int | N
     return next(count for count in counts if _holds(setting, variants, count))
 
 
-def _holds(setting: Setting, variants: tuple[Variant, ...], count: int) -> bool:
+def _holds(setting: PlanningProblem, variants: tuple[Variant, ...], count: int) -> bool:
     """True if there is a plan over so many devices, without a look at its seconds."""
     larger = replace(setting, cluster=_cluster(setting, count))
-    grid = Grid(larger, Prices(larger), Rooms(larger))
+    grid = Candidates(larger, StageTimes(larger), MemoryFits(larger))
     able = [variant for variant in variants if variant.cannot(larger) is None]
     return any(True for each in able for choice in grid.choices(each, count) for _ in grid.fitting(choice, each))
 
@@ -235,13 +235,13 @@ def _counts(beyond: int) -> Iterator[int]:
     yield from sorted(size for i in range(14) for size in (2**i, 3 * 2**i) if beyond < size <= LARGEST)
 
 
-def roomiest(setting: Setting) -> Host:
+def roomiest(setting: PlanningProblem) -> Host:
     """A host with the kind of device that has most memory in all."""
     memory = {device: count * device.memory for device, count in setting.cluster.pools()}
     return max(setting.cluster.hosts, key=lambda host: (memory[host.device], host.count))
 
 
-def _cluster(setting: Setting, count: int) -> Cluster:
+def _cluster(setting: PlanningProblem, count: int) -> Cluster:
     host = roomiest(setting)
     if host.device.kind == "cpu":  # more of them share the same memory
         share = len(setting.names) / count

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stretto.placement.plan import Plan
-from stretto.planner.candidate import Choice
-from stretto.planner.cost.memory import Held
-from stretto.planner.cost.memory_fit import Room, SideRoom
-from stretto.planner.cost.stage_times import Ending, Priced, Prices, typical
-from stretto.planner.problem import Setting
-from stretto.scheduler.records import FORWARD, UPDATE, Carried, Launch, Speeds, Terms
-from stretto.scheduler.simulator import Simulated, Simulation, Stretch
-from stretto.scheduler.state import Step
+from stretto.planner.candidate import Candidate
+from stretto.planner.cost.memory import RankMemory
+from stretto.planner.cost.memory_fit import GroupMemory, MemoryFit
+from stretto.planner.cost.stage_times import PlanDurations, StageTimes, StepEnd, typical
+from stretto.planner.problem import PlanningProblem
+from stretto.scheduler.records import FORWARD, UPDATE, BufferedGroup, GroupStart, SpeedEstimate, StepSpec
+from stretto.scheduler.simulator import BusySpan, Simulated, Simulation
+from stretto.scheduler.state import StepState
 
 TRIES = 5
 """Numbers of answers at a time that are tried before one that cannot fail."""
@@ -31,17 +31,17 @@ FEWER = 0.9
 class Forecast:
     """What a step is expected to be."""
 
-    choice: Choice
+    choice: Candidate
     """What was simulated."""
     plan: Plan
     """Its plan."""
-    room: Room
+    room: MemoryFit
     """Its memory."""
     step: float
     """Seconds of a step; with staleness 1, of one that is neither the first nor the last."""
     stages: Mapping[str, float]
     """Stage -> seconds on the cells that serve it, averaged over them; they add up to more where stages overlap."""
-    ending: Ending
+    ending: StepEnd
     """What follows when everything is accumulated."""
     idle: float
     """Share of the devices' seconds without work."""
@@ -53,7 +53,7 @@ class Forecast:
     """Answers that a lane generates at a time, at most."""
     cached: float
     """Most tokens that a lane's caches held."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[BusySpan, ...]
     """What each cell did."""
 
     @property
@@ -61,26 +61,28 @@ class Forecast:
         """Generated tokens per second of a step."""
         return self.tokens / self.step
 
-    def held(self, room: SideRoom) -> tuple[str, Held]:
+    def held(self, room: GroupMemory) -> tuple[str, RankMemory]:
         """The phase in which a device of this side holds most, and what; with the caches that were needed."""
         phases = dict(room.phases)
         if "generate" in phases:
-            phases["generate"] += Held(cache=self.cached * room.token / self.choice.lane.mesh.dp)
+            phases["generate"] += RankMemory(cache=self.cached * room.token / self.choice.lane.mesh.dp)
         phase = max(phases, key=lambda name: phases[name].total)
         return phase, phases[phase]
 
 
-def simulate(prices: Prices, choice: Choice, room: Room) -> Forecast:
+def simulate(prices: StageTimes, choice: Candidate, room: MemoryFit) -> Forecast:
     """The forecast of a choice that fits."""
     work = prices.setting.workload
     plan = choice.plan(prices.setting)
-    durations = Priced(prices, choice, plan)
+    durations = PlanDurations(prices, choice, plan)
     lanes = sum(cell.role == "generate" for cell in plan.cells)
     slots, took = _within(prices, choice, plan, durations, room.pool)
     return _forecast(prices.setting, choice, plan, room, durations, took, min(slots, -(-work.answers // lanes)))
 
 
-def _within(prices: Prices, choice: Choice, plan: Plan, durations: Priced, pool: float) -> tuple[int, Simulated]:
+def _within(
+    prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDurations, pool: float
+) -> tuple[int, Simulated]:
     """How many answers a lane may generate at a time without its caches outgrowing the pool, and the step with them.
 
     The largest number that usually has room is tried first, then fewer by somewhat more than it was too many, and
@@ -97,22 +99,24 @@ def _within(prices: Prices, choice: Choice, plan: Plan, durations: Priced, pool:
     return least, run_step(prices, choice, plan, durations, least)
 
 
-def run_step(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Simulated:
+def run_step(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDurations, slots: int) -> Simulated:
     """One step on the virtual clock, with so many answers at a time on a lane."""
     work = prices.setting.workload
-    step = Step(plan, _terms(prices, choice, plan, durations, slots), spread=max(work.lengths.sigma, 0.1))
+    step = StepState(plan, _terms(prices, choice, plan, durations, slots), spread=max(work.lengths.sigma, 0.1))
     lengths = {(i, j): tokens for i, group in enumerate(durations.lengths) for j, tokens in enumerate(group)}
     # Nobody knows yet which prompt has long answers.
     launch = {"prompt_tokens": work.prompt, "samples": work.samples}
-    launches = [Launch(prompt=str(i), expected=work.lengths.mean, **launch) for i in range(work.launched)]
+    launches = [GroupStart(prompt=str(i), expected=work.lengths.mean, **launch) for i in range(work.launched)]
     simulation = Simulation(step, durations, lengths)
     if not work.staleness:
         return simulation.run(launches)
-    carried = [Carried(launch=launches[i], sizes=tuple(enumerate(durations.lengths[i]))) for i in range(work.prompts)]
+    carried = [
+        BufferedGroup(launch=launches[i], sizes=tuple(enumerate(durations.lengths[i]))) for i in range(work.prompts)
+    ]
     return simulation.run(launches, carried)
 
 
-def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots: int) -> Terms:
+def _terms(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDurations, slots: int) -> StepSpec:
     work = prices.setting.workload
     stages = tuple(role for role in (*FORWARD, *UPDATE) if role in work.roles)
     first = {cell.role: cell for cell in reversed(plan.cells)}
@@ -127,7 +131,7 @@ def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots:
     alone, full = durations.tick(lane, 1, half), durations.tick(lane, slots, half)
     once, twice = durations.prefill(lane, work.longest), durations.prefill(lane, 2 * work.longest)
     again = (twice - once) / work.longest
-    return Terms(
+    return StepSpec(
         groups=work.prompts,
         drops=False,
         barrier=work.barrier,
@@ -135,7 +139,7 @@ def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots:
         slots={cell.name: slots for cell in plan.cells if cell.role == "generate"},
         budgets=budgets,
         longest=work.lengths.cap,
-        speeds=Speeds(
+        speeds=SpeedEstimate(
             tick=alone,
             tick_each=(full - alone) / max(1, slots - 1),
             per_token=per_token,
@@ -146,7 +150,13 @@ def _terms(prices: Prices, choice: Choice, plan: Plan, durations: Priced, slots:
 
 
 def _forecast(
-    setting: Setting, choice: Choice, plan: Plan, room: Room, durations: Priced, took: Simulated, slots: int
+    setting: PlanningProblem,
+    choice: Candidate,
+    plan: Plan,
+    room: MemoryFit,
+    durations: PlanDurations,
+    took: Simulated,
+    slots: int,
 ) -> Forecast:
     work, ending = setting.workload, durations.ending
     cells = {cell.name: cell for cell in plan.cells}

@@ -1,7 +1,7 @@
 """What a step is, as the planner sees it: models and their roles, how many answers, how long, what is trained.
 
 It follows from a recipe and from nothing else; no data is read, unless the recipe takes its lengths from a run. What a
-recipe leaves open and a plan must know is assumed here, and said (`Workload.assumed`).
+recipe leaves open and a plan must know is assumed here, and said (`StepWorkload.assumed`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.errors import Problem, RecipeError
-from stretto.planner.cost.lengths import Counts, Lengths
+from stretto.planner.cost.lengths import Counts, LengthDistribution
 from stretto.planner.cost.seconds import Precision
 from stretto.planner.cost.shapes import ModelShape
-from stretto.planner.cost.token_load import Load
+from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.run_lengths import recorded_lengths
 from stretto.recipe.schema import Recipe, RoleModel
@@ -27,7 +27,7 @@ ASSUMED_PROMPT, ASSUMED_MEAN, ASSUMED_SIGMA = 128, 0.4, 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class StepWorkload:
     """One step."""
 
     shapes: Mapping[str, ModelShape]
@@ -42,7 +42,7 @@ class Workload:
     """Optimizer updates."""
     prompt: int
     """Tokens of a prompt."""
-    lengths: Lengths
+    lengths: LengthDistribution
     """Of answers."""
     adapter: int
     """Rank of a LoRA; 0 where all weights are trained."""
@@ -99,16 +99,16 @@ class Workload:
         return sum(map(sum, self.drawn))
 
     @cached_property
-    def load(self) -> Load:
+    def load(self) -> TokenLoad:
         """What a stage after generation computes; prompts of a group once."""
-        return Load.groups(self.prompt, self.drawn[: self.prompts], shared=True)
+        return TokenLoad.groups(self.prompt, self.drawn[: self.prompts], shared=True)
 
     def precision_of(self, role: str) -> Precision:
         """How the weights of a role are stored where they are not trained."""
         return self.base if self.adapter and role in ("generate", "train", "reference") else self.precision
 
 
-def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> Workload:
+def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWorkload:
     """The step of a recipe; raises a RecipeError with everything that keeps it from being planned.
 
     `running` asks for the step as a run takes it today: its critic comes trained, and is only read.
@@ -121,7 +121,7 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> Workloa
     adapter, algorithm, batch = recipe.model.adapter, CATALOG[recipe.algorithm.name], recipe.batch
     borrowed = {"generate"} | ({"reference"} if adapter and recipe.roles.reference == "adapter-off" else set())
     borrowed |= {"value"} if "fit" in shapes else set()
-    return Workload(
+    return StepWorkload(
         shapes=shapes,
         prompts=batch.prompts,
         launched=math.ceil(batch.prompts * batch.oversample),
@@ -174,7 +174,7 @@ def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShap
     return shapes
 
 
-def _lengths(recipe: Recipe, root: Path) -> tuple[int, Lengths, tuple[str, ...]]:
+def _lengths(recipe: Recipe, root: Path) -> tuple[int, LengthDistribution, tuple[str, ...]]:
     """Prompt tokens, the distribution of answers, and what of it nobody said."""
     told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
     if told is None:
@@ -183,8 +183,8 @@ def _lengths(recipe: Recipe, root: Path) -> tuple[int, Lengths, tuple[str, ...]]
             f"lengths are assumed: prompts of {ASSUMED_PROMPT} tokens, answers of {mean:g} on average, up to {longest} "
             "(batch.lengths says it better)"
         )
-        return ASSUMED_PROMPT, Lengths(mean=mean, sigma=ASSUMED_SIGMA, cap=longest), (assumed,)
+        return ASSUMED_PROMPT, LengthDistribution(mean=mean, sigma=ASSUMED_SIGMA, cap=longest), (assumed,)
     if told.from_run is not None:
         prompt, lengths = recorded_lengths(told.from_run, root, cap=longest)
         return prompt, lengths, ()
-    return told.prompt, Lengths.of(told.response), ()
+    return told.prompt, LengthDistribution.of(told.response), ()

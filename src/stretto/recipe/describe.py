@@ -12,7 +12,16 @@ from typing import Any
 from stretto.algorithms.catalog import CATALOG, estimator_of
 from stretto.checks.rules.base import DEFAULTS, is_default, value_of
 from stretto.recipe.resolve import resolve
-from stretto.recipe.schema import AlgorithmSection, Model, Recipe, RewardPart, RoleModel, Source, Task, Vstar
+from stretto.recipe.schema import (
+    AlgorithmSection,
+    ModelSection,
+    Recipe,
+    RewardPart,
+    RoleModel,
+    Source,
+    TaskSection,
+    Vstar,
+)
 
 ESTIMATORS = {
     "k1": "k1 = lp - lp_ref",
@@ -196,8 +205,8 @@ def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
     """(dotted name, value, default) of every key whose value is not what leaving it out would have given."""
     source = Source(kind=recipe.task.source.kind, name=recipe.task.source.name)
     named = Recipe(
-        model=Model(name=recipe.model.name),
-        task=Task(source=source),
+        model=ModelSection(name=recipe.model.name),
+        task=TaskSection(source=source),
         rewards=tuple(RewardPart(kind=part.kind) for part in recipe.rewards),
         algorithm=AlgorithmSection(name=recipe.algorithm.name),
     )

@@ -39,7 +39,7 @@ EXACT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class RecipeText:
     """What could be made of a recipe."""
 
     recipe: Recipe | None
@@ -60,18 +60,18 @@ def parse_recipe(data: object) -> Recipe:
     return _whole(read_data(data))
 
 
-def _whole(reading: Reading) -> Recipe:
+def _whole(reading: RecipeText) -> Recipe:
     if reading.problems or reading.recipe is None:
         raise RecipeError(*reading.problems)
     return reading.recipe
 
 
-def read_recipe(path: Path, changes: Sequence[str] = ()) -> Reading:
+def read_recipe(path: Path, changes: Sequence[str] = ()) -> RecipeText:
     """As `load_recipe`, but returns the problems, with what can be used of the recipe without the keys at fault."""
     try:
         data, problems = document.read(read_text(path), name=str(path))
     except RecipeError as error:
-        return Reading(recipe=None, problems=error.problems, doubtful=frozenset())
+        return RecipeText(recipe=None, problems=error.problems, doubtful=frozenset())
     for change in changes:
         try:
             data = apply(data, change)
@@ -123,7 +123,7 @@ def _recipes_beside(path: Path) -> list[str]:
         return []
 
 
-def read_data(data: object, problems: Sequence[Problem] = ()) -> Reading:
+def read_data(data: object, problems: Sequence[Problem] = ()) -> RecipeText:
     """Validates plain data. Keys at fault are taken out and the rest is read again, so that it can be checked too."""
     found = list(problems)
     doubtful = {problem.field for problem in found}
@@ -142,8 +142,8 @@ def read_data(data: object, problems: Sequence[Problem] = ()) -> Reading:
         except ValidationError as error:
             wrong = explain(error.errors(include_url=False, include_context=False), data)
         else:
-            return Reading(recipe=recipe, problems=tuple(found), doubtful=frozenset(doubtful))
-    return Reading(recipe=None, problems=tuple(found), doubtful=frozenset(doubtful))
+            return RecipeText(recipe=recipe, problems=tuple(found), doubtful=frozenset(doubtful))
+    return RecipeText(recipe=None, problems=tuple(found), doubtful=frozenset(doubtful))
 
 
 def drop(data: Any, path: words.Path) -> None:

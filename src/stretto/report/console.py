@@ -55,7 +55,7 @@ class Progress(Protocol):
 def console_for(stream: TextIO | None) -> Progress:
     """A live display if the stream is a terminal that can draw one, else plain lines. Where none is open, nothing."""
     if stream is None:
-        return Unseen()
+        return SilentProgress()
     stream = tolerant(stream)
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         return LiveProgress(Console(file=stream))
@@ -157,7 +157,7 @@ class PlainProgress:
         return text.encode(encoding, errors="replace").decode(encoding)
 
 
-class Unseen:
+class SilentProgress:
     """Says nothing, for commands whose output is one document."""
 
     def start(self, steps: int, done: int) -> None:

@@ -49,7 +49,7 @@ class OutputLost(OSError):
     """Standard output does not take what a command was run for."""
 
 
-class Needed:
+class RequiredStream:
     """A stream for what a command was run for: that it cannot be written ends the command, and is told as what it is.
 
     All else is the stream's own.
@@ -107,7 +107,7 @@ def standard_streams(*, output_matters: bool) -> Iterator[None]:
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             with suppress(OSError, ValueError):
                 reconfigure(errors="replace")
-    sys.stdout = cast(TextIO, Needed(sys.stdout)) if output_matters else tolerant(sys.stdout)
+    sys.stdout = cast(TextIO, RequiredStream(sys.stdout)) if output_matters else tolerant(sys.stdout)
     sys.stderr = tolerant(sys.stderr)
     try:
         yield
@@ -120,8 +120,8 @@ def delivered(stream: IO[str]) -> str | None:
 
     What was lost then goes nowhere, or Python would fail at it once more when it ends.
     """
-    known = stream.why if isinstance(stream, Needed) else None
-    stream = stream.whole if isinstance(stream, Tolerant | Needed) else stream
+    known = stream.why if isinstance(stream, RequiredStream) else None
+    stream = stream.whole if isinstance(stream, Tolerant | RequiredStream) else stream
     try:
         stream.flush()
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from stretto.types import Group, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class StepBatch:
     """What a step learns from."""
 
     scored: Scored

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from stretto.environments.trajectory import Launch
+from stretto.environments.trajectory import RolloutStart
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
-from stretto.runtime.runtime import CrewParts
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.storage.pass_rates import interval, pass_at_k, wilson
 from stretto.types import Group, Prompt, Trajectory
@@ -65,7 +65,7 @@ def of_asked(n: int, asked: int) -> str:
     return f"{asked} prompts" if n == asked else f"{n} of {asked} prompts"
 
 
-async def evaluate(parts: CrewParts, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
+async def evaluate(parts: Runtime, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
     """Asks every prompt. RewardError if too many answers have no verdict."""
     greedy = await _answers(parts, prompts, attempts=1, temperature=0.0)
     groups, failed = greedy.groups, greedy.failed
@@ -94,10 +94,10 @@ async def evaluate(parts: CrewParts, prompts: Sequence[Prompt], *, pass_k: int) 
     )
 
 
-async def _answers(parts: CrewParts, prompts: Sequence[Prompt], *, attempts: int, temperature: float) -> Scored:
+async def _answers(parts: Runtime, prompts: Sequence[Prompt], *, attempts: int, temperature: float) -> Scored:
     """Scored attempts at each prompt."""
     launches = [
-        Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt in prompts for attempt in range(attempts)
+        RolloutStart(prompt=prompt, visit=VISIT, attempt=attempt) for prompt in prompts for attempt in range(attempts)
     ]
     scored = await sample(parts, launches, temperature=temperature)
     guards.evaluation_errors(parts.recipe.guards, scored, launched=len(launches))

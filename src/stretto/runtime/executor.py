@@ -19,46 +19,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engines.queue import RoutedClient
-from stretto.environments.trajectory import Launch, Outside, run_trajectory
+from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.rewards.base import Scores
 from stretto.rewards.model_scores import rated
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
-from stretto.runtime.batch import Batch
+from stretto.runtime.batch import StepBatch
 from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
-from stretto.runtime.parts import Parts
+from stretto.runtime.parts import RuntimeBase
 from stretto.runtime.spans import JUDGES, Clock
-from stretto.scheduler.length_predictor import Lengths
-from stretto.scheduler.records import Carried, Item, Move, Piece
-from stretto.scheduler.records import Launch as Asked
-from stretto.scheduler.speed_estimator import Pace
+from stretto.scheduler.length_predictor import LengthPredictor
+from stretto.scheduler.records import BufferedGroup, Item, MoveRollouts, StageWork
+from stretto.scheduler.records import GroupStart as Asked
+from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
-from stretto.workers.worker_group import Crew
+from stretto.workers.worker_group import WorkerGroup
 
 STREAMS = {"reference": "reference", "value": "values"}
 """Stage -> the stream that it makes, as algorithms call it."""
 
 
-class Hands:
+class StepExecutor:
     """One step's."""
 
     def __init__(
         self,
-        parts: Parts,
-        crew: Crew,
-        lengths: Lengths,
+        parts: RuntimeBase,
+        crew: WorkerGroup,
+        lengths: LengthPredictor,
         *,
-        pace: Pace,
+        pace: SpeedEstimator,
         clock: Clock,
         step: int,
-        carried: Batch | None = None,
+        carried: StepBatch | None = None,
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
         self.parts, self.crew, self.lengths, self.pace = parts, crew, lengths, pace
         self.clock, self.step, self.carried = clock, step, carried
         self.sampling = parts.sampling(temperature=parts.recipe.engine.temperature)
         self.min_samples = parts.algorithm.min_samples
-        self.asked: list[list[Launch]] = []
+        self.asked: list[list[RolloutStart]] = []
         self.rounds = 0
         self.asking: dict[Item, RoutedClient] = {}
         self.trajectories: dict[Item, Trajectory] = {}
@@ -75,7 +75,9 @@ class Hands:
         self.reports: list[dict[str, float]] = []
         self.judging, self.judges = 0, ExitStack()
         for index, group in enumerate(carried.accepted if carried else ()):
-            self.asked.append([Launch(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories])
+            self.asked.append(
+                [RolloutStart(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories]
+            )
             self.trajectories |= {(index, trajectory.attempt): trajectory for trajectory in group.trajectories}
             self.scored[index] = Scored(groups=(group,), failed=())
         self.first = len(self.asked)
@@ -88,7 +90,7 @@ class Hands:
         batch, found = self.parts.recipe.batch, list[Asked]()
         for prompt, visit in self.parts.prompts.take(count):
             attempts = range(batch.samples)
-            self.asked.append([Launch(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
+            self.asked.append([RolloutStart(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
             found.append(self._asked(prompt, len(attempts)))
         return found
 
@@ -98,10 +100,10 @@ class Hands:
         expected = self.lengths.expected(prompt.id)
         return Asked(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
 
-    def carry(self) -> list[Carried]:
+    def carry(self) -> list[BufferedGroup]:
         """What is carried into the step, as the scheduler sees it."""
         return [
-            Carried(
+            BufferedGroup(
                 launch=self._asked(group.prompt, len(group.trajectories)),
                 sizes=tuple((each.attempt, guards.sampled_tokens(each)) for each in group.trajectories),
             )
@@ -152,7 +154,9 @@ class Hands:
             environment=self.parts.environment,
             renderer=self.parts.renderer,
             sampling=self.sampling,
-            outside=Outside(self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting),
+            outside=EnvironmentBudget(
+                self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting
+            ),
         )
         self.trajectories[item] = trajectory
         tokens = guards.sampled_tokens(trajectory)
@@ -163,7 +167,7 @@ class Hands:
         counts["longest"] = max(counts.get("longest", 0), tokens)
         return 0 if trajectory.failure else tokens
 
-    def move(self, move: Move) -> None:
+    def move(self, move: MoveRollouts) -> None:
         """Lets trajectories go on elsewhere."""
         for item in move.items:
             asking = self.asking[item]
@@ -211,14 +215,14 @@ class Hands:
 
     # Pieces -----------------------------------------------------------------------------------------------------------
 
-    async def piece(self, piece: Piece) -> None:
+    async def piece(self, piece: StageWork) -> None:
         """Scores or trains."""
         with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.crew.version) as counts:
             counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
             await self._piece(piece)
         self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens)
 
-    async def _piece(self, piece: Piece) -> None:
+    async def _piece(self, piece: StageWork) -> None:
         trajectories = [self.trajectories[item] for item in piece.items]
         if piece.stage == "reward":
             scores = await rated(trajectories, measure=partial(self.crew.score, piece.cell))
@@ -307,9 +311,9 @@ class Hands:
                 self.lengths.saw(trajectory.prompt.id, guards.sampled_tokens(trajectory))
         self.lengths.stepped()
 
-    def made(self, accepted: Sequence[int]) -> Batch:
+    def made(self, accepted: Sequence[int]) -> StepBatch:
         """What was launched in this step, with the credit of what it has trained on."""
-        return Batch(
+        return StepBatch(
             scored=self.all_scored(),
             accepted=tuple(self.scored[index].groups[0] for index in accepted),
             samples=self._samples(accepted),
@@ -318,7 +322,7 @@ class Hands:
             old={key: numbers for key, numbers in self.old.items() if self.carried and key not in self.carried.old},
         )
 
-    def learned(self, made: Batch) -> Batch:
+    def learned(self, made: StepBatch) -> StepBatch:
         """What this step has trained on: what was carried into it, or what it has made."""
         return replace(self.carried, samples=self._samples(range(self.first))) if self.carried else made
 

@@ -19,7 +19,7 @@ from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Plan
 from stretto.planner import forecast as foresee
 from stretto.planner.explain import money
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
 from stretto.runtime.parts import devices_of, make_plan, token_budget
@@ -32,7 +32,7 @@ LONE = ("auto", "1xcpu", "1xgpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """A plan, and what is expected of it."""
 
     plan: Plan
@@ -45,11 +45,11 @@ class Planned:
         return self.plan.to_json() | ({} if self.expected is None else {"predicted": dict(self.expected)})
 
 
-def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
+def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
     """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
     section = recipe.placement
     if len(devices_of(section)) == 1:
-        return Planned(plan=make_plan(recipe), expected=None)
+        return PlannedRun(plan=make_plan(recipe), expected=None)
     if section.strategy == "auto" and section.cells is None:
         try:
             setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
@@ -61,13 +61,13 @@ def planned(recipe: Recipe, root: Path, note: Note) -> Planned:
             told = [setting.source or "usual constants", *setting.workload.assumed[:1]]
             note(f"plan: {chosen.why} ({'; '.join(told)})")
             plan = chosen.forecast.plan
-            return Planned(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
+            return PlannedRun(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
     known = _setting(recipe, root)
     plan = widened(recipe, known, note)
-    return Planned(plan=plan, expected=expectation(recipe, known, plan))
+    return PlannedRun(plan=plan, expected=expectation(recipe, known, plan))
 
 
-def widened(recipe: Recipe, setting: Setting | None, note: Note) -> Plan:
+def widened(recipe: Recipe, setting: PlanningProblem | None, note: Note) -> Plan:
     """The plan that a recipe names; training cells of a strategy get more devices where one is too small."""
     plan = make_plan(recipe)
     if setting is None or recipe.placement.cells is not None or recipe.placement.strategy == "auto":
@@ -84,7 +84,7 @@ def widened(recipe: Recipe, setting: Setting | None, note: Note) -> Plan:
     return replace(plan, cells=tuple(cells)) if smaller else plan
 
 
-def expectation(recipe: Recipe, setting: Setting | None, plan: Plan) -> dict[str, Any] | None:
+def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> dict[str, Any] | None:
     """What a plan is expected to take, or none where the planner cannot tell."""
     if setting is None:
         return None
@@ -92,7 +92,7 @@ def expectation(recipe: Recipe, setting: Setting | None, plan: Plan) -> dict[str
     return None if forecast is None else foresee.document(forecast, setting, plan.devices)
 
 
-def _setting(recipe: Recipe, root: Path) -> Setting | None:
+def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
     """The recipe's step on the run's devices; none where the planner cannot tell."""
     try:
         return foresee.setting_of(recipe, root, _cluster(recipe), running=True)
@@ -100,7 +100,7 @@ def _setting(recipe: Recipe, root: Path) -> Setting | None:
         return None
 
 
-def _usual(recipe: Recipe, setting: Setting) -> int:
+def _usual(recipe: Recipe, setting: PlanningProblem) -> int:
     """Tokens of a micro-batch if nothing goes wrong."""
     return token_budget(recipe, "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda")
 
@@ -147,7 +147,7 @@ def measured(
     }
 
 
-def write(folder: Path, told: Planned, took: Mapping[str, Any] | None) -> None:
+def write(folder: Path, told: PlannedRun, took: Mapping[str, Any] | None) -> None:
     """plan.json, with what is known by now."""
     content = told.to_json() | ({} if took is None else {"measured": dict(took)})
     replace_file(folder / "plan.json", [to_json(content, indent=2), "\n"])
@@ -185,7 +185,7 @@ def _number(value: float | None) -> str:
 
 
 def compared(
-    folder: Path, told: Planned, recipe: Recipe, root: Path, *, after: int, memory: Mapping[str, float]
+    folder: Path, told: PlannedRun, recipe: Recipe, root: Path, *, after: int, memory: Mapping[str, float]
 ) -> Sequence[str]:
     """Writes plan.json anew, with what was measured, and returns the table; nothing if there was no step."""
     hourly = recipe.placement.price_per_gpu_hour

@@ -59,7 +59,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "peft", "safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class InputFile:
     """One thing that is read."""
 
     what: str
@@ -71,13 +71,13 @@ class Item:
     sha256: str | None
     """Of its content; none while a large file was not read yet."""
 
-    def versus(self, before: Item) -> str:
+    def versus(self, before: InputFile) -> str:
         """Enough of both to tell them apart."""
         here, there = ((item.sha256 or "not known")[:12] for item in (self, before))
         return f"{self.size} {self.unit}, sha256 {here}; before {before.size}, {there}"
 
 
-Items = dict[str, Item]
+Items = dict[str, InputFile]
 """Name -> item. Names do not depend on where the run or its files are."""
 
 Read = Callable[[Path], str | None]
@@ -121,7 +121,7 @@ def prompt_items(prompts: Sequence[Prompt], where: str) -> Items:
         for prompt in ordered:
             text = to_json([prompt.id, part(prompt)], sort_keys=True)
             hashed.update(f"{len(text)}|{text}".encode())
-        found[name] = Item(what=where, size=len(ordered), unit=PROMPTS, sha256=hashed.hexdigest())
+        found[name] = InputFile(what=where, size=len(ordered), unit=PROMPTS, sha256=hashed.hexdigest())
     return found
 
 
@@ -147,7 +147,7 @@ def _files(paths: Mapping[str, Path], read: Read) -> Items:
     for name, path in paths.items():
         try:
             size = path.stat().st_size
-            found[name] = Item(what=str(path), size=size, unit="bytes", sha256=read(path))
+            found[name] = InputFile(what=str(path), size=size, unit="bytes", sha256=read(path))
         except OSError as error:
             raise RecipeError.of(str(path), f"cannot be read: {error.strerror}", "make it readable") from error
     return found
@@ -208,7 +208,7 @@ def _changes(old: Items, new: Items) -> Iterator[str]:
             yield f"{now.what} differs from what this run was trained with ({now.versus(was)})"
 
 
-def _another(was: Item | None, now: Item) -> bool:
+def _another(was: InputFile | None, now: InputFile) -> bool:
     """True if the contents differ, as far as both are known."""
     return was is None or was.size != now.size or (was.sha256 or now.sha256) != now.sha256
 
@@ -251,7 +251,9 @@ def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
         if found["format"] != FORMAT:
             reason = f"is written in format {found['format']}, and this version of stretto reads {FORMAT}"
             raise RecipeError.of(str(path), reason, "use the version of stretto that the run was made with")
-        inputs = {key: {name: Item(**item) for name, item in items.items()} for key, items in found["inputs"].items()}
+        inputs = {
+            key: {name: InputFile(**item) for name, item in items.items()} for key, items in found["inputs"].items()
+        }
         return inputs, dict(found["packages"])
     except FileNotFoundError:
         return None
@@ -262,7 +264,7 @@ def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
         ) from error
 
 
-class Recording:
+class InputsRecorder:
     """Writes `inputs.json`: at once what is small or known, and the rest as soon as it was read, beside other work."""
 
     def __init__(self, folder: Path, recipe: Recipe, root: Path) -> None:

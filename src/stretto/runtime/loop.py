@@ -15,14 +15,14 @@ from stretto.errors import StrettoError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
 from stretto.runtime import guards
-from stretto.runtime.batch import Batch
+from stretto.runtime.batch import StepBatch
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
 from stretto.runtime.metrics import lag, sample_rows, step_metrics
-from stretto.runtime.runtime import CrewParts
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
-from stretto.runtime.watch import Watch, limits
+from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.checkpoint import Checkpoints
 from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
@@ -30,7 +30,7 @@ from stretto.types import Stateful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class RunOutput:
     """Where a run writes what happens."""
 
     journal: Journal
@@ -44,7 +44,7 @@ class Desk:
 
 
 async def train(
-    parts: CrewParts, desk: Desk, *, done: int, metrics: Mapping[str, float]
+    parts: Runtime, desk: RunOutput, *, done: int, metrics: Mapping[str, float]
 ) -> list[tuple[int, Evaluation]]:
     """Runs the steps after `done`; returns the evaluations made.
 
@@ -53,7 +53,9 @@ async def train(
     """
     recipe = parts.recipe
     pool = parts.pool
-    watch = Watch(limits=limits(recipe), folder=desk.journal.folder, moved=lambda: pool.moved, last_words=pool.kill)
+    watch = StageWatch(
+        limits=limits(recipe), folder=desk.journal.folder, moved=lambda: pool.moved, last_words=pool.kill
+    )
     clock = Clock(watch, parts.devices)
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):
@@ -97,7 +99,7 @@ async def train(
     return evaluations
 
 
-def shortage(batch: Batch, wanted: int, *, step: int) -> str:
+def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:
     """Why a step trained on fewer groups than the recipe asks for."""
     judged = len(batch.scored.groups)
     flat = judged - len(batch.accepted)
@@ -116,8 +118,8 @@ def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) ->
 
 
 async def evaluated(
-    parts: CrewParts,
-    desk: Desk,
+    parts: Runtime,
+    desk: RunOutput,
     clock: Clock,
     *,
     step: int,
@@ -161,7 +163,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 async def save_before(
-    error: BaseException, parts: CrewParts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]
+    error: BaseException, parts: Runtime, desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]
 ) -> None:
     """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
     try:
@@ -172,14 +174,14 @@ async def save_before(
         desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
-def note_step(desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+def note_step(desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
     """The step's spans, then its metrics: whoever has these has those."""
     still_held(desk.journal.folder)
     desk.journal.timeline(clock.events())
     desk.journal.metrics(step, metrics)
 
 
-async def save(parts: CrewParts, desk: Desk, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+async def save(parts: Runtime, desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
     """A checkpoint of the run as it is after `step`. Where it is, the timeline of its step is, a kill or not."""
     guards.free_disk(parts.recipe.guards, desk.journal.folder)
     still_held(desk.journal.folder)

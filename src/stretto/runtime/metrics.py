@@ -10,14 +10,14 @@ import numpy as np
 from stretto.algorithms.base import Algorithm
 from stretto.environments.render import Renderer
 from stretto.models.memory import peak_gb
-from stretto.recipe.schema import Batch as BatchSection
+from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.score import Scored
-from stretto.runtime.batch import Batch
+from stretto.runtime.batch import StepBatch
 from stretto.runtime.guards import sampled_tokens
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
 
-def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
+def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
     """Rewards, lengths, groups and memory of a step, over everything it sampled."""
     scored = batch.scored
     rewards = [reward for group in scored.groups for reward in group.rewards]
@@ -47,7 +47,7 @@ def step_metrics(batch: Batch, section: BatchSection, algorithm: Algorithm) -> d
     }
 
 
-def lag(batch: Batch, version: int) -> float:
+def lag(batch: StepBatch, version: int) -> float:
     """How many versions what was trained on had fallen behind when `version` was made from it, on average."""
     return float(np.mean([version - 1 - sample.conversation.version for sample in batch.samples] or [0]))
 

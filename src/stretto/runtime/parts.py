@@ -30,9 +30,9 @@ from stretto.recipe.schema import Placement, Recipe
 from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
-from stretto.runtime.stale_batch import Ahead
+from stretto.runtime.stale_batch import BatchBuffer
 from stretto.sandbox.pool import Pool
-from stretto.scheduler.length_predictor import Lengths
+from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.tasks.source import PromptSource, load_prompts, split
 from stretto.types import Prompt, Stateful, Trajectory
 
@@ -44,7 +44,7 @@ MOST_JUDGES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts(ABC):
+class RuntimeBase(ABC):
     """Everything a step needs, wherever the model is."""
 
     recipe: Recipe
@@ -65,9 +65,9 @@ class Parts(ABC):
     """Prompts to evaluate on."""
     renderer: Renderer
     """Messages to tokens."""
-    lengths: Lengths
+    lengths: LengthPredictor
     """How long answers are expected to be."""
-    ahead: Ahead
+    ahead: BatchBuffer
     """What was sampled and not trained on yet, where samplers may lag behind."""
     base: Path | None
     """The run's own copy of the base model, where transformers could not find it by name."""
@@ -171,7 +171,7 @@ def devices_here() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class PromptTask:
     """What is asked, and what is known of it before."""
 
     training: tuple[Prompt, ...]
@@ -182,16 +182,22 @@ class Task:
     """Prompt id -> V*, if the algorithm reads it."""
 
 
-def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> Task:
+def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> PromptTask:
     """The prompts of a recipe."""
     training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
-    return Task(training=tuple(training), heldout=tuple(heldout), values=values)
+    return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
 
 
 def connect(
-    recipe: Recipe, task: Task, plan: Plan, root: Path, *, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]
+    recipe: Recipe,
+    task: PromptTask,
+    plan: Plan,
+    root: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    stop: frozenset[int],
 ) -> dict[str, Any]:
-    """The fields of `Parts` that are the same wherever the model is."""
+    """The fields of `RuntimeBase` that are the same wherever the model is."""
     paths, start = [str(root), str(Path.cwd())], recipe.deadlines.start
     pool, values = Pool(workers=judges(), paths=paths, start_deadline=start), task.values
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
@@ -204,10 +210,10 @@ def connect(
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,
-        "ahead": Ahead(prompts, keeps=plan.staleness > 0),
+        "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
         "renderer": Renderer(tokenizer, stop=stop),
-        "lengths": Lengths(longest=recipe.engine.max_new_tokens),
+        "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
     }
 

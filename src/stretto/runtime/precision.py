@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from stretto.checks.machine.base import Setting
+from stretto.checks.machine.base import MachineCheck
 from stretto.checks.machine.devices import model_fits
 from stretto.checks.machine.facts import look
 from stretto.placement.build import hosts_of, uses_gpu
@@ -69,7 +69,7 @@ def _short_of_memory(wide: Recipe, narrow: Recipe, root: Path) -> str | None:
     None also where that is not known before loading: with several devices, or a model that is not downloaded yet.
     """
     machine = look() if torch.cuda.is_available() else replace(look(), gpus=())
-    large, small = (model_fits(Setting(machine=machine, recipe=each, root=root)) for each in (wide, narrow))
+    large, small = (model_fits(MachineCheck(machine=machine, recipe=each, root=root)) for each in (wide, narrow))
     return large.text if large and small and small.ok and not large.ok else None
 
 

@@ -42,7 +42,7 @@ def allowed(key: str, allow: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class FixedRecord:
     """What a run's folder holds of its beginning."""
 
     folder: Path
@@ -94,7 +94,7 @@ class RecipeRecord:
         *,
         allow: Sequence[str] = (),
         remedy: str = "put the old value back, or pass --allow {key}",
-        held: Held | None = None,
+        held: FixedRecord | None = None,
     ) -> None:
         """`held` says what is refused although it is allowed; without it, nothing is."""
         self.recipe, self.values = recipe, recipe.model_dump(mode="json")

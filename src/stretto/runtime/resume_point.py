@@ -35,7 +35,7 @@ MADE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ResumePoint:
     """Where a run goes on."""
 
     latest: Path | None
@@ -44,7 +44,7 @@ class Standing:
     """Newer ones, which are damaged; to be set aside when the run goes on."""
 
 
-def standing(checkpoints: Checkpoints, *, every: int, note: Note = lambda text: None) -> Standing:
+def standing(checkpoints: Checkpoints, *, every: int, note: Note = lambda text: None) -> ResumePoint:
     """Where the run of these checkpoints goes on; `every` is how many steps it was to take between two of them.
 
     CheckpointError, with every reason, where there is or was a checkpoint and none can be read.
@@ -63,7 +63,7 @@ def standing(checkpoints: Checkpoints, *, every: int, note: Note = lambda text: 
     if latest is not None:
         for path, why in skipped:
             note(f"skipped {path.name}, which is kept as {path.name}.unreadable: {why}")
-        return Standing(latest=latest, skipped=tuple(path for path, _ in skipped))
+        return ResumePoint(latest=latest, skipped=tuple(path for path, _ in skipped))
     reasons = [why for _, why in skipped] or _missing(folder, every)
     if reasons:
         listed = "\n    ".join(reasons)
@@ -71,7 +71,7 @@ def standing(checkpoints: Checkpoints, *, every: int, note: Note = lambda text: 
             f"{checkpoints.folder}: no checkpoint can be read, and nothing was changed\n    {listed}\n"
             f"    fix: mount or restore the checkpoints and resume; {restart}"
         )
-    return Standing(latest=None, skipped=())
+    return ResumePoint(latest=None, skipped=())
 
 
 def _missing(folder: Path, every: int) -> list[str]:

@@ -25,21 +25,21 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note, prepare_base
-from stretto.runtime.parts import Parts, connect, load_task, token_budget
-from stretto.scheduler.speed_estimator import Pace
+from stretto.runtime.parts import RuntimeBase, connect, load_task, token_budget
+from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Stateful
-from stretto.workers.deadlines import Patience
-from stretto.workers.launchers.inprocess import Launcher, Threads, processes, worker_of
+from stretto.workers.deadlines import CallDeadlines
+from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
 from stretto.workers.worker import EngineFactory
-from stretto.workers.worker_group import Crew
-from stretto.workers.worker_spec import Assignment, torch_device
+from stretto.workers.worker_group import WorkerGroup
+from stretto.workers.worker_spec import WorkerSpec, torch_device
 
 NAMES = ("trainer", "optimizer", "engine")
 """Parts of a checkpoint that live in the workers."""
 
 
 @dataclass(slots=True)
-class Away:
+class RemoteState:
     """One of them; its state is the one that was fetched last, or waits to be sent."""
 
     name: str
@@ -57,16 +57,16 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrewParts(Parts):
+class Runtime(RuntimeBase):
     """The model in workers."""
 
-    crew: Crew
+    crew: WorkerGroup
     """They."""
     budgets: Mapping[str, int]
     """Device -> most tokens in a piece."""
     rooms: Mapping[str, int]
     """Device that generates -> tokens that the cache of its engine holds."""
-    pace: Pace
+    pace: SpeedEstimator
     """How fast the workers are."""
     draft: Path | None
     """Where a worker writes the model before a checkpoint takes it over; none without a run folder."""
@@ -81,7 +81,7 @@ class CrewParts(Parts):
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """Prompts, lengths, and what the workers hold."""
-        return (self.prompts, self.lengths, self.ahead, *(Away(name, self.held) for name in NAMES))
+        return (self.prompts, self.lengths, self.ahead, *(RemoteState(name, self.held) for name in NAMES))
 
     async def settle(self) -> None:
         """Every engine."""
@@ -121,7 +121,7 @@ class CrewParts(Parts):
         if self.draft is not None:
             shutil.rmtree(self.draft, ignore_errors=True)
         await self.crew.close()
-        await Parts.close(self)
+        await RuntimeBase.close(self)
 
 
 async def assemble_crew(
@@ -135,7 +135,7 @@ async def assemble_crew(
     launcher: Launcher | None = None,
     make_engine: EngineFactory | None = None,
     stacks: Path | None = None,
-) -> CrewParts:
+) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
@@ -150,9 +150,9 @@ async def assemble_crew(
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
-        launcher = Threads(partial(worker_of, make_engine=make_engine))
+        launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    crew = Crew(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
+    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
     try:
         await crew.start(by=begun + recipe.deadlines.start)
         tokenizer, context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
@@ -161,24 +161,24 @@ async def assemble_crew(
     except BaseException:
         await crew.close()
         raise
-    return CrewParts(
+    return Runtime(
         **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop),
         base=base,
         context=context,
         crew=crew,
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
-        pace=Pace(round_seconds=SLICE),
+        pace=SpeedEstimator(round_seconds=SLICE),
         draft=folder / ".model.draft" if folder and plan_trains else None,  # who only asks must not touch that of a run
     )
 
 
 def _assignment(
     recipe: Recipe, plan: Plan, device: str, *, root: Path, base: Path | None, budgets: Mapping[str, int]
-) -> Assignment:
+) -> WorkerSpec:
     """What the worker of a device is told to be. Several on one host have a thread each; one has them all."""
     mine = [cell for cell in plan.cells if device in cell.devices]
-    return Assignment(
+    return WorkerSpec(
         recipe=recipe,
         root=root,
         base=base,
@@ -206,7 +206,7 @@ def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
     return max(told, default=token_budget(recipe, "cpu" if "/cpu:" in device else "cuda"))
 
 
-def patience_of(recipe: Recipe) -> Patience:
+def patience_of(recipe: Recipe) -> CallDeadlines:
     """How long calls of workers may take."""
     given = recipe.deadlines
-    return Patience(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
+    return CallDeadlines(start=given.start, generate=given.generate, train=given.train, publish=given.publish)

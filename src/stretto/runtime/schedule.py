@@ -15,22 +15,22 @@ from itertools import groupby
 
 from stretto.engines.queue import SLICE
 from stretto.environments.chat import Sampling
-from stretto.environments.trajectory import Launch
+from stretto.environments.trajectory import RolloutStart
 from stretto.errors import StateLostError
 from stretto.placement.plan import Cell, Plan
 from stretto.rewards.score import Scored
-from stretto.runtime.batch import Batch
-from stretto.runtime.executor import Hands
+from stretto.runtime.batch import StepBatch
+from stretto.runtime.executor import StepExecutor
 from stretto.runtime.interrupt import unbroken
 from stretto.runtime.minibatches import merged
-from stretto.runtime.runtime import CrewParts
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import Clock
-from stretto.runtime.stale_batch import Waiting
-from stretto.scheduler.asyncio_driver import Driver, Notes
-from stretto.scheduler.records import Launch as Asked
-from stretto.scheduler.records import Speeds, Terms
-from stretto.scheduler.speed_estimator import Pace
-from stretto.scheduler.state import Step
+from stretto.runtime.stale_batch import BufferedBatch
+from stretto.scheduler.asyncio_driver import Driver, EventLog
+from stretto.scheduler.records import GroupStart as Asked
+from stretto.scheduler.records import SpeedEstimate, StepSpec
+from stretto.scheduler.speed_estimator import SpeedEstimator
+from stretto.scheduler.state import StepState
 
 
 def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
@@ -42,7 +42,7 @@ def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
     return max(1, int(tokens / (longest + most)))
 
 
-def _slots(parts: CrewParts, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> int:
+def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> int:
     """Trajectories that a cell is given at once. One that is alone gets all, as its engine knows best when to begin
     which: then that follows from counts."""
     if sum(each.role == "generate" for each in plan.cells) == 1:
@@ -50,7 +50,7 @@ def _slots(parts: CrewParts, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> 
     return slots_of(parts.rooms[cell.devices[0]], drawn, longest=parts.recipe.engine.max_new_tokens)
 
 
-def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
+def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
     """What holds for a step that begins with these prompts."""
     recipe, algorithm = parts.recipe, parts.algorithm
     divides = recipe.batch.updates > 1
@@ -65,10 +65,10 @@ def terms_of(parts: CrewParts, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
     )
 
 
-def _sampling_terms(parts: CrewParts, plan: Plan, speeds: Speeds, drawn: Sequence[Asked]) -> Terms:
+def _sampling_terms(parts: Runtime, plan: Plan, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
     """What holds where every group counts, whatever its rewards."""
     cells = [cell for cell in plan.cells if cell.role != "generate"]
-    return Terms(
+    return StepSpec(
         groups=len(drawn),
         drops=False,
         barrier=False,
@@ -87,7 +87,7 @@ def _sampling_terms(parts: CrewParts, plan: Plan, speeds: Speeds, drawn: Sequenc
 class StepResult:
     """A step that was taken."""
 
-    batch: Batch
+    batch: StepBatch
     """What it learned from."""
     updates: Sequence[Mapping[str, float]]
     """The trainer's numbers of each update; of the last one the weights may have turned out to be no numbers."""
@@ -98,14 +98,14 @@ class StepResult:
         return merged(self.updates)
 
 
-async def run_step(parts: CrewParts, clock: Clock, *, step: int) -> StepResult:
+async def run_step(parts: Runtime, clock: Clock, *, step: int) -> StepResult:
     """One step under its deadline; Ctrl-C ends it only before its first update."""
     with clock.watch.stage("step", step, clock.last):
         return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.crew.applying)
 
 
 async def take_step(
-    parts: CrewParts, clock: Clock, *, step: int, noted: Callable[[Notes], object] | None = None
+    parts: Runtime, clock: Clock, *, step: int, noted: Callable[[EventLog], object] | None = None
 ) -> StepResult:
     """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
 
@@ -116,32 +116,32 @@ async def take_step(
     if lags and waiting is None:
         cursor = parts.prompts.state()
         _, filled = await turn(parts, clock, step=step)
-        waiting = Waiting(batch=filled, cursor=cursor)
+        waiting = BufferedBatch(batch=filled, cursor=cursor)
     cursor = parts.prompts.state()
     carried = waiting.batch if waiting else None
     hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
-    parts.ahead.waiting = Waiting(batch=made, cursor=cursor) if lags and not ends else None
+    parts.ahead.waiting = BufferedBatch(batch=made, cursor=cursor) if lags and not ends else None
     parts.crew.applying = False
     return StepResult(batch=hands.learned(made), updates=hands.reports)
 
 
 async def turn(
-    parts: CrewParts,
+    parts: Runtime,
     clock: Clock,
     *,
     step: int,
-    carried: Batch | None = None,
+    carried: StepBatch | None = None,
     launches: bool = True,
-    noted: Callable[[Notes], object] | None = None,
-) -> tuple[Hands, Batch]:
+    noted: Callable[[EventLog], object] | None = None,
+) -> tuple[StepExecutor, StepBatch]:
     """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
     batch = parts.recipe.batch
-    hands = Hands(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
+    hands = StepExecutor(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
     if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
         terms = replace(terms, stages=(*terms.stages, "old"))
-    state = Step(parts.plan, terms, spread=parts.lengths.spread)
+    state = StepState(parts.plan, terms, spread=parts.lengths.spread)
     await parts.crew.mend.surviving(parts.crew.begin)
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
     if noted is not None:
@@ -152,11 +152,11 @@ async def turn(
     return hands, hands.made(state.accepted)
 
 
-class Asking(Hands):
+class SampleExecutor(StepExecutor):
     """Carries out what is asked outside of a step: answers and verdicts, of which nobody learns anything."""
 
-    def __init__(self, parts: CrewParts, groups: Sequence[Sequence[Launch]], sampling: Sampling) -> None:
-        pace = Pace(round_seconds=SLICE)
+    def __init__(self, parts: Runtime, groups: Sequence[Sequence[RolloutStart]], sampling: Sampling) -> None:
+        pace = SpeedEstimator(round_seconds=SLICE)
         super().__init__(parts, parts.crew, parts.lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
         self.sampling, self.min_samples = sampling, 1
         self.asked = [list(group) for group in groups]
@@ -184,16 +184,16 @@ class Asking(Hands):
 
 
 async def sample(
-    parts: CrewParts, launches: Sequence[Launch], *, temperature: float, seed: int | None = None
+    parts: Runtime, launches: Sequence[RolloutStart], *, temperature: float, seed: int | None = None
 ) -> Scored:
     """Answers outside of a step, with the recipe's noise or that of another `seed`, and their verdicts."""
     sampling = parts.sampling(temperature=temperature, seed=seed)
     groups = [list(group) for _, group in groupby(launches, key=lambda each: (each.prompt.id, each.visit))]
-    hands, plan = Asking(parts, groups, sampling), parts.plan.only({"generate", "reward"})
+    hands, plan = SampleExecutor(parts, groups, sampling), parts.plan.only({"generate", "reward"})
     drawn = hands.drawn()
     if not drawn:
         return Scored(groups=(), failed=())
-    state = Step(plan, _sampling_terms(parts, plan, parts.pace.speeds(), drawn), spread=parts.lengths.spread)
+    state = StepState(plan, _sampling_terms(parts, plan, parts.pace.speeds(), drawn), spread=parts.lengths.spread)
     await parts.settle()
     await Driver(state, hands, now=time.monotonic).run(drawn)
     return hands.all_scored()

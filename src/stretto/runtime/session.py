@@ -22,17 +22,17 @@ from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.download import fetch_models
 from stretto.runtime.evaluate import Evaluation, evaluate
-from stretto.runtime.forecast import Planned, compared, planned, write
+from stretto.runtime.forecast import PlannedRun, compared, planned, write
 from stretto.runtime.guards import free_disk
-from stretto.runtime.inputs import Recording, refuse_changed
+from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
-from stretto.runtime.loop import Desk, lacks_evaluation, train
+from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.moved import point_adapters
-from stretto.runtime.parts import Parts, sampling_plan
+from stretto.runtime.parts import RuntimeBase, sampling_plan
 from stretto.runtime.precision import settled
 from stretto.runtime.recipe_changes import (
     EVALUATION_KEYS,
-    Held,
+    FixedRecord,
     RecipeRecord,
     allowed,
     refuse_fewer_steps,
@@ -42,7 +42,7 @@ from stretto.runtime.recipe_file import recipe_of, recipe_text
 from stretto.runtime.resume_point import set_aside, standing
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.value_table import run_values
-from stretto.runtime.watch import Watch, limits
+from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.atomic import replace
 from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.storage.lock import held
@@ -99,7 +99,9 @@ def resume(
     before, root = recipe_of(folder)
     recipe, _ = recipe_of(folder, changes)
     refuse_unknown(allow, before, recipe)
-    RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)).restore(before.model_dump(mode="json"))
+    RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root)).restore(
+        before.model_dump(mode="json")
+    )
     with held(folder):
         told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
         return _whatever_dies(
@@ -225,8 +227,8 @@ async def _run(
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
-                desk = Desk(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
-                with Recording(folder, recipe, root):
+                desk = RunOutput(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
+                with InputsRecorder(folder, recipe, root):
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
@@ -248,19 +250,21 @@ def _going_on(
     point_adapters(folder, recipe, root)
 
 
-def _stateful(recipe: Recipe, parts: Parts, *, folder: Path, root: Path, allow: Sequence[str]) -> tuple[Stateful, ...]:
+def _stateful(
+    recipe: Recipe, parts: RuntimeBase, *, folder: Path, root: Path, allow: Sequence[str]
+) -> tuple[Stateful, ...]:
     """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
     parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)
-    return (RecipeRecord(recipe, allow=allow, held=Held(folder=folder, root=root)), *parts.stateful)
+    return (RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root)), *parts.stateful)
 
 
 def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
-    return Watch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
+    return StageWatch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
 
 
 def _journal(
-    recipe: Recipe, folder: Path, *, root: Path, plan: Planned, done: int | None, pending: bool, note: Note
+    recipe: Recipe, folder: Path, *, root: Path, plan: PlannedRun, done: int | None, pending: bool, note: Note
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     board = "tensorboard" in recipe.log

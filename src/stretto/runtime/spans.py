@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.report.timeline import Span, idle, to_events
-from stretto.runtime.watch import Watch
+from stretto.runtime.watch import StageWatch
 
 EVERY = ""
 """Stands for every device, where work has no cell of its own: checkpoints, evaluation, all of a run on one device."""
@@ -27,8 +27,8 @@ JUDGES = "judges"
 class Clock:
     """Seconds since the run's start, and the spans of the step under way."""
 
-    def __init__(self, watch: Watch | None = None, devices: Mapping[str, str] | None = None) -> None:
-        self.watch = watch or Watch(limits={}, folder=Path())
+    def __init__(self, watch: StageWatch | None = None, devices: Mapping[str, str] | None = None) -> None:
+        self.watch = watch or StageWatch(limits={}, folder=Path())
         self.devices = devices or {EVERY: "here"}
         self.last = "nothing was finished before"
         self.zero = time.monotonic()

@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 from stretto.rewards.score import Scored
-from stretto.runtime.batch import Batch
+from stretto.runtime.batch import StepBatch
 from stretto.tasks.source import PromptSource
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class BufferedBatch:
     """A batch that waits for the next step."""
 
-    batch: Batch
+    batch: StepBatch
     """It, without credit."""
     cursor: Mapping[str, Any]
     """The prompts' state before it was drawn."""
 
 
-class Ahead:
+class BatchBuffer:
     """The batch that waits, if there is one."""
 
     name = "ahead"
@@ -39,7 +39,7 @@ class Ahead:
     def __init__(self, prompts: PromptSource, *, keeps: bool) -> None:
         """`keeps` says whether the plan lets samplers lag behind. Restored after `prompts`."""
         self.prompts, self.keeps = prompts, keeps
-        self.waiting: Waiting | None = None
+        self.waiting: BufferedBatch | None = None
 
     def state(self) -> Mapping[str, Any]:
         """Everything that judges, trains on or reports the batch."""
@@ -67,7 +67,7 @@ class Ahead:
             self.prompts.restore(state["cursor"])
             return
         groups = tuple(_group(group) for group in told["groups"])
-        batch = Batch(
+        batch = StepBatch(
             scored=Scored(groups=groups, failed=tuple(_trajectory(failed) for failed in told["failed"])),
             accepted=tuple(groups[index] for index in told["accepted"]),
             samples=(),
@@ -76,7 +76,7 @@ class Ahead:
             # Checkpoints before there was such a thing have none; the engine's own log-probabilities then serve.
             old={_key(key): numbers.numpy() for key, numbers in told.get("old", ())},
         )
-        self.waiting = Waiting(batch=batch, cursor=state["cursor"])
+        self.waiting = BufferedBatch(batch=batch, cursor=state["cursor"])
 
 
 def plain(value: Any) -> Any:

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from stretto import threads
 from stretto.algorithms.catalog import CATALOG
-from stretto.environments.trajectory import Launch
-from stretto.errors import CellLost, StateLostError, StrettoError
+from stretto.environments.trajectory import RolloutStart
+from stretto.errors import StateLostError, StrettoError, WorkerLost
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
@@ -28,7 +28,7 @@ from stretto.runtime.guards import sampled_tokens
 from stretto.runtime.interrupt import interrupt_answered
 from stretto.runtime.parts import sampling_plan
 from stretto.runtime.precision import settled
-from stretto.runtime.runtime import CrewParts, assemble_crew
+from stretto.runtime.runtime import Runtime, assemble_crew
 from stretto.runtime.schedule import sample
 from stretto.runtime.session import starting
 from stretto.runtime.value_table import Row, Table, add_rows, ingredients, read_table, table_path
@@ -49,7 +49,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Valued:
+class ValueResult:
     """What a table came to."""
 
     table: str
@@ -76,7 +76,7 @@ class Valued:
 
 def value(
     recipe: Recipe, *, root: Path, progress: Progress | None = None, make_engine: EngineFactory | None = None
-) -> Valued:
+) -> ValueResult:
     """Makes the recipe's table of V*, or what is missing of it."""
     began = time.monotonic()
     section = recipe.algorithm.vstar or Vstar()
@@ -86,7 +86,7 @@ def value(
         path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)
-        return Valued(
+        return ValueResult(
             table=str(path),
             prompts=len(training),
             samples=section.samples,
@@ -132,7 +132,7 @@ async def _make(
                 path = table_path(recipe, made_from, root)
                 missing = read_table(path, made_from).missing(training, samples)
                 await _fill(parts, missing, path, made_from, screen)
-            except (CellLost, StateLostError) as lost:
+            except (WorkerLost, StateLostError) as lost:
                 raise StrettoError(f"{lost}\n    fix: {AGAIN}") from lost
             finally:
                 await parts.close()
@@ -140,7 +140,7 @@ async def _make(
 
 
 async def _fill(
-    parts: CrewParts, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
+    parts: Runtime, missing: Sequence[tuple[Prompt, int]], path: Path, made_from: dict[str, object], screen: Progress
 ) -> None:
     """Samples and judges what is missing, batch by batch. Noise is the same whatever the recipe's seed."""
     recipe, engines = parts.recipe, sum(cell.role == "generate" for cell in parts.plan.cells)
@@ -149,7 +149,7 @@ async def _fill(
     screen.start(len(batches), 0)
     for number, batch in enumerate(batches, start=1):
         began = time.monotonic()
-        launches = [Launch(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
+        launches = [RolloutStart(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
         scored = await sample(parts, launches, temperature=recipe.engine.temperature, seed=0)
         await parts.settle()
         rows = _rows(scored)

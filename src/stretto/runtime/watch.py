@@ -42,7 +42,7 @@ SIGNAL = signal.SIGURG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class StageLimit:
     """How long a stage may take."""
 
     seconds: float
@@ -53,7 +53,7 @@ class Limit:
     """Seconds of that which are not the deadline's: it looks at that itself, and is only stopped if it cannot."""
 
 
-def limits(recipe: Recipe) -> dict[str, Limit]:
+def limits(recipe: Recipe) -> dict[str, StageLimit]:
     """Stage -> its limit. Every call of a worker has a deadline of its own, at the start what is left of that of all
     of it; these are for the process that calls them, which gets a little more, so that who is late is named."""
     given = recipe.deadlines
@@ -61,8 +61,8 @@ def limits(recipe: Recipe) -> dict[str, Limit]:
     evaluate = rounds * (given.generate + given.reward)
     step = recipe.batch.max_rounds * (given.generate + given.reward) + 2 * given.train + given.publish
 
-    def spared(seconds: float, key: str, spare: float = SPARE) -> Limit:
-        return Limit(seconds=seconds + spare, key=key, spare=spare)
+    def spared(seconds: float, key: str, spare: float = SPARE) -> StageLimit:
+        return StageLimit(seconds=seconds + spare, key=key, spare=spare)
 
     return {
         "step": spared(step, "deadlines.generate"),
@@ -72,10 +72,10 @@ def limits(recipe: Recipe) -> dict[str, Limit]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class StageWatch:
     """Watches over the stages of a run, one at a time."""
 
-    limits: Mapping[str, Limit]
+    limits: Mapping[str, StageLimit]
     """Stage -> its limit; others are not watched."""
     folder: Path
     """Where the stacks of a stage that overran go."""

@@ -12,19 +12,29 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from stretto.errors import CellLost, TrainingError
-from stretto.scheduler.records import Apply, Carried, Divide, Item, Join, Launch, Move, Piece, Work
-from stretto.scheduler.state import Step
+from stretto.errors import TrainingError, WorkerLost
+from stretto.scheduler.records import (
+    ApplyUpdate,
+    BufferedGroup,
+    GroupStart,
+    Item,
+    MoveRollouts,
+    SplitUpdates,
+    StageWork,
+    StartRollouts,
+    Work,
+)
+from stretto.scheduler.state import StepState
 
 
-class Hands(Protocol):
-    """What carries the work out. Each call returns when that is done; a cell that died raises `CellLost`."""
+class Executor(Protocol):
+    """What carries the work out. Each call returns when that is done; a cell that died raises `WorkerLost`."""
 
     async def generate(self, item: Item, cell: str) -> int:
         """Runs a trajectory that begins on a cell; returns its sampled tokens, 0 if it failed."""
         ...
 
-    def move(self, move: Move) -> None:
+    def move(self, move: MoveRollouts) -> None:
         """Lets trajectories go on elsewhere."""
         ...
 
@@ -32,7 +42,7 @@ class Hands(Protocol):
         """Judges a group whose trajectories have ended; returns the attempts to train on."""
         ...
 
-    async def piece(self, piece: Piece) -> None:
+    async def piece(self, piece: StageWork) -> None:
         """Scores or trains."""
         ...
 
@@ -44,7 +54,7 @@ class Hands(Protocol):
         """Reduces and updates; publishes after the last update."""
         ...
 
-    def more(self, missing: int) -> Sequence[Launch]:
+    def more(self, missing: int) -> Sequence[GroupStart]:
         """Another round for groups that were dropped, or nothing."""
         ...
 
@@ -54,22 +64,22 @@ class Hands(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Event:
     """Something that a step was told."""
 
     at: float
     """When."""
     what: str
-    """Name of the method of `Step`."""
+    """Name of the method of `StepState`."""
     arguments: tuple[Any, ...]
     """What it was called with."""
 
 
 @dataclass(slots=True)
-class Notes:
+class EventLog:
     """What a step was told, and what it decided each time."""
 
-    told: list[Told] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)
     """In order."""
     offers: list[tuple[int, float, tuple[Work, ...]]] = field(default_factory=list)
     """(how much it had been told, when it was asked, what it offered)."""
@@ -78,17 +88,17 @@ class Notes:
 class Driver:
     """One step under way."""
 
-    def __init__(self, step: Step, hands: Hands, *, now: Callable[[], float]) -> None:
+    def __init__(self, step: StepState, hands: Executor, *, now: Callable[[], float]) -> None:
         self.step, self.hands, self.now = step, hands, now
-        self.notes = Notes()
+        self.notes = EventLog()
         self.tasks: dict[asyncio.Task[Any], tuple[int, Callable[[Any], None], str | None]] = {}
         self.generating: dict[Item, asyncio.Task[int]] = {}
         # Revivals, and what to do with a death that ends one.
-        self.reviving: dict[asyncio.Task[Any], Callable[[CellLost], None]] = {}
+        self.reviving: dict[asyncio.Task[Any], Callable[[WorkerLost], None]] = {}
         self.started = 0
         self.over = False
 
-    async def run(self, launches: Sequence[Launch], carried: Sequence[Carried] = ()) -> Notes:
+    async def run(self, launches: Sequence[GroupStart], carried: Sequence[BufferedGroup] = ()) -> EventLog:
         """From the first launch to the update. Where nothing is launched, the step trains on what is carried."""
         if carried:
             self._tell("carry", tuple(carried))
@@ -108,7 +118,7 @@ class Driver:
         return self.notes
 
     def _tell(self, what: str, *arguments: Any) -> None:
-        self.notes.told.append(Told(at=self.now(), what=what, arguments=arguments))
+        self.notes.told.append(Event(at=self.now(), what=what, arguments=arguments))
         getattr(self.step, what)(*arguments)
 
     def _start(self) -> None:
@@ -117,18 +127,18 @@ class Driver:
         self.notes.offers.append((len(self.notes.told), now, works))
         for work in works:
             match work:
-                case Join():
+                case StartRollouts():
                     for item in work.items:
                         self.generating[item] = self._begin(
                             self.hands.generate(item, work.cell), partial(self._ended, item)
                         )
-                case Move():
+                case MoveRollouts():
                     self.hands.move(work)
-                case Piece():
+                case StageWork():
                     self._begin(self.hands.piece(work), partial(self._done, work), work.cell)
-                case Divide():
+                case SplitUpdates():
                     self._begin(self.hands.divide(work.groups), self._divided)
-                case Apply():
+                case ApplyUpdate():
                     self._begin(self.hands.apply(work.groups, last=work.last), partial(self._applied, work.last))
 
     def _begin(
@@ -144,7 +154,7 @@ class Driver:
         again = self.reviving.pop(task, None)
         try:
             result = task.result()
-        except CellLost as lost:
+        except WorkerLost as lost:
             self._lost(lost.cell)
             if again is not None:
                 again(lost)
@@ -170,7 +180,7 @@ class Driver:
         task = self._begin(self.hands.revive(device), partial(self._back, cells))
         self.reviving[task] = partial(self._died_again, device, cells)
 
-    def _died_again(self, device: str, cells: Sequence[str], lost: CellLost) -> None:
+    def _died_again(self, device: str, cells: Sequence[str], lost: WorkerLost) -> None:
         """What to do when a death ended a revival: it is begun anew, unless the device itself has died."""
         if lost.cell == device:
             told = f"{device}: its process died again while it was brought back ({lost.why})"
@@ -181,7 +191,7 @@ class Driver:
         for cell in cells:
             self._tell("back", cell)
 
-    def _done(self, piece: Piece, _: None) -> None:
+    def _done(self, piece: StageWork, _: None) -> None:
         self._tell("done", piece)
 
     def _ended(self, item: Item, tokens: int) -> None:
@@ -219,7 +229,7 @@ class Driver:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-def replay(step: Step, notes: Notes) -> list[tuple[Work, ...]]:
+def replay(step: StepState, notes: EventLog) -> list[tuple[Work, ...]]:
     """Tells a fresh step what another was told, at the same times; returns what it offers."""
     told, offers = 0, []
     for count, now, _ in notes.offers:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from stretto.placement.plan import Plan
 
 
-class Cells:
+class CellLocks:
     """Who occupies what."""
 
     def __init__(self, plan: Plan) -> None:

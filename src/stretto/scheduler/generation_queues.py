@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stretto.scheduler.length_predictor import remaining
-from stretto.scheduler.records import Item, Join, Launch, Move, Speeds
+from stretto.scheduler.records import GroupStart, Item, MoveRollouts, SpeedEstimate, StartRollouts
 
 TAIL = 8
 """A tail may move once no more than this fraction of a cell's trajectories are left."""
 
 
 @dataclass(slots=True)
-class Lane:
+class GenerationQueue:
     """What one generate cell has."""
 
     slots: int
     """How many trajectories it takes at once."""
-    speeds: Speeds
+    speeds: SpeedEstimate
     """How fast it is."""
     active: dict[Item, tuple[float, float]] = field(default_factory=dict)
     """Being generated: (tick at which it would have begun here, expected tokens)."""
@@ -84,7 +84,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class OtherWork:
     """What there is to do beside generation."""
 
     ready: float
@@ -95,11 +95,11 @@ class Room:
     """Cells that will share it once nothing is generated any more."""
 
 
-class Lanes:
+class GenerationQueues:
     """Every lane, and what waits for one."""
 
-    def __init__(self, slots: Mapping[str, int], *, speeds: Speeds, longest: int) -> None:
-        self.lanes = {cell: Lane(slots=count, speeds=speeds) for cell, count in slots.items()}
+    def __init__(self, slots: Mapping[str, int], *, speeds: SpeedEstimate, longest: int) -> None:
+        self.lanes = {cell: GenerationQueue(slots=count, speeds=speeds) for cell, count in slots.items()}
         self.speeds, self.longest = speeds, longest
         self.waiting: list[tuple[float, int, tuple[Item, ...]]] = []
         self.waiting_items = 0
@@ -112,7 +112,7 @@ class Lanes:
         # Kept from the first tail on; until then it would cost every event and be of no use.
         self.having: defaultdict[int, dict[str, None]] | None = None
 
-    def add(self, index: int, launch: Launch, attempts: Iterable[int] | None = None) -> None:
+    def add(self, index: int, launch: GroupStart, attempts: Iterable[int] | None = None) -> None:
         """A group waits, or what is left of one."""
         items = tuple((index, attempt) for attempt in (range(launch.samples) if attempts is None else attempts))
         self.prompts[index] = launch.prompt_tokens
@@ -125,7 +125,7 @@ class Lanes:
         """True if a cell with room would find something to do."""
         return bool(self.waiting or self._behind())
 
-    def dispatch(self, cells: Sequence[str], now: float) -> list[Join]:
+    def dispatch(self, cells: Sequence[str], now: float) -> list[StartRollouts]:
         """Fills these cells; returns what starts on each."""
         joins: dict[str, list[Item]] = {}
         for cell in cells:
@@ -148,7 +148,7 @@ class Lanes:
             while self.lanes[cell].room > 0 and (poorer := self._behind()) is not None:
                 self._take_over(cell, poorer)
                 self._begin(cell, joins, now)
-        return [Join(cell=cell, items=tuple(items)) for cell, items in joins.items() if items]
+        return [StartRollouts(cell=cell, items=tuple(items)) for cell, items in joins.items() if items]
 
     def ended(self, item: Item, now: float) -> str:
         """A trajectory has ended; returns its cell."""
@@ -164,11 +164,11 @@ class Lanes:
         items = (*lane.active, *(item for item, _ in lane.backlog))
         for item in lane.active:
             del self.place[item]
-        self.lanes[cell] = Lane(slots=lane.slots, speeds=lane.speeds)
+        self.lanes[cell] = GenerationQueue(slots=lane.slots, speeds=lane.speeds)
         self._counted(cell, before=len(lane.active))
         return items
 
-    def tail(self, cell: str, room: Room, *, gate: float, spread: float, now: float) -> Move | None:
+    def tail(self, cell: str, room: OtherWork, *, gate: float, spread: float, now: float) -> MoveRollouts | None:
         """Moves what is left on a cell onto another, if that pays.
 
         Other work gains the seconds for which the cell would have gone on, as far as there is work that the free cells
@@ -202,7 +202,7 @@ class Lanes:
         mine.active, mine.load = {}, 0.0
         self._counted(cell, before=few)
         self._counted(target, before=len(lane.active) - few)
-        return Move(source=cell, target=target, items=items)
+        return MoveRollouts(source=cell, target=target, items=items)
 
     def _poorest(self, cell: str, few: int) -> str | None:
         """Another cell with at least as many active as this one, room for its few, and otherwise as few as any."""
@@ -223,7 +223,7 @@ class Lanes:
             del self.having[before][cell]
             self.having[now][cell] = None
 
-    def _switch(self, lane: Lane) -> float:
+    def _switch(self, lane: GenerationQueue) -> float:
         """Seconds to go on elsewhere with all that is generated on a lane: the prompts and what came of them so far."""
         prompts = sum(self.prompts[index] for index in {index for index, _ in lane.active})
         done = sum(lane.ticks - begun for begun, _ in lane.active.values())

@@ -19,7 +19,7 @@ FORGET = 0.98
 """What a step leaves of the weight of earlier ones, so that answers which grow in training are followed."""
 
 
-class Lengths:
+class LengthPredictor:
     """Expectations of lengths; a part of checkpoints, because dispatch follows them."""
 
     name = "lengths"

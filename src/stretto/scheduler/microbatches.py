@@ -20,7 +20,7 @@ SMALLEST = 8
 """A piece is not made smaller than this share of the budget: small ones are dear per token."""
 
 
-class Ready(NamedTuple):
+class ReadyGroup(NamedTuple):
     """One group that a stage may work on."""
 
     number: int
@@ -35,24 +35,24 @@ class Ready(NamedTuple):
     """What it computes as a whole."""
 
     @classmethod
-    def of(cls, number: int, prompt: int, sizes: tuple[tuple[int, int], ...]) -> Ready:
+    def of(cls, number: int, prompt: int, sizes: tuple[tuple[int, int], ...]) -> ReadyGroup:
         """With what is asked for often worked out."""
         items = tuple([(number, attempt) for attempt, _ in sizes])
         return cls(number, prompt, sizes, items, prompt + sum([size for _, size in sizes]))
 
 
 @dataclass(slots=True)
-class Queue:
+class StageQueue:
     """What waits for one stage."""
 
     in_order: bool = False
     """True if groups wait in launch order, whichever became ready first; nothing then follows from time."""
-    groups: deque[Ready] = field(default_factory=deque)
+    groups: deque[ReadyGroup] = field(default_factory=deque)
     """In that order, or in the one in which they became ready."""
     tokens: int = 0
     """Of all of them."""
 
-    def put(self, group: Ready, *, first: bool = False) -> None:
+    def put(self, group: ReadyGroup, *, first: bool = False) -> None:
         """A group waits; `first` for one that is done again."""
         if self.in_order:
             insort(self.groups, group, key=attrgetter("number"))
@@ -91,14 +91,14 @@ class Queue:
                 if count < len(group.sizes):
                     items += group.items[:count]
                     tokens += group.prompt + sum(size for _, size in group.sizes[:count])
-                    self.put(Ready.of(group.number, group.prompt, group.sizes[count:]), first=True)
+                    self.put(ReadyGroup.of(group.number, group.prompt, group.sizes[count:]), first=True)
                     break
             items += group.items
             tokens = whole
         return tuple(items), tokens
 
 
-def _fitting(group: Ready, *, target: float, budget: int) -> int:
+def _fitting(group: ReadyGroup, *, target: float, budget: int) -> int:
     """How many trajectories of a group, at least one, go into a piece that should get `target` more tokens."""
     tokens = group.prompt
     for count, (_, size) in enumerate(group.sizes):

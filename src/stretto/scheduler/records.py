@@ -1,9 +1,9 @@
 """What goes into the scheduler and what comes out of it: plain records, made by drivers and by
 `stretto.scheduler.state`.
 
-Into it: `Launch` (a group to make), `Carried` (one that was made) and `Terms` (what holds for the whole step). Out of
-it: work. A *lane* is open-ended generation on a cell, which trajectories join and leave; a *piece* is bounded work of
-any other stage.
+Into it: `GroupStart` (a group to make), `BufferedGroup` (one that was made) and `StepSpec` (what holds for the whole
+step). Out of it: work. A *lane* is open-ended generation on a cell, which trajectories join and leave; a *piece* is
+bounded work of any other stage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def role_of(stage: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class GroupStart:
     """A group of trajectories to make. Nothing here says how long they will truly be."""
 
     prompt: str
@@ -42,17 +42,17 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class BufferedGroup:
     """A group that the step before has generated and accepted for this one to train on."""
 
-    launch: Launch
+    launch: GroupStart
     """What it was."""
     sizes: tuple[tuple[int, int], ...]
     """(attempt, generated tokens) of each trajectory to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
+class SpeedEstimate:
     """Seconds as last measured or predicted; decisions weigh with them, results do not depend on them."""
 
     tick: float = 0.01
@@ -72,7 +72,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class StepSpec:
     """What holds for a whole step."""
 
     groups: int
@@ -91,12 +91,12 @@ class Terms:
     """Most tokens that a trajectory may generate."""
     divides: bool = False
     """True if a step makes several updates, each of a part of its trajectories, once all of them are known."""
-    speeds: Speeds = field(default_factory=Speeds)
+    speeds: SpeedEstimate = field(default_factory=SpeedEstimate)
     """For decisions about the tail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class StartRollouts:
     """These trajectories start on a generate cell now; the lane opens with the first of them."""
 
     cell: str
@@ -106,7 +106,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class MoveRollouts:
     """These trajectories leave one generate cell and go on, by their tokens, on another."""
 
     source: str
@@ -118,7 +118,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StageWork:
     """One packed micro-batch of a stage on a cell; never interrupted."""
 
     number: int
@@ -134,7 +134,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divide:
+class SplitUpdates:
     """It is known who is trained on: which of them make which update?"""
 
     groups: tuple[int, ...]
@@ -142,7 +142,7 @@ class Divide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
+class ApplyUpdate:
     """Everything of an update is accumulated: reduce over the training cells, update; after the last one publish."""
 
     groups: tuple[int, ...]
@@ -151,4 +151,4 @@ class Apply:
     """False if another update follows in this step."""
 
 
-Work = Join | Move | Piece | Divide | Apply
+Work = StartRollouts | MoveRollouts | StageWork | SplitUpdates | ApplyUpdate

@@ -14,8 +14,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from stretto.scheduler.records import Apply, Carried, Item, Join, Launch, Move, Piece
-from stretto.scheduler.state import Step
+from stretto.scheduler.records import (
+    ApplyUpdate,
+    BufferedGroup,
+    GroupStart,
+    Item,
+    MoveRollouts,
+    StageWork,
+    StartRollouts,
+)
+from stretto.scheduler.state import StepState
 
 
 class Durations(Protocol):
@@ -29,7 +37,7 @@ class Durations(Protocol):
         """Computing contexts before the first token; it holds up the lane."""
         ...
 
-    def piece(self, piece: Piece) -> float:
+    def piece(self, piece: StageWork) -> float:
         """A piece."""
         ...
 
@@ -37,7 +45,7 @@ class Durations(Protocol):
         """A verdict, beside the cells."""
         ...
 
-    def switch(self, move: Move, tokens: int) -> float:
+    def switch(self, move: MoveRollouts, tokens: int) -> float:
         """Going on with trajectories of so many tokens on another cell; it holds up the lane there."""
         ...
 
@@ -47,7 +55,7 @@ class Durations(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class BusySpan:
     """Something that took time on a cell."""
 
     cell: str
@@ -100,7 +108,7 @@ class Simulated:
 
     seconds: float
     """How long it took."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[BusySpan, ...]
     """What each cell did."""
     accepted: tuple[int, ...]
     """The groups it trained on."""
@@ -117,12 +125,12 @@ class Simulation:
 
     def __init__(
         self,
-        step: Step,
+        step: StepState,
         durations: Durations,
         lengths: Mapping[Item, int],
         *,
         verdict: Callable[[int], Sequence[int]] | None = None,
-        more: Callable[[int], Sequence[Launch]] | None = None,
+        more: Callable[[int], Sequence[GroupStart]] | None = None,
     ) -> None:
         self.step, self.durations, self.lengths = step, durations, lengths
         self.verdict = verdict or (lambda index: range(step.groups[index].launch.samples))
@@ -133,11 +141,11 @@ class Simulation:
         self.lanes: dict[str, _Lane] = {cell: _Lane() for cell in step.terms.slots}
         self.known: dict[str, set[int]] = {cell: set() for cell in step.terms.slots}
         self.unjudged: dict[int, int] = {}
-        self.stretches: list[Stretch] = []
+        self.stretches: list[BusySpan] = []
         self.moved = 0
         self.over: float | None = None
 
-    def run(self, launches: Sequence[Launch], carried: Sequence[Carried] = ()) -> Simulated:
+    def run(self, launches: Sequence[GroupStart], carried: Sequence[BufferedGroup] = ()) -> Simulated:
         """From the first launch to the update."""
         if carried:
             self.step.carry(carried)
@@ -170,19 +178,19 @@ class Simulation:
         """Starts what the step offers."""
         for work in self.step.offer(self.now):
             match work:
-                case Join():
+                case StartRollouts():
                     self._join(work)
-                case Move():
+                case MoveRollouts():
                     self._move(work)
-                case Piece():
+                case StageWork():
                     self._at(self.now + self.durations.piece(work), self._finisher(work, self.now))
-                case Apply():
+                case ApplyUpdate():
                     self._at(self.now + self.durations.apply(), self._end)
 
     def _end(self) -> None:
         self.over = self.now
 
-    def _finisher(self, piece: Piece, start: float) -> Callable[[], None]:
+    def _finisher(self, piece: StageWork, start: float) -> Callable[[], None]:
         def finish() -> None:
             groups = dict.fromkeys(index for index, _ in piece.items)
             self._note(piece.cell, piece.stage, start, piece.tokens, len(groups))
@@ -194,11 +202,13 @@ class Simulation:
         return finish
 
     def _note(self, cell: str, stage: str, start: float, tokens: int, groups: int) -> None:
-        self.stretches.append(Stretch(cell=cell, stage=stage, start=start, stop=self.now, tokens=tokens, groups=groups))
+        self.stretches.append(
+            BusySpan(cell=cell, stage=stage, start=start, stop=self.now, tokens=tokens, groups=groups)
+        )
 
     # Lanes ------------------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join) -> None:
+    def _join(self, join: StartRollouts) -> None:
         lane, known = self.lanes[join.cell], self.known[join.cell]
         self._pass(lane)
         if lane.opened is None:
@@ -212,7 +222,7 @@ class Simulation:
             self._enter(lane, item, 0.0)
         self._set(join.cell, lane)
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: MoveRollouts) -> None:
         source, target = self.lanes[move.source], self.lanes[move.target]
         self._pass(source)
         self._pass(target)

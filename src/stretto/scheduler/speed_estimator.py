@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from stretto.scheduler.records import Speeds
+from stretto.scheduler.records import SpeedEstimate
 
 FORGET = 0.8
 """What a step leaves of the weight of earlier ones."""
@@ -19,7 +19,7 @@ SHARE = 1 / 2
 third where all weights are trained, and nearly half with an adapter (2.1 of 4.7 ms a token, SmolLM2 on two cores)."""
 
 
-class Pace:
+class SpeedEstimator:
     """Sums over lanes and pieces."""
 
     def __init__(self, *, round_seconds: float) -> None:
@@ -47,7 +47,7 @@ class Pace:
             for stage in sums:
                 sums[stage] *= FORGET
 
-    def speeds(self) -> Speeds:
+    def speeds(self) -> SpeedEstimate:
         """As far as they are known; a move costs a round of decoding and a forward over what is moved."""
         per_token = {stage: self.seconds[stage] / self.tokens[stage] for stage in self.tokens if self.tokens[stage]}
         again = SHARE * per_token.get("train", 0.0)
@@ -56,4 +56,4 @@ class Pace:
         determinant = xx * yy - xy * xy
         each = max(0.0, (xx * yt - xy * xt) / determinant) if determinant > 1e-9 * xx * yy else 0.0
         tick = max(1e-6, (xt - each * xy) / xx) if xx else 0.01
-        return Speeds(tick=tick, tick_each=each, per_token=per_token, switch=self.round_seconds, again=again)
+        return SpeedEstimate(tick=tick, tick_each=each, per_token=per_token, switch=self.round_seconds, again=again)

@@ -16,62 +16,49 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from stretto.placement.plan import Plan
-from stretto.scheduler.device_locks import Cells
-from stretto.scheduler.generation_queues import Lanes, Room
-from stretto.scheduler.microbatches import Queue, Ready
-from stretto.scheduler.records import FORWARD, UPDATE, Apply, Carried, Divide, Item, Launch, Piece, Terms, Work, role_of
+from stretto.scheduler.device_locks import CellLocks
+from stretto.scheduler.generation_queues import GenerationQueues, OtherWork
+from stretto.scheduler.microbatches import ReadyGroup, StageQueue
+from stretto.scheduler.progress import GroupProgress, by_group
+from stretto.scheduler.records import (
+    FORWARD,
+    UPDATE,
+    ApplyUpdate,
+    BufferedGroup,
+    GroupStart,
+    Item,
+    SplitUpdates,
+    StageWork,
+    StepSpec,
+    Work,
+    role_of,
+)
 
 GATE = 1.5
 """What a move must save, in switch costs, where the plan does not say."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far one group has come."""
-
-    launch: Launch
-    """What it is."""
-    unfinished: int
-    """Trajectories that are still generated."""
-    sizes: dict[int, int] = field(default_factory=dict)
-    """Attempt -> its generated tokens, of those that ended well."""
-    judged: bool = False
-    """True once there is a verdict."""
-    attempts: frozenset[int] = frozenset()
-    """Attempts that have one; none if the group was dropped."""
-    scores: dict[str, int] = field(default_factory=dict)
-    """Stage it was handed to -> trajectories that this stage has not scored yet."""
-    handed: bool = False
-    """True once it was handed to training."""
-
-    @property
-    def gone(self) -> bool:
-        """True if it will not be trained on."""
-        return self.judged and not self.attempts
-
-
-class Step:
+class StepState:
     """The state of one step."""
 
-    def __init__(self, plan: Plan, terms: Terms, *, spread: float = 1.0) -> None:
+    def __init__(self, plan: Plan, terms: StepSpec, *, spread: float = 1.0) -> None:
         self.plan, self.terms, self.spread = plan, terms, spread
         self.ahead, self.phased = plan.staleness > 0, plan.flow == "phased"
         self.carried = 0
-        self.cells = Cells(plan)
-        self.lanes = Lanes(terms.slots, speeds=terms.speeds, longest=terms.longest)
+        self.cells = CellLocks(plan)
+        self.lanes = GenerationQueues(terms.slots, speeds=terms.speeds, longest=terms.longest)
         self.forward = [stage for stage in FORWARD if stage in terms.stages]
         self.update = [stage for stage in UPDATE if stage in terms.stages]
-        self.queues = {stage: Queue(in_order=self.phased) for stage in (*self.forward, *self.update)}
+        self.queues = {stage: StageQueue(in_order=self.phased) for stage in (*self.forward, *self.update)}
         self.roles = {stage: role_of(stage) for stage in self.queues}
         self.served = {role: [s for s in self.queues if self.roles[s] == role] for role in self.roles.values()}
-        self.groups: list[Progress] = []
+        self.groups: list[GroupProgress] = []
         self.certain = self.alive = self.handed = self.undecided = self.unfinished = self.pieces = 0
         self.coming = 0.0
-        self.running: dict[int, Piece] = {}
-        self.ledger: dict[str, list[Piece]] = {}
+        self.running: dict[int, StageWork] = {}
+        self.ledger: dict[str, list[StageWork]] = {}
         self.closed = self.applied = False
         # Trajectories of the updates to come, once they are divided.
         self.parts: deque[Sequence[Item]] | None = None
@@ -79,24 +66,24 @@ class Step:
 
     # What has happened ------------------------------------------------------------------------------------------------
 
-    def carry(self, groups: Sequence[Carried]) -> None:
+    def carry(self, groups: Sequence[BufferedGroup]) -> None:
         """Groups that the step before has made, in the order of their launch there; told before anything is launched.
 
         Their reward models have judged them by then.
         """
         self.certain = self.carried = len(groups)
         for index, group in enumerate(groups):
-            made = Progress(launch=group.launch, unfinished=0, judged=True, scores={"reward": 0, "old": 0})
+            made = GroupProgress(launch=group.launch, unfinished=0, judged=True, scores={"reward": 0, "old": 0})
             made.attempts = frozenset(attempt for attempt, _ in group.sizes)
             made.sizes = {attempt: tokens for attempt, tokens in group.sizes if tokens}
             self.groups.append(made)
             self._advance(index)
 
-    def launch(self, groups: Sequence[Launch]) -> None:
+    def launch(self, groups: Sequence[GroupStart]) -> None:
         """Groups to make, in launch order."""
         for launch in groups:
             self.lanes.add(len(self.groups), launch)
-            self.groups.append(Progress(launch=launch, unfinished=launch.samples))
+            self.groups.append(GroupProgress(launch=launch, unfinished=launch.samples))
             self.coming += launch.prompt_tokens + launch.samples * launch.expected
             self.undecided += 1
             self.unfinished += launch.samples
@@ -134,7 +121,7 @@ class Step:
                 self._extend()
         self._advance(index)
 
-    def done(self, piece: Piece) -> None:
+    def done(self, piece: StageWork) -> None:
         """A piece is finished."""
         del self.running[piece.number]
         self.touched.update(cell for cell in self.cells.release(piece.cell) if cell in self.lanes.lanes)
@@ -156,7 +143,7 @@ class Step:
         """The next update may begin; what made the one before, if there was one, is done with."""
         assert self.parts is not None
         self.ledger.clear()
-        for index, attempts in _by_group(self.parts.popleft()).items():
+        for index, attempts in by_group(self.parts.popleft()).items():
             self._queue(self.update, index, attempts)
         self.applied = False
 
@@ -164,13 +151,13 @@ class Step:
         """A cell has died: what it had is done again, and it gets nothing until it is `back`."""
         self.cells.kill(cell)
         if cell in self.lanes.lanes:
-            for index, attempts in _by_group(self.lanes.lost(cell)).items():
+            for index, attempts in by_group(self.lanes.lost(cell)).items():
                 self.lanes.add(index, self.groups[index].launch, attempts)
             self.touched.update(self.lanes.lanes)
         broken = [piece for piece in self.running.values() if piece.cell == cell]
         for piece in (*broken, *self.ledger.pop(cell, ())):
             self.running.pop(piece.number, None)
-            for index, attempts in _by_group(piece.items).items():
+            for index, attempts in by_group(piece.items).items():
                 self._queue((piece.stage,), index, attempts, first=True)
         self.applied = False
 
@@ -193,7 +180,11 @@ class Step:
         if self.finished and not self.applied:
             self.applied = True
             undivided = self.terms.divides and self.parts is None
-            works.append(Divide(groups=self.trained) if undivided else Apply(groups=self.trained, last=not self.parts))
+            works.append(
+                SplitUpdates(groups=self.trained)
+                if undivided
+                else ApplyUpdate(groups=self.trained, last=not self.parts)
+            )
         return works
 
     @property
@@ -259,7 +250,7 @@ class Step:
         group = self.groups[index]
         if attempts:
             sizes = tuple((attempt, group.sizes[attempt]) for attempt in attempts)
-            ready = Ready.of(index, group.launch.prompt_tokens, sizes)
+            ready = ReadyGroup.of(index, group.launch.prompt_tokens, sizes)
             for stage in stages:
                 self.queues[stage].put(ready, first=first)
 
@@ -292,7 +283,7 @@ class Step:
         stages = [stage for stage in self.queues if self._tokens(stage)]
         if not stages:
             return []
-        room = Room(
+        room = OtherWork(
             ready=sum(self._tokens(stage) * per_token.get(stage, 0.0) for stage in stages),
             free=min(self.cells.serving[self.roles[stage]] for stage in stages),
             cells=max(self.cells.count[self.roles[stage]] for stage in stages),
@@ -317,7 +308,7 @@ class Step:
             budget = queue.tokens if count == 1 and self.phased else self.terms.budgets[cell]
             items, tokens = queue.cut(budget=budget, share=share, cells=cells)
             self.pieces += 1
-            piece = Piece(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
+            piece = StageWork(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
             self.running[piece.number] = piece
             self.cells.take(cell)
             works.append(piece)
@@ -340,11 +331,3 @@ class Step:
 
     def _turn(self, cell: str) -> bool:
         return self.cells.turn(cell, self._has_work)
-
-
-def _by_group(items: Iterable[Item]) -> dict[int, list[int]]:
-    """Group -> its attempts among these trajectories."""
-    found: dict[int, list[int]] = {}
-    for index, attempt in items:
-        found.setdefault(index, []).append(attempt)
-    return found

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class JsonLines:
     """What could be read of a file of lines."""
 
     lines: tuple[tuple[int, str], ...]
@@ -27,7 +27,7 @@ class Rows:
         return (json.loads(text) for _, text in self.lines)
 
 
-def read_rows(path: Path) -> Rows:
+def read_rows(path: Path) -> JsonLines:
     """The rows of a file; of one that is not there, none."""
     content = path.read_bytes() if path.exists() else b""
     *finished, last = content.split(b"\n")
@@ -39,7 +39,7 @@ def read_rows(path: Path) -> Rows:
             lines.append((step, line.decode("ascii")))
         elif line.strip() and line is not last:
             damaged += 1
-    return Rows(lines=tuple(lines), damaged=damaged)
+    return JsonLines(lines=tuple(lines), damaged=damaged)
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

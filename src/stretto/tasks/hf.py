@@ -19,7 +19,7 @@ from typing import Any
 
 from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.extras import missing_extra
-from stretto.recipe.schema import Source, Task
+from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks.columns import Row, RowError
 from stretto.tasks.jsonl import LONGEST_ROW
 from stretto.tasks.rows import find, gather
@@ -40,7 +40,7 @@ class _Unreachable(RecipeError):
     """Nobody can say from here whether the dataset exists."""
 
 
-def problems(task: Task) -> Iterator[Problem]:
+def problems(task: TaskSection) -> Iterator[Problem]:
     """What is wrong with the settings, without reading anything."""
     source, named = task.source, name_of(task) is not None
     if source.path is None and not named:
@@ -54,12 +54,12 @@ def problems(task: Task) -> Iterator[Problem]:
     yield from column_problems(task)
 
 
-def name_of(task: Task) -> str | None:
+def name_of(task: TaskSection) -> str | None:
     """The dataset of the hub, or none; the default name is that of a synthetic task."""
     return None if task.source.name == Source().name else task.source.name
 
 
-def read(task: Task, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+def read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
     """The prompts of a task without problems, or of its first `limit` rows, and what is wrong with the rows."""
     try:
         where, rows = _local(task, root) if task.source.path is not None else _hub(task, limit)
@@ -71,7 +71,9 @@ def read(task: Task, root: Path, limit: int | None) -> tuple[list[Prompt], list[
         return [], list(error.problems)
 
 
-def _prompts(task: Task, rows: Iterable[Any], limit: int | None, where: str) -> tuple[list[Prompt], list[Problem]]:
+def _prompts(
+    task: TaskSection, rows: Iterable[Any], limit: int | None, where: str
+) -> tuple[list[Prompt], list[Problem]]:
     """The rows as prompts, as far as they can be read."""
     try:
         prompts, found = gather(task, enumerate(islice(rows, limit), start=1), plain, where=where, unit="row")
@@ -98,7 +100,7 @@ def _library() -> Any:
     return datasets
 
 
-def _local(task: Task, root: Path) -> tuple[str, Iterable[Any]]:
+def _local(task: TaskSection, root: Path) -> tuple[str, Iterable[Any]]:
     """What a path holds: one file, what `save_to_disk` wrote, or a folder of data files."""
     path = find(str(task.source.path), root, "file or folder", os.path.exists)
     if isinstance(path, Problem):
@@ -117,7 +119,7 @@ def _local(task: Task, root: Path) -> tuple[str, Iterable[Any]]:
     return str(path), _stream(made, _split(task, list(made.config.data_files or ())), str(path))
 
 
-def _saved(library: Any, task: Task, path: Path) -> Iterable[Any]:
+def _saved(library: Any, task: TaskSection, path: Path) -> Iterable[Any]:
     """What `save_to_disk` wrote: one dataset, or one per split."""
     try:
         found = library.load_from_disk(str(path))
@@ -132,7 +134,7 @@ def _saved(library: Any, task: Task, path: Path) -> Iterable[Any]:
     return rows
 
 
-def _hub(task: Task, limit: int | None) -> tuple[str, Iterable[Any]]:
+def _hub(task: TaskSection, limit: int | None) -> tuple[str, Iterable[Any]]:
     """A dataset of the hub: some rows as they come, or all of it through the cache."""
     name, field = str(name_of(task)), f"{SOURCE}.name"
     _ask_hub(name, field)
@@ -201,7 +203,7 @@ def _stream(builder: Any, split: str, where: str) -> Iterable[Any]:
     return rows
 
 
-def _split(task: Task, names: list[Any]) -> str:
+def _split(task: TaskSection, names: list[Any]) -> str:
     """The split to read, of those that there are."""
     there, wanted = [str(name) for name in names], task.source.split
     if wanted is None and len(there) == 1:
@@ -212,7 +214,7 @@ def _split(task: Task, names: list[Any]) -> str:
     return wanted or "train"
 
 
-def _refuse_parts(task: Task, what: str, keys: tuple[str, ...] = ("split", "subset")) -> None:
+def _refuse_parts(task: TaskSection, what: str, keys: tuple[str, ...] = ("split", "subset")) -> None:
     for key in keys:
         if getattr(task.source, key) is not None:
             raise _refusal(f"{SOURCE}.{key}", f"has no effect on {what}", "remove it")

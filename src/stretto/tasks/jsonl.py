@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import Problem
-from stretto.recipe.schema import Task
+from stretto.recipe.schema import TaskSection
 from stretto.tasks.columns import Row, RowError
 from stretto.tasks.rows import find, gather
 from stretto.types import Prompt
@@ -26,14 +26,14 @@ LONGEST_ROW = 4 * 2**20
 """Bytes of a line; nothing of a longer one is kept or parsed."""
 
 
-def locate(task: Task, root: Path) -> Path | Problem:
+def locate(task: TaskSection, root: Path) -> Path | Problem:
     """The file: as it is if absolute, else beside the recipe (`root`), else in the working directory."""
     if task.source.path is None:
         return Problem(field="task.source.path", reason="a jsonl source needs a file", fix="set task.source.path")
     return find(task.source.path, root, "file", os.path.isfile)
 
 
-def read(task: Task, path: Path, limit: int | None = None) -> tuple[list[Prompt], list[Problem]]:
+def read(task: TaskSection, path: Path, limit: int | None = None) -> tuple[list[Prompt], list[Problem]]:
     """The prompts of the file, or of its first `limit` rows, and what is wrong with it."""
     try:
         prompts, found = gather(task, islice(_lines(path), limit), _row, where=str(path), unit="line")

@@ -18,7 +18,7 @@ from typing import Any
 
 from stretto.errors import Problem, RecipeError
 from stretto.extras import missing_extra
-from stretto.recipe.schema import Task
+from stretto.recipe.schema import TaskSection
 from stretto.tasks import gym
 from stretto.tasks.template import chat, fill, printable
 from stretto.tasks.template import problems as template_problems
@@ -33,7 +33,7 @@ SECONDS = 600.0
 SOURCE = "task.source"
 
 
-def problems(task: Task) -> Iterator[Problem]:
+def problems(task: TaskSection) -> Iterator[Problem]:
     """What is wrong with the settings, without making anything."""
     source, held = task.source, task.holdout.prompts
     count = count_of(task)
@@ -57,12 +57,12 @@ def problems(task: Task) -> Iterator[Problem]:
         yield from template_problems(task.prompt, ("question",))
 
 
-def count_of(task: Task) -> int:
+def count_of(task: TaskSection) -> int:
     """How many prompts are wanted."""
     return 1000 if task.source.count is None else task.source.count
 
 
-def read(task: Task, *, few: bool) -> tuple[list[Prompt], list[Problem]]:
+def read(task: TaskSection, *, few: bool) -> tuple[list[Prompt], list[Problem]]:
     """The prompts of a task without problems, all or a few, or what is wrong with it."""
     source = task.source
     count, name = int(source.count or 1), str(source.name)
@@ -86,7 +86,7 @@ def read(task: Task, *, few: bool) -> tuple[list[Prompt], list[Problem]]:
     return [_prompt(task, entry) for entry in entries], []
 
 
-def _prompt(task: Task, entry: dict[str, Any]) -> Prompt:
+def _prompt(task: TaskSection, entry: dict[str, Any]) -> Prompt:
     question = str(entry["question"])
     text = question if task.prompt is None else fill(task.prompt, {"question": question})
     name = str(task.source.name)

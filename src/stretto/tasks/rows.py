@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto.errors import Problem
-from stretto.recipe.schema import Task
+from stretto.recipe.schema import TaskSection
 from stretto.tasks.columns import Columns, Row, RowError
 from stretto.tasks.template import printable
 from stretto.types import Prompt
@@ -23,7 +23,7 @@ MAX_PROBLEMS = 10
 Raw = TypeVar("Raw")
 
 
-def problems(task: Task) -> Iterator[Problem]:
+def problems(task: TaskSection) -> Iterator[Problem]:
     """What is wrong with the settings that say which column is what."""
     named = task.source.columns
     for key in ("prompt", "messages"):
@@ -47,7 +47,7 @@ def find(given: str, root: Path, what: str, there: Callable[[Path], bool]) -> Pa
 
 
 def gather(
-    task: Task, rows: Iterable[tuple[int, Raw]], parse: Callable[[Raw], Row], *, where: str, unit: str
+    task: TaskSection, rows: Iterable[tuple[int, Raw]], parse: Callable[[Raw], Row], *, where: str, unit: str
 ) -> tuple[list[Prompt], list[Problem]]:
     """The prompts of numbered rows, and what is wrong with these.
 

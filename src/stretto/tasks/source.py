@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import CheckpointError, Problem, RecipeError
-from stretto.recipe.schema import Holdout, Source, Task
+from stretto.recipe.schema import Holdout, Source, TaskSection
 from stretto.tasks import hf, jsonl, reasoning_gym, synthetic
 from stretto.tasks.rows import problems as column_problems
 from stretto.types import Prompt
@@ -49,14 +49,14 @@ SETTINGS = {
 """Kind of source -> what is wrong with its settings, without reading or making anything."""
 
 
-def peek(task: Task, root: Path, rows: int = 5) -> Peek:
+def peek(task: TaskSection, root: Path, rows: int = 5) -> Peek:
     """Looks at the settings and the first rows only. `root` is the recipe's folder. Never raises for bad data."""
     prompts, problems = _read(task, root, rows)
     complete = len(prompts) < rows and not problems and task.source.kind != "reasoning_gym"
     return Peek(prompts=tuple(prompts), problems=tuple(problems), complete=complete)
 
 
-def load_prompts(task: Task, root: Path) -> tuple[Prompt, ...]:
+def load_prompts(task: TaskSection, root: Path) -> tuple[Prompt, ...]:
     """All prompts of the task, in the source's order. RecipeError with what is wrong; `root` is the recipe's folder."""
     prompts, problems = _read(task, root, None)
     if problems:
@@ -64,7 +64,7 @@ def load_prompts(task: Task, root: Path) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-def _read(task: Task, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+def _read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
     """All prompts, or about the first `limit`, and what is wrong; nothing is read where the settings are."""
     kind = task.source.kind
     if kind not in KEYS:

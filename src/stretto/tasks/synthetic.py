@@ -13,7 +13,7 @@ from itertools import count as counting
 from itertools import product
 
 from stretto.errors import Problem
-from stretto.recipe.schema import Source, Task
+from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks.template import LONGEST, chat, fill
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Prompt
@@ -41,7 +41,7 @@ SETTINGS = {"addition": {"max"}} | {name: {"length", "alphabet", "count"} for na
 """The keys of the source that mean something to each task."""
 
 
-def prompts(task: Task) -> Iterator[Prompt]:
+def prompts(task: TaskSection) -> Iterator[Prompt]:
     """The prompts of a task without problems, in a fixed order."""
     name = str(task.source.name)
     template = TEMPLATES[name] if task.prompt is None else task.prompt
@@ -50,7 +50,7 @@ def prompts(task: Task) -> Iterator[Prompt]:
         yield Prompt(id=f"{name}/{id}", messages=messages, reference=answer, tags=columns)
 
 
-def problems(task: Task) -> Iterator[Problem]:
+def problems(task: TaskSection) -> Iterator[Problem]:
     """What is wrong with the task's settings."""
     source = task.source
     if source.name not in TEMPLATES:

@@ -18,7 +18,7 @@ from stretto.algorithms.kl import k3
 from stretto.training.packing import MicroBatch
 
 
-class Meter:
+class LossCounters:
     """Counters and watched sums of one step."""
 
     def __init__(self, terms: Sequence[Term]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stretto.algorithms.base import Rows
+from stretto.algorithms.base import TokenStreams
 from stretto.models.attention import TreeLayout
 from stretto.models.logprob_head import filling
 from stretto.models.segments import Segment
@@ -59,7 +59,7 @@ class MicroBatch:
     """(N) where in the row the hidden state stands that predicts each trained token."""
     targets: torch.Tensor
     """(N) the trained tokens."""
-    rows: Rows
+    rows: TokenStreams
     """(N) their streams."""
     shared: int
     """Tokens that need not be computed again, because several conversations have them in common."""
@@ -200,7 +200,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
     def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
         return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
 
-    rows = Rows(
+    rows = TokenStreams(
         advantage=required([sample.advantage for sample in samples]),
         engine=required([s.conversation.logprobs[s.conversation.trained] for s in samples]),
         conversation=torch.as_tensor(np.repeat(np.arange(len(samples)), lengths), device=device),

@@ -24,12 +24,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.algorithms.base import Algorithm, Denominator, Rows, Term
+from stretto.algorithms.base import Algorithm, Denominator, Term, TokenStreams
 from stretto.errors import StaleSampleError, TrainingError
 from stretto.models.load import Policy
 from stretto.models.logprob_head import logprobs_of, wide
 from stretto.models.memory import OutOfMemory, memory_errors
-from stretto.training.loss_counters import Meter
+from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
 from stretto.training.rows import by_rows, halved
@@ -95,7 +95,7 @@ class Trainer:
         """Forgets gradients, counters and samples of a step."""
         self.accumulators: Accumulators = {}
         self.total: Accumulators | None = None
-        self.meter = self.counted = Meter(self.algorithm.terms)
+        self.meter = self.counted = LossCounters(self.algorithm.terms)
         self.ledger: list[Sample] = []
         self.made_room = False
         # Whose backward is under way.
@@ -149,7 +149,7 @@ class Trainer:
             parts = flat.split([weight.numel() for weight in self.trained.values()])
             named = zip(self.trained.items(), parts, strict=True)
             self.total[kind] = {name: part.view_as(weight) for (name, weight), part in named}
-        self.counted = Meter(self.algorithm.terms)
+        self.counted = LossCounters(self.algorithm.terms)
         self.counted.sums.update(sums)
 
     def apply(self) -> StepReport:
@@ -290,7 +290,7 @@ class Trainer:
             hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
             return logprobs_of(hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature)
 
-    def _losses(self, logprobs: Tensor, rows: Rows) -> dict[Denominator, Tensor]:
+    def _losses(self, logprobs: Tensor, rows: TokenStreams) -> dict[Denominator, Tensor]:
         """The row's share of every sum, one number per denominator."""
         with memory_errors():
             return {

@@ -35,7 +35,7 @@ def own_address(toward: str) -> str:
         return str(probe.getsockname()[0])
 
 
-class Door:
+class ProbeServer:
     """A port that answers whoever connects."""
 
     def __init__(self, address: str) -> None:

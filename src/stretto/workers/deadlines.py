@@ -20,7 +20,7 @@ SAYS_SO = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class CallDeadlines:
     """Seconds that a call may take, by what it does; the recipe's deadlines."""
 
     start: float
@@ -41,7 +41,7 @@ KEYS = {
 """What is called -> the recipe's deadline that it has; that of training, if it is none of these."""
 
 
-class Called(Protocol):
+class WorkerNames(Protocol):
     """Whose workers are called."""
 
     last: float
@@ -61,7 +61,7 @@ class Called(Protocol):
 class Deadline:
     """Ends a wait with a message that says for whom, for what, since when."""
 
-    def __init__(self, stage: str, device: str, seconds: float, crew: Called) -> None:
+    def __init__(self, stage: str, device: str, seconds: float, crew: WorkerNames) -> None:
         self.stage, self.device, self.seconds, self.crew = stage, device, seconds, crew
         self.limit = asyncio.timeout(seconds)
 
@@ -84,7 +84,7 @@ class Deadline:
             ) from late
 
 
-async def opened(opening: Awaitable[None], seconds: float, crew: Called) -> None:
+async def opened(opening: Awaitable[None], seconds: float, crew: WorkerNames) -> None:
     """Waits until a launcher has its devices."""
     since, begun, limit = datetime.now(), time.monotonic(), asyncio.timeout(seconds + SAYS_SO)
     try:

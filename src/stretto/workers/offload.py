@@ -18,14 +18,14 @@ from stretto.engines.base import Engine
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import OutOfMemory, memory_errors
-from stretto.models.scalar_head import Gauge
+from stretto.models.scalar_head import FrozenScorer
 from stretto.training.optimizer import MasterAdamW
 
 PUBLISH = "publish"
 """The phase in which weights are handed over, compared and written: who generates and who trains is awake then."""
 
 
-class Shelf:
+class HostBuffer:
     """Host memory, for tensors of one device. Where the device is a CPU they are there already, and nothing moves."""
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class Shelf:
         return [tensor.to(self.device, non_blocking=True) for tensor in held]
 
 
-class Part(Protocol):
+class Offloadable(Protocol):
     """Something that sleeps and wakes as one."""
 
     read_by: frozenset[str]
@@ -59,11 +59,11 @@ class Part(Protocol):
         """Is on the device; nothing happens if it is awake."""
 
 
-class Tensors:
+class HeldTensors:
     """Tensors that somebody holds; they stay the same objects."""
 
     def __init__(
-        self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], shelf: Shelf, *, frozen: bool
+        self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], shelf: HostBuffer, *, frozen: bool
     ) -> None:
         """`tensors` are asked each time, as an optimizer has none before its first update; `frozen` ones never change,
         so what was copied once need not be copied again."""
@@ -93,7 +93,7 @@ class Tensors:
             tensor.data = place
 
 
-class Caches:
+class EngineCaches:
     """What an engine holds besides weights."""
 
     def __init__(self, engine: Engine) -> None:
@@ -118,10 +118,10 @@ def spare(engine: Engine) -> None:
     engine.wake()
 
 
-class Sleepers:
+class Offloader:
     """Everything on a device that can sleep."""
 
-    def __init__(self, sleeps: Mapping[str, Collection[str]], parts: Sequence[Part]) -> None:
+    def __init__(self, sleeps: Mapping[str, Collection[str]], parts: Sequence[Offloadable]) -> None:
         """`sleeps` has the phases in which each role on the device gives its memory away. Parts wake in their order."""
         self.sleeps, self.parts = sleeps, tuple(parts)
         self.phase = ""
@@ -146,7 +146,7 @@ class Sleepers:
             ) from error
         self.phase = phase
 
-    def _may_sleep(self, part: Part, phase: str) -> bool:
+    def _may_sleep(self, part: Offloadable, phase: str) -> bool:
         roles = part.read_by & self.sleeps.keys()
         return bool(roles) and all(phase in self.sleeps[role] for role in roles)
 
@@ -158,10 +158,10 @@ def sleepers_of(
     readers: Collection[str],
     optimizer: Callable[[], MasterAdamW | None],
     reference: Policy | None,
-    gauges: Mapping[str, Gauge],
+    gauges: Mapping[str, FrozenScorer],
     engine: Engine,
-    shelf: Shelf,
-) -> Sleepers:
+    shelf: HostBuffer,
+) -> Offloader:
     """What a device holds; `readers` are the roles on it that read the policy's tensors."""
 
     def weights(trained: bool) -> Callable[[], Iterable[Tensor]]:
@@ -175,10 +175,10 @@ def sleepers_of(
     if reference is not None:
         frozen["reference"] = reference.network.parameters
     parts = [
-        Tensors(readers, weights(trained=False), shelf, frozen=True),
-        Tensors(readers, weights(trained=True), shelf, frozen=False),
-        Tensors({"train"}, learned, shelf, frozen=False),
-        *(Tensors({role}, tensors, shelf, frozen=True) for role, tensors in frozen.items()),
+        HeldTensors(readers, weights(trained=False), shelf, frozen=True),
+        HeldTensors(readers, weights(trained=True), shelf, frozen=False),
+        HeldTensors({"train"}, learned, shelf, frozen=False),
+        *(HeldTensors({role}, tensors, shelf, frozen=True) for role, tensors in frozen.items()),
     ]
     # The engine last: when it wakes, it looks where the policy's weights are.
-    return Sleepers(sleeps, [*parts, Caches(engine)])
+    return Offloader(sleeps, [*parts, EngineCaches(engine)])

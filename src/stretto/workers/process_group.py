@@ -28,7 +28,7 @@ from stretto.workers.connectivity import LOOPBACK, own_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where the members of a group meet."""
 
     store: Store | tuple[str, int]
@@ -57,7 +57,7 @@ CONNECT = 60.0
 DECIDED, ALL, OFF = "decided", "all have come", "called off"
 
 
-def reach(meeting: Meeting) -> Store:
+def reach(meeting: Rendezvous) -> Store:
     """The store, under the name of the meeting."""
     store = meeting.store
     if not isinstance(store, Store):
@@ -66,7 +66,7 @@ def reach(meeting: Meeting) -> Store:
     return found
 
 
-def gathered(meeting: Meeting) -> Store:
+def gathered(meeting: Rendezvous) -> Store:
     """The store, once everybody has come: nobody connects to others of whom one never will.
 
     TrainingError if it is called off meanwhile, or if somebody does not come in time.
@@ -85,15 +85,15 @@ def gathered(meeting: Meeting) -> Store:
     return store
 
 
-def call_off(meeting: Meeting) -> None:
+def call_off(meeting: Rendezvous) -> None:
     """Lets nobody wait any longer for one who has died. Those who have met already are not disturbed."""
     reach(meeting).set(DECIDED, OFF)
 
 
-class Group:
+class ProcessGroup:
     """One member's end of a group."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Rendezvous) -> None:
         self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
         with self._failures():
             store = gathered(meeting)

@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from stretto.errors import CellLost, StateLostError, TrainingError
+from stretto.errors import StateLostError, TrainingError, WorkerLost
 from stretto.training.parallel.zero1 import whole
 
 if TYPE_CHECKING:
-    from stretto.workers.worker_group import Crew
+    from stretto.workers.worker_group import WorkerGroup
 
 T = TypeVar("T")
 
 
-class Mend:
+class Recovery:
     """Makes a crew whole again."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: WorkerGroup) -> None:
         self.crew = crew
         # Devices whose process has died and is not yet what it was; one comes back after the other.
         self.lost: set[str] = set()
@@ -39,7 +39,7 @@ class Mend:
                 for device in sorted(self.lost):
                     await self.revive(device)
                 return await ask()
-            except CellLost as lost:
+            except WorkerLost as lost:
                 if not self.crew.copies:
                     raise
                 if lost.cell in died:
@@ -60,7 +60,7 @@ class Mend:
                 self.lost.discard(device)
                 if not self.lost:
                     await self.crew.meet()
-            except CellLost as lost:
+            except WorkerLost as lost:
                 self.lost.add(lost.cell)
                 raise
 

@@ -11,14 +11,14 @@ from typing import Any
 from stretto.algorithms.base import build
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
 from stretto.weights.tensors import unlike
-from stretto.workers.process_group import Meeting, gathered
+from stretto.workers.process_group import Rendezvous, gathered
 from stretto.workers.worker import Worker, settings_of
 
 
 class ShardedWorker(Worker):
     """A worker that trains together with others."""
 
-    def meet(self, kind: str, where: Meeting) -> None:
+    def meet(self, kind: str, where: Rendezvous) -> None:
         """The processes of its cell are the first that it meets; only then is there something to train."""
         if kind != "cell":
             super().meet(kind, where)

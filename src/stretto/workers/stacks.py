@@ -32,7 +32,7 @@ STATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class ProcessStacks:
     """Where one process stands."""
 
     who: str
@@ -59,14 +59,14 @@ def tasks() -> str:
     return text.getvalue()
 
 
-async def asked(who: str, answer: Awaitable[str], otherwise: str) -> Stand:
+async def asked(who: str, answer: Awaitable[str], otherwise: str) -> ProcessStacks:
     """What a process says of itself, or `otherwise`."""
     try:
         async with asyncio.timeout(PATIENCE):
-            return Stand(who=who, answers=True, text=await answer)
+            return ProcessStacks(who=who, answers=True, text=await answer)
     except Exception as error:  # it may have died in any way
         why = "it does not answer" if isinstance(error, TimeoutError) else f"it cannot be asked ({error})"
-        return Stand(who=who, answers=False, text=f"{why}; {otherwise}")
+        return ProcessStacks(who=who, answers=False, text=f"{why}; {otherwise}")
 
 
 def outside(process: int) -> str:
@@ -87,28 +87,28 @@ def outside(process: int) -> str:
     return f"process {process} is {word}"
 
 
-def page(stands: Sequence[Stand]) -> str:
+def page(stands: Sequence[ProcessStacks]) -> str:
     """All of it as a file."""
     return "\n".join(f"=== {stand.who}\n{stand.text.rstrip()}\n" for stand in stands)
 
 
-def culprits(stands: Sequence[Stand]) -> str:
+def culprits(stands: Sequence[ProcessStacks]) -> str:
     """Those that do not answer, a line each."""
     return "".join(f"{stand.who}: {stand.text}\n" for stand in stands if not stand.answers)
 
 
-class Asks(Protocol):
+class StackSource(Protocol):
     """Who can ask every process."""
 
-    async def stacks(self) -> Sequence[Stand]:
+    async def stacks(self) -> Sequence[ProcessStacks]:
         """Where each of them stands."""
         ...
 
 
-class Witness:
+class StackDump:
     """Writes down where every process stands, once: the first deadline that passes says most."""
 
-    def __init__(self, others: Asks, folder: Path | None) -> None:
+    def __init__(self, others: StackSource, folder: Path | None) -> None:
         self.others, self.folder = others, folder
         self.asked: asyncio.Task[str] | None = None
 
@@ -119,7 +119,7 @@ class Witness:
         return await asyncio.shield(self.asked)
 
     async def _ask(self, name: str) -> str:
-        here = Stand(who="this process", answers=True, text=f"{own()}\n{tasks()}")
+        here = ProcessStacks(who="this process", answers=True, text=f"{own()}\n{tasks()}")
         stands = [here, *await self.others.stacks()]
         told = culprits(stands)
         if self.folder is None:

@@ -22,10 +22,10 @@ from transformers import PreTrainedTokenizerBase
 from stretto.algorithms.base import Algorithm, build
 from stretto.engines.base import Completion, Engine, Request
 from stretto.engines.native.engine import NativeEngine
-from stretto.engines.native.unpacked import ApartEngine
+from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.models.load import DTYPES, Policy, load
 from stretto.models.memory import keep_memory, peak_gb
-from stretto.models.scalar_head import Gauge, base_network, load_gauge
+from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
 from stretto.recipe.schema import EngineSection, Recipe
 from stretto.training.optimizer import MasterAdamW
@@ -35,10 +35,10 @@ from stretto.types import Conversation, Receipt, Sample
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import prove_equal
 from stretto.weights.tensors import checksums, unlike
-from stretto.workers.connectivity import Door, own_address, unreached
-from stretto.workers.offload import PUBLISH, Shelf, sleepers_of, spare
-from stretto.workers.process_group import Group, Meeting
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.connectivity import ProbeServer, own_address, unreached
+from stretto.workers.offload import PUBLISH, HostBuffer, sleepers_of, spare
+from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.worker_spec import WorkerSpec
 
 EngineFactory = Callable[[Policy], Engine]
 """Makes what generates with a policy."""
@@ -47,7 +47,7 @@ EngineFactory = Callable[[Policy], Engine]
 class Worker:
     """One process's copy of the policy and what serves it."""
 
-    def __init__(self, assignment: Assignment, make_engine: EngineFactory | None = None) -> None:
+    def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
         """`make_engine` makes what generates with the policy, where it is not the recipe's engine."""
         self.assignment = assignment
         recipe, device = assignment.recipe, assignment.torch_device
@@ -88,13 +88,13 @@ class Worker:
             shelf=self.make_shelf(),
         )
         self.carrier = Carrier()
-        self.groups: dict[str, Group] = {}
-        self.door: Door | None = None
+        self.groups: dict[str, ProcessGroup] = {}
+        self.door: ProbeServer | None = None
         self.written: TemporaryDirectory[str] | None = None
 
-    def make_shelf(self) -> Shelf:
+    def make_shelf(self) -> HostBuffer:
         """Where what sleeps is."""
-        return Shelf(self.assignment.torch_device)
+        return HostBuffer(self.assignment.torch_device)
 
     def _load(self, device: torch.device) -> Policy:
         made, recipe = self.assignment, self.assignment.recipe
@@ -143,7 +143,7 @@ class Worker:
 
     def listen(self, toward: str) -> tuple[str, int]:
         """Opens a door for the others, at the address by which this host reaches `toward`."""
-        self.door = Door(own_address(toward))
+        self.door = ProbeServer(own_address(toward))
         return self.door.place
 
     def unreached(self, doors: Mapping[str, tuple[str, int]]) -> dict[str, str]:
@@ -157,11 +157,11 @@ class Worker:
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
-    def meet(self, kind: str, where: Meeting) -> None:
+    def meet(self, kind: str, where: Rendezvous) -> None:
         """Joins the others that train, or the others that hold the policy."""
         self.groups.pop(kind, None)
         if where.size > 1:
-            self.groups[kind] = Group(where)
+            self.groups[kind] = ProcessGroup(where)
 
     def reduce(self, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
@@ -315,7 +315,7 @@ def load_gauges(
     base: Path | None,
     device: torch.device,
     token_budget: int,
-) -> dict[str, Gauge]:
+) -> dict[str, FrozenScorer]:
     """Role -> its frozen model, of those roles among these that are played by one; the same in every process."""
     own = base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
     sections = {"reward": recipe.roles.reward_model, "value": recipe.roles.critic}
@@ -337,5 +337,5 @@ def load_gauges(
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
     if policy.apart:
-        return ApartEngine(policy, memory_share=section.memory_share)
+        return UnpackedEngine(policy, memory_share=section.memory_share)
     return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)

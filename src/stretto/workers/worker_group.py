@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.queue import Lane
-from stretto.errors import CellLost, DeadlineError, EngineError, StrettoError, TrainingError
+from stretto.engines.queue import EngineQueue
+from stretto.errors import DeadlineError, EngineError, StrettoError, TrainingError, WorkerLost
 from stretto.placement.plan import Plan
 from stretto.threads import beside
 from stretto.training.loss_counters import together
@@ -27,13 +27,13 @@ from stretto.training.trainer import StepReport
 from stretto.types import Conversation, Receipt, Sample, Weights
 from stretto.weights.publish import prove
 from stretto.workers.connectivity import ALLOW
-from stretto.workers.deadlines import CLOSING, CLOSING_LATE, Deadline, Patience, at_most, opened
-from stretto.workers.launchers.inprocess import Launcher, Member
-from stretto.workers.process_group import Meeting, call_off
-from stretto.workers.recovery import Mend
+from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
+from stretto.workers.launchers.inprocess import Launcher, WorkerClient
+from stretto.workers.process_group import Rendezvous, call_off
+from stretto.workers.recovery import Recovery
 from stretto.workers.scatter_gather import dealt
-from stretto.workers.stacks import Witness
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.stacks import StackDump
+from stretto.workers.worker_spec import WorkerSpec
 
 T = TypeVar("T")
 
@@ -48,20 +48,20 @@ def sound(answers: list[Any]) -> list[Any]:
     """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     if errors:
-        raise next((error for error in errors if isinstance(error, CellLost)), errors[0])
+        raise next((error for error in errors if isinstance(error, WorkerLost)), errors[0])
     return answers
 
 
-class Crew:
+class WorkerGroup:
     """The workers of a plan."""
 
     def __init__(
         self,
         plan: Plan,
         launcher: Launcher,
-        assign: Callable[[str], Assignment],
+        assign: Callable[[str], WorkerSpec],
         *,
-        patience: Patience,
+        patience: CallDeadlines,
         folder: Path | None = None,
     ) -> None:
         """`folder` is where it is written down which process stands where when a deadline passes."""
@@ -72,8 +72,8 @@ class Crew:
         self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
         # Devices that hold one whole optimizer together, copy by copy.
         self.copies = [plan.sharers] if plan.sharers else self.training
-        self.members: dict[str, Member] = {}
-        self.lanes: dict[str, Lane] = {}
+        self.members: dict[str, WorkerClient] = {}
+        self.lanes: dict[str, EngineQueue] = {}
         self.version = 0
         # True from a step's first update until that step is over.
         self.applying = False
@@ -83,8 +83,8 @@ class Crew:
         self.last = time.monotonic()
         # When the start must be over, until it is.
         self.by: float | None = None
-        self.seen = Witness(launcher, folder)
-        self.mend = Mend(self)
+        self.seen = StackDump(launcher, folder)
+        self.mend = Recovery(self)
 
     @property
     def trainers(self) -> list[str]:
@@ -133,20 +133,20 @@ class Crew:
         if told:
             raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
 
-    async def launch(self, device: str) -> Member:
+    async def launch(self, device: str) -> WorkerClient:
         """A worker for a device, loaded."""
         async with self._deadline("start", device, self._starting):
             return await self.launcher.start(self.assign(device))
 
-    def _lane(self, cell: str) -> Lane:
+    def _lane(self, cell: str) -> EngineQueue:
         late = partial(self._deadline, "generate", self.device[cell], self.patience.generate)
-        return Lane(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
+        return EngineQueue(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
 
     def _caller(self, cell: str) -> Callable[..., Any]:
         async def call(*arguments: Any) -> Any:
             try:
                 return await self.call(self.device[cell], "generate", *arguments, seconds=self.patience.generate)
-            except (CellLost, DeadlineError, EngineError):
+            except (WorkerLost, DeadlineError, EngineError):
                 raise
             except Exception as error:  # the engine's failure, and not that of the environment that asked
                 raise EngineError(f"{cell}: {error or repr(error)}") from error
@@ -218,7 +218,7 @@ class Crew:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         told = dict(zip(trainers, answers, strict=True))
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        lost = next((error for error in errors if isinstance(error, CellLost)), None)
+        lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
         able = [copy for copy in self.copies if not any(isinstance(told[each], BaseException) for each in copy)]
         if able and (lost is not None or not errors):
             report = told[able[0][0]]
@@ -263,7 +263,7 @@ class Crew:
     async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
         """Where one dies, those that wait for it are called off: they could not know."""
         store, size, seconds = self.launcher.store(), len(devices), self.patience.train
-        meetings = [Meeting(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
+        meetings = [Rendezvous(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
         calls = [
             asyncio.ensure_future(self.call(device, "meet", kind, meeting, seconds=self._starting))
             for device, meeting in zip(devices, meetings, strict=True)
@@ -322,7 +322,7 @@ class Crew:
                 raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
             try:
                 return await ask(answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train)
-            except CellLost as lost:
+            except WorkerLost as lost:
                 self.mend.lost.add(lost.cell)
 
     # A deadline that passed -------------------------------------------------------------------------------------------

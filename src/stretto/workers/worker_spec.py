@@ -12,7 +12,7 @@ from stretto.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class WorkerSpec:
     """What a worker is made from; plain values, so that it can be sent to another host."""
 
     recipe: Recipe

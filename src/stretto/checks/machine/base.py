@@ -44,7 +44,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """Facts about the machine."""
 
     cores: int
@@ -70,10 +70,10 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class MachineCheck:
     """What is checked."""
 
-    machine: Machine
+    machine: MachineFacts
     """Where a run would be."""
     recipe: Recipe | None = None
     """What would be run; none for the machine alone."""
@@ -102,5 +102,5 @@ class Setting:
         return uses_gpu(section, visible=bool(self.machine.gpus))
 
 
-Function = Callable[[Setting], Check | None]
+Function = Callable[[MachineCheck], Check | None]
 """A check; none where it has nothing to say."""

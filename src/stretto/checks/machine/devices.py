@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stretto.checks.machine.base import GB, Check, Setting
+from stretto.checks.machine.base import GB, Check, MachineCheck
 from stretto.errors import RecipeError
 from stretto.models.size import WIDTHS, parameters
 from stretto.placement.devices import find_device
 from stretto.recipe.schema import Recipe
 
 
-def devices_are_visible(setting: Setting) -> Check | None:
+def devices_are_visible(setting: MachineCheck) -> Check | None:
     """As many as the recipe asks for. Those of several hosts are counted by Ray, when a run starts."""
     if setting.hosts > 1:
         return None
@@ -25,7 +25,7 @@ def devices_are_visible(setting: Setting) -> Check | None:
     return Check(name="devices", ok=False, text=f"need {count} {kind}, see {seen}", fix=fix)
 
 
-def torch_can_use_the_gpu(setting: Setting) -> Check | None:
+def torch_can_use_the_gpu(setting: MachineCheck) -> Check | None:
     """A build of torch for CPUs leaves a GPU alone without a word."""
     torch = setting.machine.versions.get("torch", "")
     if not setting.machine.gpus or not setting.uses_gpu or not torch:
@@ -38,7 +38,7 @@ def torch_can_use_the_gpu(setting: Setting) -> Check | None:
     )
 
 
-def no_device_is_forgotten(setting: Setting) -> Check | None:
+def no_device_is_forgotten(setting: MachineCheck) -> Check | None:
     """A GPU without work is a choice, and then the recipe says so."""
     gpus, recipe = setting.machine.gpus, setting.recipe
     if recipe is None or recipe.placement.cluster != "auto" or recipe.placement.cells is not None or len(gpus) < 2:
@@ -58,7 +58,7 @@ def known(name: str) -> str:
         return "NAME"
 
 
-def model_fits(setting: Setting) -> Check | None:
+def model_fits(setting: MachineCheck) -> Check | None:
     """Weights and what trains them fit one device. A lower bound: caches and activations come on top."""
     recipe, machine = setting.recipe, setting.machine
     numbers = parameters(recipe.model.name, setting.root) if recipe is not None else None

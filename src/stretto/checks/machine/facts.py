@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from stretto.checks.machine.base import Gpu, Machine
+from stretto.checks.machine.base import Gpu, MachineFacts
 
 PACKAGES = ("stretto", "torch", "transformers", "peft", "torchvision", "torchaudio", "torchcodec", "ray")
 """Distributions that checks ask about."""
@@ -28,10 +28,10 @@ ELSEWHERE = "203.0.113.1"
 """An address that belongs to nobody. A datagram socket that is connected to it sends nothing."""
 
 
-def look() -> Machine:
+def look() -> MachineFacts:
     """This machine, now."""
     found = {name: told for name in PACKAGES if (told := _distribution(name))}
-    return Machine(
+    return MachineFacts(
         cores=cores(),
         shown=shown(),
         memory=min(_memory(), memory_of_group(GROUPS) or _memory()),

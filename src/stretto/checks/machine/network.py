@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from stretto.checks.machine.base import Check, Setting
+from stretto.checks.machine.base import Check, MachineCheck
 from stretto.errors import RecipeError
 from stretto.threads import within
 
@@ -30,7 +30,7 @@ NO_CLUSTER = ("names several hosts, and RAY_ADDRESS does not say which Ray clust
 """Why several hosts cannot be used, and what to do."""
 
 
-def loopback_is_reached(setting: Setting) -> Check:
+def loopback_is_reached(setting: MachineCheck) -> Check:
     """A process can reach another on the same host."""
     if why := exchange(LOOPBACK):
         fix = "allow connections to 127.0.0.1 (firewall, sandbox or container settings)"
@@ -38,7 +38,7 @@ def loopback_is_reached(setting: Setting) -> Check:
     return Check(name="loopback", ok=True, text="a free port on 127.0.0.1 can be had and reached")
 
 
-def own_address_is_reached(setting: Setting) -> Check:
+def own_address_is_reached(setting: MachineCheck) -> Check:
     """A process can reach this host by the address that other hosts know. A run of one host stays on loopback."""
     if setting.recipe is not None and setting.hosts == 1 and not cluster_named(setting.machine.environment):
         return Check(name="address", ok=True, text="no other address of this host is used, as the run stays on it")
@@ -53,7 +53,7 @@ def own_address_is_reached(setting: Setting) -> Check:
     return Check(name="address", ok=True, text=f"a free port on this host's address {address} can be had and reached")
 
 
-def cluster_is_reached(setting: Setting) -> Check | None:
+def cluster_is_reached(setting: MachineCheck) -> Check | None:
     """The Ray cluster of a recipe with several devices answers, where it uses one: several hosts need it."""
     if setting.devices == 1:
         return None
@@ -76,7 +76,7 @@ def cluster_is_reached(setting: Setting) -> Check | None:
     return Check(name="cluster", ok=True, text=f"the Ray cluster at {address} can be reached")
 
 
-def cluster_has_a_token(setting: Setting) -> Check | None:
+def cluster_has_a_token(setting: MachineCheck) -> Check | None:
     """A cluster that is joined lets in only who has its token; one of the run's own always does that."""
     environment = setting.machine.environment
     if setting.devices == 1 or not (address := cluster_named(environment)):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from stretto.checks.machine.base import Check, Machine, Setting
+from stretto.checks.machine.base import Check, MachineCheck, MachineFacts
 
 CORE = ("torch", "transformers", "peft")
 """What nothing works without."""
@@ -24,7 +24,7 @@ PATIENCE = 30.0
 """Seconds that the import of a companion may take."""
 
 
-def core_versions(setting: Setting) -> Check | None:
+def core_versions(setting: MachineCheck) -> Check | None:
     """torch, transformers and peft are installed, in the ranges that stretto was written for."""
     machine = setting.machine
     wanted = {asked.name: asked for asked in _requirements(machine, "stretto") if asked.name in CORE}
@@ -39,7 +39,7 @@ def core_versions(setting: Setting) -> Check | None:
     return Check(name="packages", ok=False, text="; ".join(reasons), fix=fix)
 
 
-def companions_match(setting: Setting) -> Check | None:
+def companions_match(setting: MachineCheck) -> Check | None:
     """What was built for another torch is imported once, in a process of its own, to see whether it breaks."""
     present = [name for name in COMPANIONS if name in setting.machine.versions]
     if not present:
@@ -56,7 +56,7 @@ def companions_match(setting: Setting) -> Check | None:
     )
 
 
-def suspects(machine: Machine) -> list[str]:
+def suspects(machine: MachineFacts) -> list[str]:
     """Companions that were built for another torch, by what their metadata says."""
     torch = machine.versions.get("torch")
     if torch is None:
@@ -93,7 +93,7 @@ def _build(version: str) -> str | None:
         return None
 
 
-def _requirements(machine: Machine, name: str, of: str | None = None) -> Iterator[Requirement]:
+def _requirements(machine: MachineFacts, name: str, of: str | None = None) -> Iterator[Requirement]:
     """What a distribution asks for without extras; of one other, if named."""
     for text in machine.needs.get(name, ()):
         try:

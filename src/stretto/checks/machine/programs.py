@@ -7,7 +7,7 @@ import subprocess
 
 from packaging.version import InvalidVersion, Version
 
-from stretto.checks.machine.base import Check, Setting
+from stretto.checks.machine.base import Check, MachineCheck
 from stretto.extras import install
 
 PATIENCE = 2.0
@@ -23,7 +23,7 @@ TOO_OLD = f"ray {{}} is installed, and only {RAY} and later refuse whoever does 
 """Of an older one."""
 
 
-def ray_is_installed(setting: Setting) -> Check | None:
+def ray_is_installed(setting: MachineCheck) -> Check | None:
     """Several devices are several processes, which Ray starts."""
     if setting.recipe is None or setting.devices == 1:
         return None
@@ -43,7 +43,7 @@ def too_old(version: str) -> bool:
         return False
 
 
-def bubblewrap_starts(setting: Setting) -> Check | None:
+def bubblewrap_starts(setting: MachineCheck) -> Check | None:
     """Where bubblewrap is installed, the kernel also lets it make namespaces."""
     program = shutil.which("bwrap")
     return None if program is None else sandbox_check(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from stretto.checks.machine.base import GB, Check, Setting
+from stretto.checks.machine.base import GB, Check, MachineCheck
 from stretto.models.size import WIDTHS, parameters
 from stretto.recipe.schema import Recipe
 
@@ -16,7 +16,7 @@ SHARED = GB
 """Bytes of /dev/shm that processes need to hand each other tensors. A container has 64 MB unless told otherwise."""
 
 
-def threads_have_cores(setting: Setting) -> Check:
+def threads_have_cores(setting: MachineCheck) -> Check:
     """More threads than cores wait for each other at every operation."""
     machine = setting.machine
     given = machine.environment.get("OMP_NUM_THREADS", "")
@@ -32,7 +32,7 @@ def threads_have_cores(setting: Setting) -> Check:
     return Check(name="threads", ok=False, text=text, fix=fix)
 
 
-def files_can_be_opened(setting: Setting) -> Check:
+def files_can_be_opened(setting: MachineCheck) -> Check:
     """Every connection is an open file."""
     limit, need = setting.machine.files, FILES_SPREAD if setting.devices > 1 else FILES
     if limit is None or limit >= need:
@@ -42,7 +42,7 @@ def files_can_be_opened(setting: Setting) -> Check:
     return Check(name="open files", ok=False, text=text, fix=f"ulimit -n {need}, or raise the limit of your system")
 
 
-def memory_is_shared(setting: Setting) -> Check | None:
+def memory_is_shared(setting: MachineCheck) -> Check | None:
     """Processes on one host hand each other tensors by way of /dev/shm."""
     shared = setting.machine.shared
     if setting.devices == 1 or shared is None:
@@ -53,7 +53,7 @@ def memory_is_shared(setting: Setting) -> Check | None:
     return Check(name="shared memory", ok=False, text=text, fix="start the container with --shm-size=8g, or clear it")
 
 
-def disk_has_room(setting: Setting) -> Check | None:
+def disk_has_room(setting: MachineCheck) -> Check | None:
     """Checkpoints fit, with what guards.min_disk_gb keeps free."""
     recipe = setting.recipe or Recipe()
     folder = Path.cwd() / ("runs" if recipe.run.folder == "auto" else recipe.run.folder)
@@ -70,7 +70,7 @@ def disk_has_room(setting: Setting) -> Check | None:
     return Check(name="disk", ok=False, text=f"{told}, so {need:.1f} GB are needed", fix=fix)
 
 
-def checkpoint_gb(setting: Setting) -> float:
+def checkpoint_gb(setting: MachineCheck) -> float:
     """A checkpoint in GB, where all weights are trained and their number is known: weights, masters and moments."""
     recipe = setting.recipe
     if recipe is None or recipe.model.adapter is not None:

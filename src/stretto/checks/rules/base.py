@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import Problem
-from stretto.recipe.schema import Recipe, RewardPart, Task
+from stretto.recipe.schema import Recipe, RewardPart, TaskSection
 from stretto.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
+class Lookups:
     """What rules ask of rooms that `config` must not import; the command line hands them in."""
 
-    task: Callable[[Task, Path, int], tuple[Sequence[Prompt], Sequence[Problem], bool]]
+    task: Callable[[TaskSection, Path, int], tuple[Sequence[Prompt], Sequence[Problem], bool]]
     """The first prompts of a task (about so many), what is wrong with it, and whether these are all that there are;
     files are looked for in the folder."""
     rewards: Callable[[Sequence[RewardPart], Path], Iterable[Problem]]
@@ -32,12 +32,12 @@ class Probes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class CheckContext:
     """What surrounds a recipe."""
 
     root: Path
     """The recipe's folder, where its data, models and user code are looked for."""
-    probes: Probes
+    probes: Lookups
     """Questions for other rooms."""
     prompts: tuple[Prompt, ...]
     """The first prompts of the task; none where they cannot be read, which is a problem of its own."""
@@ -47,7 +47,7 @@ class Scene:
     """True if nothing is to be run, so that what can only be priced is allowed, and no prompts were read."""
 
 
-Rule = Callable[[Recipe, Scene], Iterable[Problem]]
+Rule = Callable[[Recipe, CheckContext], Iterable[Problem]]
 
 DEFAULTS = Recipe()
 """What a recipe is that says nothing."""

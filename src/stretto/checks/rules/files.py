@@ -8,18 +8,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from stretto.checks.rules.base import Scene
+from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
 from stretto.recipe.schema import Recipe
 
 
-def plan_is_sound(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def plan_is_sound(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Every stage is served, by devices that the cluster has."""
     yield from scene.probes.plan(recipe)
 
 
-def model_can_be_found(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def model_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The model is there, says what it is, and can hold an answer."""
     try:
         found = facts(locate(recipe.model.name, scene.root))
@@ -35,7 +35,7 @@ def model_can_be_found(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def lengths_are_recorded(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def lengths_are_recorded(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The run that lengths are taken from is there."""
     run = recipe.batch.lengths.from_run if recipe.batch.lengths else None
     if run is not None and not any((place / "samples").is_dir() for place in (scene.root / run, Path(run))):
@@ -43,7 +43,7 @@ def lengths_are_recorded(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="batch.lengths.from_run", reason=reason, fix="name a run, such as runs/tiny-001")
 
 
-def run_folder_is_free(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def run_folder_is_free(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A run never writes into what is already there."""
     given = recipe.run.folder
     folder = Path.cwd() / ("runs" if given == "auto" else given)
@@ -73,7 +73,7 @@ def unwritable(folder: Path) -> str | None:
         return f"{place} cannot be written to: {getattr(error, 'strerror', None) or error}"
 
 
-def logs_can_be_written(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def logs_can_be_written(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """TensorBoard's files are written by its own package."""
     if "tensorboard" in recipe.log and importlib.util.find_spec("tensorboard") is None:
         fix = "pip install tensorboard, or use []"

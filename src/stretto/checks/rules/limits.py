@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stretto.algorithms.catalog import CATALOG, PULLING
-from stretto.checks.rules.base import Scene
+from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.extras import install
 from stretto.recipe.schema import Recipe
@@ -32,7 +32,7 @@ HIGHEST_RANK = 8192
 """Of an adapter; the width of the largest models in use."""
 
 
-def group_is_large_enough(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def group_is_large_enough(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A baseline from the group needs a group."""
     facts, samples = CATALOG.get(recipe.algorithm.name), recipe.batch.samples
     if facts and samples < facts.min_samples:
@@ -43,7 +43,7 @@ def group_is_large_enough(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def updates_have_trajectories(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def updates_have_trajectories(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """An update needs something to learn from."""
     updates, made = recipe.batch.updates, recipe.batch.prompts * recipe.batch.samples
     if updates > made:
@@ -54,7 +54,7 @@ def updates_have_trajectories(recipe: Recipe, scene: Scene) -> Iterator[Problem]
         )
 
 
-def budget_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def budget_holds_an_answer(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A conversation is never split between micro-batches."""
     budget, longest = recipe.batch.token_budget, recipe.engine.max_new_tokens
     if isinstance(budget, int) and budget <= longest:
@@ -65,7 +65,7 @@ def budget_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def lengths_make_sense(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def lengths_make_sense(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What is planned with can happen."""
     told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
     if told is None or told.from_run is not None:
@@ -78,7 +78,7 @@ def lengths_make_sense(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="batch.lengths.response", reason=reason, fix="raise cap or lower mean")
 
 
-def step_fits(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def step_fits(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A step's trajectories, and those of an evaluation, are held in memory."""
     batch, evaluate = recipe.batch, recipe.evaluate
     for fields, number in (
@@ -93,7 +93,7 @@ def step_fits(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
             )
 
 
-def warmup_ends(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def warmup_ends(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A warm-up that never ends never reaches the learning rate."""
     updates, warmup = recipe.run.steps * recipe.batch.updates, recipe.optimizer.warmup
     if warmup >= updates:
@@ -104,7 +104,7 @@ def warmup_ends(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def moments_decay(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def moments_decay(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """AdamW divides by 1 - beta."""
     for index, beta in enumerate(recipe.optimizer.betas):
         if beta >= 1:
@@ -115,7 +115,7 @@ def moments_decay(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
             )
 
 
-def narrow_moments_are_possible(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def narrow_moments_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """8-bit moments come from a package of their own, which knows no fp64."""
     if recipe.optimizer.name != "adamw8bit":
         return
@@ -127,7 +127,7 @@ def narrow_moments_are_possible(recipe: Recipe, scene: Scene) -> Iterator[Proble
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or model.dtype: float32")
 
 
-def cache_has_memory(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def cache_has_memory(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Nothing can be generated without a cache."""
     if recipe.engine.memory_share == 0:
         yield Problem(
@@ -135,7 +135,7 @@ def cache_has_memory(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def temperature_is_sane(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def temperature_is_sane(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Far out, nothing of the model's distribution is left, and log-probabilities overflow."""
     temperature = recipe.engine.temperature
     if not 0.01 <= temperature <= 100:
@@ -146,7 +146,7 @@ def temperature_is_sane(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def adapter_is_small(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def adapter_is_small(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """An adapter adapts something, and has a rank below the rank of that."""
     adapter, scratch = recipe.model.adapter, recipe.model.scratch
     if adapter and not adapter.targets:
@@ -160,7 +160,7 @@ def adapter_is_small(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def heads_divide_width(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def heads_divide_width(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Every head gets an equal share of the width, in pairs that are rotated."""
     scratch = recipe.model.scratch
     if scratch and scratch.width % (2 * scratch.heads):
@@ -171,7 +171,7 @@ def heads_divide_width(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def scratch_is_tiny(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def scratch_is_tiny(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A model made on the spot must be one that can be warmed up on the spot."""
     scratch = recipe.model.scratch
     if scratch is None:
@@ -191,7 +191,7 @@ def scratch_is_tiny(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def scratch_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def scratch_holds_an_answer(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Prompt and answer share the context."""
     scratch, longest = recipe.model.scratch, recipe.engine.max_new_tokens
     if recipe.model.name == "scratch" and scratch and scratch.context <= longest:
@@ -202,7 +202,7 @@ def scratch_holds_an_answer(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def evaluation_has_prompts(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def evaluation_has_prompts(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Accuracy is taken on held-out prompts only."""
     wanted, held, every = recipe.evaluate.prompts, recipe.task.holdout.prompts, recipe.evaluate.every
     if held == 0 and every > 0:
@@ -219,7 +219,7 @@ def evaluation_has_prompts(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def kl_has_a_reference(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def kl_has_a_reference(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """KL is measured against something, and so is V*."""
     if recipe.roles.reference is not None:
         return
@@ -232,7 +232,7 @@ def kl_has_a_reference(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="roles.reference", reason=reason, fix="use adapter-off, or another algorithm")
 
 
-def kl_in_the_reward_pulls(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def kl_in_the_reward_pulls(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """In the reward only k1 has the gradient of the KL in expectation; a run with another drifts or collapses."""
     kl = recipe.algorithm.kl
     if kl.coef > 0 and kl.where == "reward" and kl.estimator in ("k2", "k3"):
@@ -245,7 +245,7 @@ def kl_in_the_reward_pulls(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="algorithm.kl.estimator", reason=reason, fix=fix)
 
 
-def stale_answers_are_corrected(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def stale_answers_are_corrected(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Answers of older weights are trained on with importance weights, or not at all."""
     facts, lag = CATALOG.get(recipe.algorithm.name), recipe.placement.staleness
     if not lag or recipe.algorithm.correction.kind != "none":
@@ -258,14 +258,14 @@ def stale_answers_are_corrected(recipe: Recipe, scene: Scene) -> Iterator[Proble
     yield Problem(field="algorithm.correction.kind", reason=reason, fix="use token, or placement.staleness: 0")
 
 
-def seeds_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def seeds_fit(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Random generators take whole numbers that are not negative."""
     for field, seed in (("seed", recipe.seed), ("task.holdout.seed", recipe.task.holdout.seed)):
         if seed < 0:
             yield Problem(field=field, reason=f"{seed} is negative", fix="use 0 or more")
 
 
-def counts_fit(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def counts_fit(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A slip of the keyboard is caught before it allocates."""
     for field, value in _numbers(recipe.model_dump(), ""):
         if value > MOST and not field.endswith("seed") and not field.startswith("task.source.config."):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.algorithms.catalog import CATALOG
-from stretto.checks.rules.base import Scene, value_of
+from stretto.checks.rules.base import CheckContext, value_of
 from stretto.errors import Problem
 from stretto.recipe.schema import Recipe, RoleModel
 from stretto.recipe.validation_errors import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Only:
+class OnlyValues:
     """A key of which only some values work."""
 
     field: str
@@ -37,34 +37,34 @@ NOT_YET = "{value} is not available yet"
 ABSENT = "what this key asks for is not available yet"
 
 ONLY = (
-    Only(field="model.quantize", values=("none",), reason=NOT_YET, fix="use none", planned=True),
-    Only(
+    OnlyValues(field="model.quantize", values=("none",), reason=NOT_YET, fix="use none", planned=True),
+    OnlyValues(
         field="model.dtype",
         values=("bfloat16", "float32", "float64"),
         reason="float16 needs loss scaling, which is not available yet",
         fix="use bfloat16, which has the range of float32",
         planned=True,
     ),
-    Only(
+    OnlyValues(
         field="model.shape",
         values=(None,),
         reason="stands for a model that is only planned with; one that runs says its own shape",
         fix="leave it out",
         planned=True,
     ),
-    Only(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    Only(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    Only(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
-    Only(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
-    Only(
+    OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    OnlyValues(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
+    OnlyValues(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
+    OnlyValues(
         field="engine.top_p",
         values=(1.0,),
         reason="nucleus sampling ({value}) would train another distribution than the one that is sampled",
         fix="use 1.0; engine.temperature is accounted for on both sides",
     ),
-    Only(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
-    Only(
+    OnlyValues(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
+    OnlyValues(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
+    OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
         reason="environments with user code of their own, which this limits, are not available yet",
@@ -73,7 +73,7 @@ ONLY = (
 )
 
 
-def keys_wait_for_their_part(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def keys_wait_for_their_part(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Every row of the table."""
     for row in ONLY:
         value = value_of(recipe, row.field)
@@ -81,7 +81,7 @@ def keys_wait_for_their_part(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
             yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
 
 
-def algorithm_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def algorithm_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Names of the catalog."""
     name = recipe.algorithm.name
     if name in CATALOG:
@@ -91,7 +91,7 @@ def algorithm_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
 
 
-def environment_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def environment_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """One environment so far."""
     kind, known = recipe.environment.kind, ("single_turn", "tools", "game", "memory")
     if kind == "single_turn":
@@ -102,7 +102,7 @@ def environment_exists(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
     yield Problem(field="environment.kind", reason=f"there is no environment {kind!r}", fix="use single_turn")
 
 
-def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def reference_is_the_base(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Another model as reference has to be loaded beside the policy."""
     if isinstance(recipe.roles.reference, RoleModel) and not scene.planning:
         yield Problem(
@@ -112,7 +112,7 @@ def reference_is_the_base(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def logs_exist(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def logs_exist(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Where metrics can go besides the run folder."""
     if "wandb" in recipe.log:
         yield Problem(field="log", reason="wandb is not available yet", fix="use [tensorboard], or [] for none")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stretto.algorithms.catalog import CATALOG
-from stretto.checks.rules.base import Scene
+from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
 from stretto.recipe.schema import Gae, Recipe, RoleModel
@@ -22,7 +22,7 @@ UNSAID = 2
 """Labels of a classifier whose configuration does not say; transformers' default."""
 
 
-def values_have_a_critic(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def values_have_a_critic(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A critic is there where an algorithm reads its values, and only there."""
     known = CATALOG.get(recipe.algorithm.name)
     needed, critic = known is not None and "values" in known.needs, recipe.roles.critic
@@ -35,7 +35,7 @@ def values_have_a_critic(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="roles.critic", reason=reason, fix="leave it out, or use ppo")
 
 
-def value_clip_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def value_clip_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What limits the critic's update has no effect while there is none."""
     given = recipe.algorithm.gae
     if given is not None and recipe.roles.critic and given.value_clip != Gae().value_clip and not scene.planning:
@@ -43,7 +43,7 @@ def value_clip_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field="algorithm.gae.value_clip", reason=reason, fix="leave it out")
 
 
-def reward_model_is_read(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def reward_model_is_read(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A reward model and the part of the reward that is its score belong together."""
     if scene.planning:
         return
@@ -60,7 +60,7 @@ def reward_model_is_read(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         yield Problem(field=f"{part}.kind", reason=reason, fix="keep one of them, and give that the weight")
 
 
-def classifiers_can_be_found(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def classifiers_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """They are there, and are classifiers of one label."""
     for key in CLASSIFIERS:
         section: RoleModel | None = getattr(recipe.roles, key)
@@ -90,7 +90,7 @@ def classifier_problems(name: str | None, key: str, root: Path) -> Iterator[Prob
         yield Problem(field=field, reason=f"{name} has {labels} labels, and a {number} is one number", fix=fix)
 
 
-def accuracy_has_a_verdict(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def accuracy_has_a_verdict(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What a reward model or a length gives has no full marks."""
     if recipe.evaluate.every > 0 and all(part.kind in ("model", "overlong") for part in recipe.rewards):
         reason = "asks for an accuracy, and a reward model's score or a length says of no answer that it is right"

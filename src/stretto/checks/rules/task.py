@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from stretto.checks.rules.base import Scene
+from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.recipe.schema import Recipe
 from stretto.types import Prompt
@@ -13,19 +13,19 @@ COMPARING = ("exact", "numeric", "regex", "math")
 """Rewards that compare the answer with a reference answer."""
 
 
-def rewards_make_sense(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def rewards_make_sense(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Each part for itself, as the rewards' own room sees it."""
     yield from scene.probes.rewards(recipe.rewards, scene.root)
 
 
-def rewards_have_weight(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def rewards_have_weight(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Without weight there is nothing to learn from."""
     if not any(part.weight for part in recipe.rewards):
         reason = "every weight is 0, so nothing could be learned"
         yield Problem(field="rewards", reason=reason, fix="give at least one part a weight")
 
 
-def scorers_have_their_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def scorers_have_their_task(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A scorer of reasoning-gym judges by what only prompts of reasoning-gym carry."""
     kind = recipe.task.source.kind
     for index, part in enumerate(recipe.rewards):
@@ -37,7 +37,7 @@ def scorers_have_their_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
             )
 
 
-def answers_can_be_compared(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def answers_can_be_compared(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The same as below, of the first prompts."""
     yield from comparisons(recipe, scene.prompts, scene.probes.numbers)
 
@@ -75,7 +75,7 @@ def _named(prompt: Prompt) -> str:
     return f"{prompt.id!r} ({shown!r})"
 
 
-def characters_cover_the_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def characters_cover_the_task(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A character tokenizer has no way to write a character that it lacks."""
     if recipe.model.name != "scratch" or recipe.model.scratch is None:
         return
@@ -90,7 +90,7 @@ def characters_cover_the_task(recipe: Recipe, scene: Scene) -> Iterator[Problem]
         )
 
 
-def some_prompts_are_left(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def some_prompts_are_left(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Held-out prompts are never trained on, so they cannot be all there are."""
     held, there = recipe.task.holdout.prompts, len(scene.prompts)
     if scene.prompts and scene.complete and held >= there:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stretto.algorithms.catalog import CATALOG, PULLING
-from stretto.checks.rules.base import Scene, is_default
+from stretto.checks.rules.base import CheckContext, is_default
 from stretto.errors import Problem
 from stretto.recipe.resolve import best_was_asked
 from stretto.recipe.schema import Recipe, Vstar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class UnusedKey:
     """A key that has no effect while another has a certain value."""
 
     field: str
@@ -54,63 +54,63 @@ def _regresses(recipe: Recipe) -> bool:
 
 
 IDLE = (
-    Idle(field="algorithm.kl.estimator", when=_no_estimate, reason=NO_KL, fix=NO_KL_FIX),
-    Idle(field="algorithm.kl.where", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
-    Idle(
+    UnusedKey(field="algorithm.kl.estimator", when=_no_estimate, reason=NO_KL, fix=NO_KL_FIX),
+    UnusedKey(field="algorithm.kl.where", when=_no_kl, reason=NO_KL, fix=NO_KL_FIX),
+    UnusedKey(
         field="roles.reference",
         when=lambda recipe: _no_kl(recipe) and _without("reference")(recipe),
         reason=NO_KL,
         fix=NO_KL_FIX,
     ),
-    Idle(
+    UnusedKey(
         field="algorithm.kl.coef",
         when=_regresses,
         reason="has no effect: what pulls algorithm.name towards the reference is algorithm.vstar.beta2",
         fix="leave it out",
     ),
-    Idle(
+    UnusedKey(
         field="algorithm.vstar",
         when=_without("vstar"),
         reason="has no effect, because algorithm.name reads no table of V*",
         fix="leave it out, or use astar_po",
     ),
-    Idle(
+    UnusedKey(
         field="algorithm.correction.cap",
         when=lambda recipe: recipe.algorithm.correction.kind == "none",
         reason="has no effect while algorithm.correction.kind is none",
         fix="leave it out, or use kind: token",
     ),
-    Idle(
+    UnusedKey(
         field="algorithm.constant",
         when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].constant,
         reason="has no effect, because algorithm.name divides by counts alone",
         fix="leave it out, or use dr_grpo",
     ),
-    Idle(
+    UnusedKey(
         field="algorithm.gae",
         when=_without("values"),
         reason="has no effect, because algorithm.name has no critic",
         fix="leave it out",
     ),
-    Idle(
+    UnusedKey(
         field="batch.oversample",
         when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
         reason="has no effect but to throw answers away, because algorithm.name drops no groups",
         fix="leave it out, or raise batch.prompts",
     ),
-    Idle(
+    UnusedKey(
         field="model.scratch",
         when=lambda recipe: recipe.model.name != "scratch",
         reason="has no effect unless model.name is scratch",
         fix="leave it out, or use name: scratch",
     ),
-    Idle(
+    UnusedKey(
         field="task.holdout.seed",
         when=lambda recipe: recipe.task.holdout.prompts == 0,
         reason="has no effect while task.holdout.prompts is 0",
         fix="leave it out, or hold some prompts out",
     ),
-    Idle(
+    UnusedKey(
         field="batch.max_rounds",
         when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
         reason="has no effect, because algorithm.name drops no groups and so never samples again",
@@ -119,28 +119,28 @@ IDLE = (
 )
 
 
-def keys_have_an_effect(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def keys_have_an_effect(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Every row of the table."""
     for row in IDLE:
         if not is_default(recipe, row.field) and row.when(recipe):
             yield Problem(field=row.field, reason=row.reason, fix=row.fix)
 
 
-def clip_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def clip_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Some algorithms do not clip."""
     facts = CATALOG.get(recipe.algorithm.name)
     if facts and facts.clip is None and recipe.algorithm.clip is not None:
         yield Problem(field="algorithm.clip", reason=f"has no effect: {facts.name} does not clip", fix="leave it out")
 
 
-def correction_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def correction_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A regression that holds for answers of any policy has no use for importance weights."""
     if _regresses(recipe) and recipe.algorithm.correction.kind != "none":
         reason = f"has no effect: the regression of {recipe.algorithm.name} holds for answers of any policy"
         yield Problem(field="algorithm.correction.kind", reason=reason, fix="leave it out")
 
 
-def betas_are_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def betas_are_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The course's variant takes the largest reward and regresses on nothing."""
     given = recipe.algorithm.vstar
     if given is None or recipe.algorithm.name not in CATALOG or _regresses(recipe) or _without("vstar")(recipe):
@@ -151,7 +151,7 @@ def betas_are_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
             yield Problem(field=f"algorithm.vstar.{key}", reason=reason, fix="leave it out, or use astar_po")
 
 
-def warmup_rate_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def warmup_rate_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Without warm-up there is no rate to warm up with."""
     scratch = recipe.model.scratch
     if scratch and scratch.warmup_steps == 0 and scratch.warmup_lr != type(scratch)().warmup_lr:
@@ -162,7 +162,7 @@ def warmup_rate_is_used(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
         )
 
 
-def best_is_measured(recipe: Recipe, scene: Scene) -> Iterator[Problem]:
+def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A checkpoint cannot be the best by a number that nobody takes."""
     best = recipe.checkpoint.best or ""
     if recipe.evaluate.every == 0 and best.startswith("eval/") and best_was_asked(recipe):

@@ -18,7 +18,7 @@ from stretto.engines.native.sampling import signed
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
+class DecodeBatch:
     """The active sequences, one row each; row i lives in slot i of the cache."""
 
     keys: Tensor
@@ -68,7 +68,7 @@ class Batch:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name)[rows])
 
-    def add(self, other: Batch) -> None:
+    def add(self, other: DecodeBatch) -> None:
         """Appends rows; what has a width of its own gets the larger one."""
         for field in fields(self):
             mine, new = getattr(self, field.name), getattr(other, field.name)
@@ -78,7 +78,7 @@ class Batch:
             setattr(self, field.name, torch.cat([mine, new]))
 
 
-def entering(requests: Sequence[Request], hidden: Tensor, trunks: Sequence[int]) -> Batch:
+def entering(requests: Sequence[Request], hidden: Tensor, trunks: Sequence[int]) -> DecodeBatch:
     """Rows for requests whose contexts are in the cache; `hidden` (n, W) are the states of their last tokens."""
     device, most = hidden.device, max(request.max_new_tokens for request in requests)
     width = max(len(request.stop) for request in requests)
@@ -87,7 +87,7 @@ def entering(requests: Sequence[Request], hidden: Tensor, trunks: Sequence[int])
     def column(values: Iterable[float], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=device)
 
-    return Batch(
+    return DecodeBatch(
         keys=column(signed(request.key) for request in requests),
         lengths=column(len(request.tokens) - 1 for request in requests),
         bases=column(len(r.tokens) if trunk >= 0 else 0 for r, trunk in zip(requests, trunks, strict=True)),

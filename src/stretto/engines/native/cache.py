@@ -81,7 +81,7 @@ class KeyValueCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trunks:
+class SharedPrefixes:
     """The shared beginnings that are in use, and who continues them."""
 
     cache: KeyValueCache
@@ -96,7 +96,7 @@ class Trunks:
     """(n, 1, 1, 1) False for those."""
 
     @classmethod
-    def of(cls, trunks: Tensor, bases: Tensor, cache: KeyValueCache) -> Trunks | None:
+    def of(cls, trunks: Tensor, bases: Tensor, cache: KeyValueCache) -> SharedPrefixes | None:
         """Who shares what, from (n) slots in the trunks' `cache` (-1 for none) and (n) lengths; none if nobody does."""
         slots = trunks.tolist()
         members: list[list[int]] = [[] for _ in range(max(slots) + 1)]
@@ -172,7 +172,7 @@ class DecodeLayout:
     """Most own tokens of a sequence, the new ones included."""
     cache: KeyValueCache
     """Slots 0 to n-1 are the active sequences."""
-    trunks: Trunks | None
+    trunks: SharedPrefixes | None
     """What they share, if anything."""
     hidden: dict[int | None, Tensor] = field(default_factory=dict)
     """Window -> (n, 1, w, 1, keys), made once for all layers: True where a token may not look."""
@@ -244,7 +244,7 @@ class DecodeLayout:
             output += self.trunks.mix(layer, weights[..., :shared], tables)
         return output
 
-    def _seats(self, trunks: Trunks, heads: int) -> tuple[Tensor, Tensor]:
+    def _seats(self, trunks: SharedPrefixes, heads: int) -> tuple[Tensor, Tensor]:
         if heads not in self.seats:
             self.seats[heads] = trunks.tables(heads)
         return self.seats[heads]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from stretto.engines.native.batch import Batch
-from stretto.engines.native.cache import DecodeLayout, KeyValueCache, Trunks
+from stretto.engines.native.batch import DecodeBatch
+from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPrefixes
 from stretto.engines.native.sampling import draw_from
-from stretto.models.attention import Layout
+from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
 
 
@@ -28,7 +28,7 @@ class Steps:
         """States times a weight."""
         return linear(states, weight, bias)
 
-    def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def draw(self, batch: DecodeBatch) -> tuple[Tensor, Tensor]:
         """(n, w) tokens that the keys draw from `batch.hidden`, and their log-probabilities."""
         n, width = batch.hidden.shape[:2]
         tokens, logprobs = draw_from(
@@ -42,7 +42,7 @@ class Steps:
         )
         return tokens.view(n, width), logprobs.view(n, width)
 
-    def forward(self, batch: Batch, shared: Trunks | None, own: int) -> Tensor:
+    def forward(self, batch: DecodeBatch, shared: SharedPrefixes | None, own: int) -> Tensor:
         """(n, w, W) states after the newest tokens and their drafts; `own` is the most tokens in a slot before them."""
         n, width = len(batch.newest), batch.drafts.shape[1] + 1
         layout = DecodeLayout(
@@ -55,7 +55,7 @@ class Steps:
         )
         return self.hidden(newest(batch).flatten(), places(batch.lengths, width), layout).view(n, width, -1)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
         """(T) token ids -> (T, W) states before the head."""
         return self.policy.hidden(tokens, positions, layout)
 
@@ -71,7 +71,7 @@ class Steps:
         self.trunks.clear()
 
 
-def newest(batch: Batch) -> Tensor:
+def newest(batch: DecodeBatch) -> Tensor:
     """(n, w) the token sampled last and the drafts that go on from it."""
     return torch.cat([batch.newest[:, None], batch.drafts.clamp(min=0)], dim=1)
 

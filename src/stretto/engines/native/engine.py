@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.engines.base import Completion, Facts, Request
+from stretto.engines.base import Completion, EngineFacts, Request
 from stretto.engines.native.admission import NOBODY, SameContext, rooms
-from stretto.engines.native.batch import Batch
-from stretto.engines.native.cache import CACHE_SHARE, Trunks, cache_tokens
+from stretto.engines.native.batch import DecodeBatch
+from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
 from stretto.engines.native.decode_backend import Steps
-from stretto.engines.native.prefill import OpenTrunk, Space, prefill
-from stretto.engines.native.speculative import Answer, Drafts
+from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
+from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
 from stretto.errors import EngineError, RecipeError
 from stretto.kernels.cuda.decode_graphs import steps_for
 from stretto.models.attention import TreeLayout
@@ -70,25 +70,28 @@ class NativeEngine:
             reason = "its layers cannot be given packed rows, which is what is asked of them here"
             raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
         self.policy = policy
-        self.speculate, self.drafts = bool(speculate), Drafts()  # "auto" is yes: how much follows from what it brings
+        self.speculate, self.drafts = (
+            bool(speculate),
+            NgramDrafts(),
+        )  # "auto" is yes: how much follows from what it brings
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens)
         self.cache, self.trunks = self.steps.cache, self.steps.trunks
         self.used_trunks = 0
-        self.open: dict[bytes, OpenTrunk] = {}
-        self.shared: Trunks | None = None
+        self.open: dict[bytes, OpenPrefix] = {}
+        self.shared: SharedPrefixes | None = None
         self.changed = True
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
-        self.answers: list[Answer] = []
-        self.batch: Batch | None = None
+        self.answers: list[GrowingAnswer] = []
+        self.batch: DecodeBatch | None = None
         self.most_slots = slots
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """What it can do."""
-        return Facts(keyed_noise=True, slots=self.most_slots or self.kv_tokens, kv_tokens=self.kv_tokens)
+        return EngineFacts(keyed_noise=True, slots=self.most_slots or self.kv_tokens, kv_tokens=self.kv_tokens)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
@@ -229,8 +232,8 @@ class NativeEngine:
             self.policy,
             requests,
             groups,
-            own=Space(cache=self.cache, first=first),
-            trunks=Space(cache=self.trunks, first=self.used_trunks),
+            own=FreePlaces(cache=self.cache, first=first),
+            trunks=FreePlaces(cache=self.trunks, first=self.used_trunks),
             known=self.open,
         )
         self.used_trunks += len(shared)
@@ -239,7 +242,7 @@ class NativeEngine:
         else:
             self.batch.add(new)
         self.active += requests
-        self.answers += [Answer(request.tokens) for request in requests]
+        self.answers += [GrowingAnswer(request.tokens) for request in requests]
         self.changed = True
 
     def _tick(self) -> list[Completion]:
@@ -277,12 +280,12 @@ class NativeEngine:
         if batch is None:
             return
         if self.changed:
-            self.shared, self.changed = Trunks.of(batch.trunks, batch.bases, self.trunks), False
+            self.shared, self.changed = SharedPrefixes.of(batch.trunks, batch.bases, self.trunks), False
         own = int((batch.lengths - batch.bases).max())
         batch.drafts = self._guess(batch, min(self.cache.capacity - own, int((batch.limits - batch.sampled).max())))
         batch.hidden = self.steps.forward(batch, self.shared, own)
 
-    def _guess(self, batch: Batch, room: int) -> Tensor:
+    def _guess(self, batch: DecodeBatch, room: int) -> Tensor:
         """(n, w-1) drafts, as many as are worth a forward and have room in the cache."""
         n, device = len(batch.newest), self.policy.device
         width = min(self.drafts.width(n, FORWARD_COSTS[device.type]), room) if self.speculate else 1
@@ -320,7 +323,7 @@ class NativeEngine:
             self.steps.rest()
         return done
 
-    def _close_trunks(self, batch: Batch) -> None:
+    def _close_trunks(self, batch: DecodeBatch) -> None:
         """Moves trunks into the places of those that nobody continues."""
         left = sorted(set(batch.trunks.tolist()) - {-1})
         for target, source in enumerate(left):
@@ -331,7 +334,7 @@ class NativeEngine:
         kept = {context: trunk for context, trunk in self.open.items() if trunk.slot in left}
         self.open = {context: replace(trunk, slot=left.index(trunk.slot)) for context, trunk in kept.items()}
 
-    def _completions(self, batch: Batch, ended: dict[int, StopReason]) -> list[Completion]:
+    def _completions(self, batch: DecodeBatch, ended: dict[int, StopReason]) -> list[Completion]:
         """What became of these rows; all of it leaves the device at once."""
         rows = torch.tensor(list(ended), device=self.policy.device)
         tokens, logprobs = batch.tokens[rows].cpu().numpy(), batch.logprobs[rows].cpu().numpy()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stretto.engines.base import Request
 from stretto.engines.native.admission import SameContext
-from stretto.engines.native.batch import Batch, entering
+from stretto.engines.native.batch import DecodeBatch, entering
 from stretto.engines.native.cache import KeyValueCache
 from stretto.models.attention import TreeLayout
 from stretto.models.load import Policy
@@ -26,7 +26,7 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTrunk:
+class OpenPrefix:
     """A context that stands in a trunk, for those that come later."""
 
     slot: int
@@ -36,7 +36,7 @@ class OpenTrunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class FreePlaces:
     """Free places of a cache."""
 
     cache: KeyValueCache
@@ -46,7 +46,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fill:
+class CacheWrites:
     """Which tokens of a row go into a cache, and where: tables made once, so that a layer is one copy for all slots."""
 
     cache: KeyValueCache
@@ -61,7 +61,7 @@ class Fill:
     """(K, capacity) -> (N*K) rows of the flattened cache that they take; made once for layers alike."""
 
     @classmethod
-    def of(cls, cache: KeyValueCache, held: Mapping[int, Places], device: torch.device) -> Fill:
+    def of(cls, cache: KeyValueCache, held: Mapping[int, Places], device: torch.device) -> CacheWrites:
         """From what each slot is to hold, as places in the row."""
         lengths = [len(sources) for sources in held.values()]
         tables = (
@@ -94,7 +94,7 @@ class PrefillLayout:
 
     tree: TreeLayout
     """The contexts as a packed tree: what they share is computed once."""
-    fills: Sequence[Fill]
+    fills: Sequence[CacheWrites]
     """What is kept of it."""
 
     def attend(
@@ -111,10 +111,10 @@ def prefill(
     requests: Sequence[Request],
     groups: Mapping[bytes, SameContext],
     *,
-    own: Space,
-    trunks: Space,
-    known: Mapping[bytes, OpenTrunk],
-) -> tuple[Batch, dict[bytes, OpenTrunk]]:
+    own: FreePlaces,
+    trunks: FreePlaces,
+    known: Mapping[bytes, OpenPrefix],
+) -> tuple[DecodeBatch, dict[bytes, OpenPrefix]]:
     """Rows for requests, whose contexts are in the cache now, and all trunks that there are: `known` and new ones."""
     contexts = [request.tokens.tobytes() for request in requests]
     new = [row for row, context in enumerate(contexts) if context not in known]
@@ -131,11 +131,11 @@ def prefill(
                 slots[contexts[row]] = trunks.first + len(shared)
                 shared[slots[contexts[row]]] = places
         kept = ((own.cache, alone), (trunks.cache, shared))
-        fills = [Fill.of(cache, places, policy.device) for cache, places in kept if places]
+        fills = [CacheWrites.of(cache, places, policy.device) for cache, places in kept if places]
         states = dict(zip(new, _last_states(policy, tree, fills), strict=True))
     first = [states[row] if row in states else known[context].state for row, context in enumerate(contexts)]
     opened = {
-        context: OpenTrunk(slot=slots[context], state=state)
+        context: OpenPrefix(slot=slots[context], state=state)
         for context, state in zip(contexts, first, strict=True)
         if context in slots
     }
@@ -143,7 +143,7 @@ def prefill(
     return rows, {**known, **opened}
 
 
-def _last_states(policy: Policy, tree: Tree, fills: Sequence[Fill]) -> Tensor:
+def _last_states(policy: Policy, tree: Tree, fills: Sequence[CacheWrites]) -> Tensor:
     """(n, W) the states of each context's last token, of one forward that fills the caches."""
     device = policy.device
     hidden = policy.hidden(

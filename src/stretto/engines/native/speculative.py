@@ -32,7 +32,7 @@ DIFFERENT = -1
 Pair = tuple[int, int]
 
 
-class Text:
+class RememberedTokens:
     """One remembered run of tokens, with the places where each pair of tokens last stood."""
 
     __slots__ = ("after", "tokens")
@@ -49,7 +49,7 @@ class Text:
         return [] if place is None else self.tokens[place : place + count]
 
 
-class Answer:
+class GrowingAnswer:
     """An answer that is being sampled. It only grows, so what was compared with it once is not compared again."""
 
     __slots__ = ("alike", "context", "key", "said", "same", "texts")
@@ -57,9 +57,10 @@ class Answer:
     def __init__(self, context: np.ndarray) -> None:
         self.context, self.key = context, context.tobytes()
         self.said: list[int] = []
-        self.texts: Sequence[Text] = ()
-        self.alike: list[Text] = []  # those of `texts` that are not known to be others
-        self.same: dict[Text, int] = {}  # tokens in which they are known to be alike; DIFFERENT when they are not
+        self.texts: Sequence[RememberedTokens] = ()
+        self.alike: list[RememberedTokens] = []  # those of `texts` that are not known to be others
+        self.same: dict[RememberedTokens, int] = {}
+        # Tokens in which they are known to be alike; DIFFERENT when they are not.
 
     @property
     def newest(self) -> Pair | None:
@@ -67,7 +68,7 @@ class Answer:
         last = [*self.context[-2:].tolist(), *self.said[-2:]][-2:]
         return (last[0], last[1]) if len(last) == 2 else None
 
-    def begun_alike(self, texts: Sequence[Text]) -> Text | None:
+    def begun_alike(self, texts: Sequence[RememberedTokens]) -> RememberedTokens | None:
         """The last of these that begins with this answer and goes on."""
         if texts is not self.texts:
             self.texts, self.alike = texts, [text for text in texts if self.same.get(text) != DIFFERENT]
@@ -82,24 +83,24 @@ class Answer:
         return None
 
 
-class Drafts:
+class NgramDrafts:
     """Everything an engine remembers to guess by."""
 
     def __init__(self) -> None:
-        self.known: OrderedDict[bytes, list[Text]] = OrderedDict()
-        self.fresh: dict[bytes, list[Text]] = {}
-        self.texts: dict[bytes, tuple[Text, ...]] = {}
-        self.asked: dict[bytes, Text] = {}
+        self.known: OrderedDict[bytes, list[RememberedTokens]] = OrderedDict()
+        self.fresh: dict[bytes, list[RememberedTokens]] = {}
+        self.texts: dict[bytes, tuple[RememberedTokens, ...]] = {}
+        self.asked: dict[bytes, RememberedTokens] = {}
         self.right = FIRST_GUESS
 
     def learn(self, context: bytes, answer: Sequence[int]) -> None:
         """Remembers an answer."""
         texts = self.fresh.setdefault(context, [])
-        texts.append(Text(answer))
+        texts.append(RememberedTokens(answer))
         del texts[:-ANSWERS]
         self.texts.pop(context, None)
 
-    def guess(self, answer: Answer, count: int) -> list[int]:
+    def guess(self, answer: GrowingAnswer, count: int) -> list[int]:
         """Up to `count` tokens that may come next; answers that began like this one go before lookalikes."""
         texts = self._texts(answer.key)
         if (text := answer.begun_alike(texts)) is not None:
@@ -110,10 +111,10 @@ class Drafts:
             if found := text.follow(pair, count):
                 return found
         if answer.key not in self.asked:
-            self.asked[answer.key] = Text(answer.context.tolist())
+            self.asked[answer.key] = RememberedTokens(answer.context.tolist())
         return self.asked[answer.key].follow(pair, count)
 
-    def _texts(self, context: bytes) -> tuple[Text, ...]:
+    def _texts(self, context: bytes) -> tuple[RememberedTokens, ...]:
         """Answers to a context, the newest last; the same tuple until there are others."""
         if context not in self.texts:
             self.texts[context] = (*self.known.get(context, ()), *self.fresh.get(context, ()))
@@ -158,7 +159,8 @@ class Drafts:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Knows what `state` knew."""
         self.known = OrderedDict(
-            (bytes.fromhex(context), [Text(tokens) for tokens in answers]) for context, answers in state["known"]
+            (bytes.fromhex(context), [RememberedTokens(tokens) for tokens in answers])
+            for context, answers in state["known"]
         )
         self.fresh.clear()
         self.texts.clear()

@@ -21,7 +21,7 @@ from stretto.models.unpacked import continued
 from stretto.types import StopReason
 
 
-class ApartEngine(NativeEngine):
+class UnpackedEngine(NativeEngine):
     """Generates with a `Policy` whose layers keep their own attention."""
 
     packs = False

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stretto.models.attention import Layout
+from stretto.models.attention import AttentionLayout
 
 FAMILIES = {"llama", "qwen2", "qwen3", "mistral", "gemma"}
 """By the names of transformers' modules."""
@@ -34,7 +34,7 @@ SAME = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """By how much the two ways may differ for a token, as a share of its states. Rounding of SmolLM2 comes to 0.02."""
 
 
-class Together(Protocol):
+class FusedLinears(Protocol):
     """Linear layers that are given the same states, as one product."""
 
     def of(self, states: Tensor, onto: Tensor | None = None) -> Tensor:
@@ -43,10 +43,10 @@ class Together(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class LayoutProbe:
     """A layout that notes how it is asked."""
 
-    layout: Layout
+    layout: AttentionLayout
     """Who answers."""
     heard: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Layer -> the scale and the window of its attention."""
@@ -58,7 +58,7 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Rotation:
     """The rotation of every token, by its position."""
 
     cosine: Tensor
@@ -67,7 +67,7 @@ class Turn:
     """(T, 1, D), the first half with its sign changed."""
 
     @classmethod
-    def of(cls, cosine: Tensor, sine: Tensor) -> Turn:
+    def of(cls, cosine: Tensor, sine: Tensor) -> Rotation:
         """From (1, T, D) each."""
         half = sine.shape[-1] // 2
         signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
@@ -79,26 +79,26 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenDecoder:
+class FusedDecoder:
     """A network's decoder, layer by layer."""
 
     decoder: Any
     """Its own modules."""
-    together: Callable[[Sequence[nn.Module]], Together]
+    together: Callable[[Sequence[nn.Module]], FusedLinears]
     """Makes one product of linear layers."""
     asked: Mapping[int, Mapping[str, Any]]
     """Layer -> the scale and the window of its attention."""
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
         """(T) token ids -> (T, W) states before the head."""
         states = self.decoder.embed_tokens(tokens)
-        turn = Turn.of(*self.decoder.rotary_emb(states[None], position_ids=positions[None]))
+        turn = Rotation.of(*self.decoder.rotary_emb(states[None], position_ids=positions[None]))
         for layer in self.decoder.layers:
             states = self._fed(layer, self._attended(layer, states, turn, layout))
         result: Tensor = self.decoder.norm(states)
         return result
 
-    def _attended(self, layer: Any, states: Tensor, turn: Turn, layout: Layout) -> Tensor:
+    def _attended(self, layer: Any, states: Tensor, turn: Rotation, layout: AttentionLayout) -> Tensor:
         """The states with what the layer's attention adds."""
         attention = layer.self_attn
         size = attention.head_dim

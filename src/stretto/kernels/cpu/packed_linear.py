@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from stretto.engines.native.decode_backend import Steps
 from stretto.kernels.cpu.backward import simple
-from stretto.kernels.cpu.fused_decoder import Listening, WrittenDecoder, close, is_common
-from stretto.models.attention import Layout
+from stretto.kernels.cpu.fused_decoder import FusedDecoder, LayoutProbe, close, is_common
+from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
 
 ROWS = 64
@@ -78,7 +78,7 @@ class PackedSteps(Steps):
         inside = {part for module in adapted for part in module.modules()}
         plain = [each for each in policy.network.modules() if type(each) is nn.Linear and each not in inside]
         self.forwards = {module: partial(self._layer, module) for module in (*adapted, *plain)}
-        self.written: WrittenDecoder | None = None
+        self.written: FusedDecoder | None = None
         self.tried = not is_common(policy.network.get_decoder(), self.forwards)
         self.ready: dict[nn.Module, Product] = {}
         self.ordered: dict[Hashable, Ordered] = {}
@@ -87,7 +87,7 @@ class PackedSteps(Steps):
         """States times an ordered weight."""
         return times(states, self._order("head", [weight], torch.cat), bias)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
         """As the policy."""
         # Adapters are switched on and off only while nothing is decoded, and after that all is made anew.
         self.ready = {first: each for first, each in self.ready.items() if each.stamp == stamp_of(each.watched)}
@@ -115,11 +115,11 @@ class PackedSteps(Steps):
         self.ready.clear()
         self.ordered.clear()
 
-    def _try(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def _try(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
         """A step computed both ways; from now on as it is written here, if that gives the same."""
-        listening = Listening(layout)
+        listening = LayoutProbe(layout)
         expected = super().hidden(tokens, positions, listening)
-        written = WrittenDecoder(
+        written = FusedDecoder(
             decoder=self.policy.network.get_decoder(), together=self._together, asked=listening.heard
         )
         found = written.hidden(tokens, positions, layout)

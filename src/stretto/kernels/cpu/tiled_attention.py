@@ -28,7 +28,7 @@ KEYS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seats:
+class TileIndex:
     """Where a tile's queries and keys are among (T*K) rows: token after token, and of each head after head."""
 
     stretches: int
@@ -50,7 +50,7 @@ class Seats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class GradientScatter:
     """How the gradients of some tiles' keys are added up."""
 
     tiles: slice
@@ -68,14 +68,14 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
+class TileIndexes:
     """The seats of all tiles."""
 
-    seats: Sequence[Seats]
+    seats: Sequence[TileIndex]
     """Tile after tile."""
     back: Tensor
     """(T*K) which of all tiles' queries each row is."""
-    sums: Sequence[Sums]
+    sums: Sequence[GradientScatter]
     """Every tile is in one of them, in order."""
 
     @property
@@ -94,7 +94,7 @@ class TiledRow:
 
     tiles: Sequence[Tile]
     """Every token is a query of one of them."""
-    seatings: dict[int, Seating] = field(default_factory=dict)
+    seatings: dict[int, TileIndexes] = field(default_factory=dict)
     """K -> the seating, made once for layers alike."""
     masks: dict[int | None, Sequence[Tensor]] = field(default_factory=dict)
     """Window -> the mask of each tile, made likewise."""
@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, seating: Seating, masks: Sequence[Tensor], scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, seating: TileIndexes, masks: Sequence[Tensor], scale: float
     ) -> Tensor:
         heads, size = key.shape[1], query.shape[3]
         queries, keys, values = rows_of(query * scale, heads), rows_of(key, heads), rows_of(value, heads)
@@ -134,7 +134,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        seating: Seating = ctx.seating
+        seating: TileIndexes = ctx.seating
         heads, size = key.shape[1], query.shape[3]
         queries, keys, values = rows_of(query * ctx.scale, heads), rows_of(key, heads), rows_of(value, heads)
         outgoing = rows_of(gradients[0], heads)
@@ -192,16 +192,16 @@ def _weights(queries: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> Seating:
+def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> TileIndexes:
     """Who stands where, with so many key heads."""
-    seats: list[Seats] = []
+    seats: list[TileIndex] = []
     back = np.empty(tokens * heads, np.int64)
     asks = 0
     for tile in tiles:
         asked, known = (_rows(places, heads) for places in (tile.asked, tile.known))
         there, spare = asked >= 0, asked[..., :1]
         seats.append(
-            Seats(
+            TileIndex(
                 stretches=len(asked) * heads,
                 asked=torch.as_tensor(np.where(there, asked, spare).ravel()),
                 known=torch.as_tensor(np.where(known < 0, spare, known).ravel()),
@@ -212,20 +212,20 @@ def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> Seating:
         asks += asked.size
     ends = np.cumsum([tile.known.size for tile in tiles]) // KEYS_AT_ONCE
     cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(tiles)]
-    return Seating(
+    return TileIndexes(
         seats=seats,
         back=torch.as_tensor(back),
         sums=[_sums(tiles, slice(*cut), rows=tokens * heads, heads=heads) for cut in pairwise(cuts)],
     )
 
 
-def _sums(tiles: Sequence[Tile], chosen: slice, *, rows: int, heads: int) -> Sums:
+def _sums(tiles: Sequence[Tile], chosen: slice, *, rows: int, heads: int) -> GradientScatter:
     """How the keys of some tiles are added up into so many rows."""
     known = [_rows(tile.known, heads).ravel() for tile in tiles[chosen]]
     owner = np.concatenate(known)
     there = np.flatnonzero(owner >= 0)
     ends = np.cumsum(np.bincount(owner[there], minlength=rows))
-    return Sums(
+    return GradientScatter(
         tiles=chosen,
         known=[len(each) for each in known],
         order=torch.as_tensor(there[np.argsort(owner[there], kind="stable")]),

@@ -38,7 +38,7 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class QueryBlock:
     """Consecutive tokens of a segment; each sees what is before them on their branch, and them up to itself."""
 
     before: Places
@@ -77,7 +77,7 @@ def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
     return tuple(_tile(batch) for batch in batches_of(stretches))
 
 
-def _stretches(segments: Sequence[Segment], index: int) -> Iterator[Stretch]:
+def _stretches(segments: Sequence[Segment], index: int) -> Iterator[QueryBlock]:
     """A segment in as many as it takes."""
     segment = segments[index]
     path = [*(segments[ancestor] for ancestor in segment.ancestors), segment]
@@ -86,11 +86,11 @@ def _stretches(segments: Sequence[Segment], index: int) -> Iterator[Stretch]:
     while first < len(branch):
         # The largest L for which L * (first + L) is not more than there may be.
         rows = max(LEAST_ROWS, int((np.sqrt(first**2 + 4 * MOST_PAIRS) - first) / 2))
-        yield Stretch(before=branch[:first], own=branch[first : first + rows])
+        yield QueryBlock(before=branch[:first], own=branch[first : first + rows])
         first += rows
 
 
-def batches_of(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
+def batches_of(stretches: Sequence[QueryBlock]) -> Iterator[list[QueryBlock]]:
     """Which of them to compute side by side."""
     left = sorted(stretches, key=lambda stretch: len(stretch.before))
     while left:
@@ -100,12 +100,12 @@ def batches_of(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
         yield from _of_like_length(sorted(kin, key=lambda stretch: len(stretch.own)))
 
 
-def _of_like_length(kin: Sequence[Stretch]) -> Iterator[list[Stretch]]:
+def _of_like_length(kin: Sequence[QueryBlock]) -> Iterator[list[QueryBlock]]:
     """Cuts stretches, short ones first, where padding would cost more than another tile.
 
     Costs are pairs of tokens that are computed, and `PER_CALL` for each tile.
     """
-    batch: list[Stretch] = []
+    batch: list[QueryBlock] = []
     cost = reach = 0
     for stretch in kin:
         before, length = len(stretch.before), len(stretch.own)
@@ -121,7 +121,7 @@ def _of_like_length(kin: Sequence[Stretch]) -> Iterator[list[Stretch]]:
         yield batch
 
 
-def _tile(batch: Sequence[Stretch]) -> Tile:
+def _tile(batch: Sequence[QueryBlock]) -> Tile:
     """Stretches as one tile."""
     reach, length = max(len(each.before) for each in batch), max(len(each.own) for each in batch)
     asked = np.full((len(batch), length), -1)

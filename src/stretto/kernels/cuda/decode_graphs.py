@@ -22,8 +22,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stretto.engines.native.batch import Batch
-from stretto.engines.native.cache import GRAIN, DecodeLayout, KeyValueCache, Trunks
+from stretto.engines.native.batch import DecodeBatch
+from stretto.engines.native.cache import GRAIN, DecodeLayout, KeyValueCache, SharedPrefixes
 from stretto.engines.native.decode_backend import Steps, newest, places
 from stretto.engines.native.sampling import draw_from
 from stretto.kernels.cpu.packed_linear import PackedSteps, packs
@@ -124,7 +124,7 @@ class LastingCache(KeyValueCache):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class GraphSizes:
     """What a recorded forward is made for."""
 
     rows: int
@@ -151,12 +151,12 @@ class RecordedSteps(Steps):
         self.cache, self.trunks = self.own, self.common
         self.recordings = Recordings(tape)
         self.members = 0
-        self.given: Trunks | None = None
-        self.filled: Trunks | None = None
+        self.given: SharedPrefixes | None = None
+        self.filled: SharedPrefixes | None = None
         self.addresses = self._addresses()
         self.adapters = [module for module in policy.network.modules() if isinstance(module, BaseTunerLayer)]
 
-    def draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def draw(self, batch: DecodeBatch) -> tuple[Tensor, Tensor]:
         """As `Steps`; rows that fill up draw from zeros, and what they draw is dropped."""
         (n, width), head = batch.hidden.shape[:2], self.policy.head()
         rows = rounded(n)
@@ -177,11 +177,11 @@ class RecordedSteps(Steps):
         tokens, logprobs = self.recordings.run(("draw", rows, width), compute, inputs)
         return tokens.view(rows, width)[:n], logprobs.view(rows, width)[:n]
 
-    def forward(self, batch: Batch, shared: Trunks | None, own: int) -> Tensor:
+    def forward(self, batch: DecodeBatch, shared: SharedPrefixes | None, own: int) -> Tensor:
         """As `Steps`; rows that fill up write the first place of a slot that nobody uses."""
         n, width = len(batch.newest), batch.drafts.shape[1] + 1
         trunks = self._filled(shared, rounded(n))
-        sizes = Sizes(
+        sizes = GraphSizes(
             rows=rounded(n),
             width=width,
             longest=min(rounded(own + width, GRAIN), self.own.capacity),
@@ -230,7 +230,7 @@ class RecordedSteps(Steps):
     def _addresses(self) -> int:
         return hash(tuple(weight.data_ptr() for weight in self.policy.network.parameters()))
 
-    def _filled(self, shared: Trunks | None, rows: int) -> Trunks | None:
+    def _filled(self, shared: SharedPrefixes | None, rows: int) -> SharedPrefixes | None:
         """The trunks with their tables filled up, made anew when the batch changed.
 
         Places for members do not become fewer within a batch: groups end one member at a time, and each number would
@@ -241,7 +241,7 @@ class RecordedSteps(Steps):
         if shared is not self.given or self.filled is None:
             count, most = shared.members.shape
             self.members = max(self.members, rounded(most))
-            self.filled = Trunks(
+            self.filled = SharedPrefixes(
                 cache=shared.cache,
                 longest=min(rounded(shared.longest, GRAIN), self.common.capacity),
                 members=pad(shared.members, (0, self.members - most, 0, rounded(count) - count)),
@@ -257,12 +257,12 @@ def filled(column: Tensor, rows: int) -> Tensor:
     return pad(column, (0, 0) * (column.dim() - 1) + (0, rows - len(column)))
 
 
-def tables_of(trunks: Trunks) -> tuple[Tensor, ...]:
+def tables_of(trunks: SharedPrefixes) -> tuple[Tensor, ...]:
     """What of trunks differs between batches of equal sizes."""
     return trunks.members, trunks.seat, trunks.sits
 
 
-def replace_tables(trunks: Trunks, tables: Sequence[Tensor]) -> Trunks:
+def replace_tables(trunks: SharedPrefixes, tables: Sequence[Tensor]) -> SharedPrefixes:
     """Trunks of the same sizes with other tables."""
     members, seat, sits = tables
     return replace(trunks, members=members, seat=seat, sits=sits)

@@ -26,7 +26,7 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class LengthDistribution:
     """A distribution of answer lengths in tokens."""
 
     mean: float
@@ -89,7 +89,7 @@ class Lengths:
         return tuple(tuple(length(z + own * alone) for own in islice(source, samples)) for z in common)
 
     @classmethod
-    def of(cls, response: Response, *, field: str = "batch.lengths.response") -> Lengths:
+    def of(cls, response: Response, *, field: str = "batch.lengths.response") -> LengthDistribution:
         """What a recipe states."""
         if response.mean > response.cap:
             raise RecipeError.of(
@@ -98,7 +98,7 @@ class Lengths:
         return cls(mean=response.mean, sigma=response.sigma, cap=response.cap)
 
     @classmethod
-    def from_samples(cls, lengths: Sequence[int], *, cap: int | None = None) -> Lengths:
+    def from_samples(cls, lengths: Sequence[int], *, cap: int | None = None) -> LengthDistribution:
         """What a run recorded; there must be at least one."""
         import numpy as np
 

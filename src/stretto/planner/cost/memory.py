@@ -35,7 +35,7 @@ USABLE = 0.92
 """Of a device's memory: the rest is lost to fragmentation."""
 
 
-class Held(NamedTuple):
+class RankMemory(NamedTuple):
     """Bytes on one rank, by what they are for. A tuple, because a search adds up thousands of them."""
 
     weights: float = 0.0
@@ -70,13 +70,13 @@ class Held(NamedTuple):
         """The part that takes most: what to blame where it does not fit."""
         return max(self._fields, key=lambda name: getattr(self, name))
 
-    def __add__(self, other: Held) -> Held:  # type: ignore[override]  # part by part, unlike other tuples
+    def __add__(self, other: RankMemory) -> RankMemory:  # type: ignore[override]  # part by part, unlike other tuples
         if self is NOTHING or other is NOTHING:  # most of what is added up in a search
             return self if other is NOTHING else other
-        return Held(*map(add, self, other))
+        return RankMemory(*map(add, self, other))
 
 
-NOTHING = Held()
+NOTHING = RankMemory()
 """No bytes."""
 
 
@@ -96,7 +96,7 @@ def experts(shape: ModelShape, site: Site, precision: Precision = "bfloat16") ->
 
 def states(
     shape: ModelShape, site: Site, *, adapter: int = 0, base: Precision = "bfloat16", optimizer: str = "adamw"
-) -> Held:
+) -> RankMemory:
     """Weights, gradients and optimizer of what is trained.
 
     Mixed precision after Micikevicius et al. 2018 as ZeRO counts it (Rajbhandari et al. 2020): 2 bytes of bf16 weights,
@@ -111,7 +111,7 @@ def states(
         trained = adapter * shape.linear_inputs / mesh.model
         shards = mesh.sharding if mesh.zero == 3 else 1
         small = trained / shards
-        return Held(
+        return RankMemory(
             weights=weights(shape, site, base) + 2 * small, gradients=4 * small, optimizer=(4 + moments) * small
         )
     common = (shape.params - shape.routed_params) / mesh.model
@@ -124,8 +124,8 @@ def states(
 
     if mesh.zero == 3 or BYTES[base] >= 4:
         wide = max(4.0, BYTES[base])
-        return Held(weights=wide * over(3), gradients=wide * over(2), optimizer=moments * wide / 4 * over(1))
-    return Held(weights=2 * over(3), gradients=4 * over(2), optimizer=(4 + moments) * over(1))
+        return RankMemory(weights=wide * over(3), gradients=wide * over(2), optimizer=moments * wide / 4 * over(1))
+    return RankMemory(weights=2 * over(3), gradients=4 * over(2), optimizer=(4 + moments) * over(1))
 
 
 def layer_bytes(shape: ModelShape, precision: Precision = "bfloat16") -> float:
@@ -192,9 +192,9 @@ def training(
     optimizer: str = "adamw",
     kind: Activations = "recompute",
     chunked: bool = True,
-) -> Held:
+) -> RankMemory:
     """Everything that training holds at its peak, micro-batches being of this many tokens per data parallel rank."""
-    return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + Held(
+    return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + RankMemory(
         activations=activations(shape, site, tokens, kind),
         head=head(shape, site, tokens, chunked=chunked),
         gathered=gathered(shape, site, trained=not adapter),
@@ -202,10 +202,10 @@ def training(
     )
 
 
-def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> Held:
+def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> RankMemory:
     """A frozen model's forward (reference, reward, value): weights, one live layer, a chunk of logits."""
     own = tokens / (site.mesh.tp * site.mesh.cp)
-    return Held(
+    return RankMemory(
         weights=weights(shape, site, precision),
         activations=own * (2 * width(precision) * shape.hidden + layer_bytes(shape, precision)),
         head=head(shape, site, tokens),
@@ -214,10 +214,10 @@ def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precisio
     )
 
 
-def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> Held:
+def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Precision = "bfloat16") -> RankMemory:
     """An engine whose caches hold this many tokens on the whole lane (Kwon et al. 2023, paged without waste)."""
     own = tokens / site.mesh.dp
-    return Held(
+    return RankMemory(
         weights=_engine_weights(shape, site, precision),
         cache=Costs().cache_bytes(shape, site, own, precision),
         activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
@@ -243,14 +243,14 @@ def handover(shape: ModelShape, engine: Site, *, bucketed: bool = True) -> float
     return min(part, BUCKET) if bucketed else part
 
 
-def peak(resident: Iterable[Held], phases: Iterable[Iterable[Held]]) -> float:
+def peak(resident: Iterable[RankMemory], phases: Iterable[Iterable[RankMemory]]) -> float:
     """The most one rank holds: what never leaves, plus the largest phase, the process counted once."""
     stays = sum(held.total - held.context for held in resident)
     largest = max((sum(held.total - held.context for held in phase) for phase in phases), default=0.0)
     return stays + largest + CONTEXT
 
 
-def asleep(held: Iterable[Held], ranks: int) -> float:
+def asleep(held: Iterable[RankMemory], ranks: int) -> float:
     """Host memory for the states of so many ranks of one host that sleep, with a pinned bucket each for the copies.
 
     Caches are dropped, not kept, and activations never outlive their phase (ZeRO-Offload, Ren et al. 2021).

@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stretto.placement.devices import GB, Device
-from stretto.planner.candidate import Choice, Side, Source
+from stretto.planner.candidate import Candidate, DeviceGroup, Source
 from stretto.planner.cost import memory
-from stretto.planner.cost.memory import NOTHING, Held
+from stretto.planner.cost.memory import NOTHING, RankMemory
 from stretto.planner.cost.mesh import Site
-from stretto.planner.problem import Setting
+from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.records import UPDATE
 
-CONTEXT = Held(context=memory.CONTEXT)
+CONTEXT = RankMemory(context=memory.CONTEXT)
 """The process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideRoom:
+class GroupMemory:
     """The memory of the devices that serve the same roles."""
 
-    side: Side
+    side: DeviceGroup
     """Which."""
     device: Device
     """Of which kind, at least."""
-    phases: Mapping[str, Held]
+    phases: Mapping[str, RankMemory]
     """What one of them holds while a role works, or while weights are published; without caches."""
     asleep: float
     """Bytes of host memory per device for what sleeps."""
@@ -56,10 +56,10 @@ class SideRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryFit:
     """All sides of a choice."""
 
-    sides: tuple[SideRoom, ...]
+    sides: tuple[GroupMemory, ...]
     """In the order of their devices."""
     short: float
     """Tokens that a lane's caches lack for the longest answer; not above 0 where it fits."""
@@ -107,49 +107,49 @@ def _phase(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Still:
+class FixedMemory:
     """A side as it is whatever the size of micro-batches, so that several sizes can be tried."""
 
-    side: Side
+    side: DeviceGroup
     """Which."""
     device: Device
-    """As in `SideRoom`, like `asleep`, `pool` and `token`."""
-    beside: Mapping[str, Held]
+    """As in `GroupMemory`, like `asleep`, `pool` and `token`."""
+    beside: Mapping[str, RankMemory]
     """Role -> what a device holds while it works, but for what the work itself takes."""
-    publish: Held | None
+    publish: RankMemory | None
     """What it holds while weights are published; none if that is no phase of its own."""
     asleep: float
     pool: float
     token: float
 
 
-class Rooms:
+class MemoryFits:
     """Memory by choice; what choices have in common is counted once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: PlanningProblem) -> None:
         self.setting = setting
-        self.known: dict[object, Held] = {}
+        self.known: dict[object, RankMemory] = {}
 
-    def room(self, choice: Choice, still: tuple[Still, ...] | None = None) -> Room:
+    def room(self, choice: Candidate, still: tuple[FixedMemory, ...] | None = None) -> MemoryFit:
         """What a choice needs, and what is left for caches; `still` is its own, if that is known already."""
         sides = tuple(self._side(choice, side) for side in still or self.still(choice))
         lanes = [room.pool for room in sides if "generate" in room.side.roles]
-        return Room(sides=sides, short=self.setting.workload.longest - min(lanes))
+        return MemoryFit(sides=sides, short=self.setting.workload.longest - min(lanes))
 
-    def _side(self, choice: Choice, still: Still) -> SideRoom:
+    def _side(self, choice: Candidate, still: FixedMemory) -> GroupMemory:
         side = still.side
         phases = {role: self._working(choice, side, role) + still.beside[role] for role in side.roles}
         if still.publish is not None:
             phases["publish"] = still.publish
-        return SideRoom(
+        return GroupMemory(
             side=side, device=still.device, phases=phases, asleep=still.asleep, pool=still.pool, token=still.token
         )
 
-    def still(self, choice: Choice) -> tuple[Still, ...]:
+    def still(self, choice: Candidate) -> tuple[FixedMemory, ...]:
         """What all choices have in common that differ from this one in their micro-batches and recomputing alone."""
         return tuple(self._still(choice, side) for side in choice.sides(self.setting.workload.roles))
 
-    def _still(self, choice: Choice, side: Side) -> Still:
+    def _still(self, choice: Candidate, side: DeviceGroup) -> FixedMemory:
         work, costs = self.setting.workload, self.setting.costs
         device = self.setting.weakest(side.first, side.size)
         sources = {role: choice.source(role, work) for role in side.roles}
@@ -169,9 +169,9 @@ class Rooms:
         if sources.get("generate") == "own":
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
-            publish = awake + Held(gathered=bucket)
+            publish = awake + RankMemory(gathered=bucket)
         if "train" in side.roles and choice.copied(work.roles):
-            publish = (publish or awake) + Held(gradients=resident["train"].gradients)
+            publish = (publish or awake) + RankMemory(gradients=resident["train"].gradients)
         sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
         pool = token = 0.0
         if "generate" in side.roles:
@@ -180,7 +180,7 @@ class Rooms:
             free = memory.USABLE * device.memory - (self._working(choice, side, "generate") + beside["generate"]).total
             free = free if work.share is None else min(free, work.share * device.memory)
             pool = max(0.0, free * site.mesh.dp / token)
-        return Still(
+        return FixedMemory(
             side=side,
             device=device,
             beside=beside,
@@ -190,18 +190,18 @@ class Rooms:
             token=token,
         )
 
-    def _site(self, choice: Choice, side: Side, role: str) -> Site:
+    def _site(self, choice: Candidate, side: DeviceGroup, role: str) -> Site:
         return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)
 
-    def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: Held) -> Held:
+    def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: RankMemory) -> RankMemory:
         """What of a role that may sleep stays on the device while another works."""
         if role == phase:
             return resident
         update = "fit" if phase == "value" else "train"
         read = role == update and sources[phase] != "own"
-        return Held(weights=resident.weights) if read else NOTHING
+        return RankMemory(weights=resident.weights) if read else NOTHING
 
-    def _resident(self, choice: Choice, side: Side, role: str, source: Source) -> Held:
+    def _resident(self, choice: Candidate, side: DeviceGroup, role: str, source: Source) -> RankMemory:
         """What a role holds even while it does nothing."""
         split, copies = choice.split(role, self.setting.workload.reading), 1
         if choice.sharded and role in UPDATE:
@@ -212,7 +212,9 @@ class Rooms:
             self.known[key] = self._count_resident(choice, side, role, source, copies)
         return self.known[key]
 
-    def _count_resident(self, choice: Choice, side: Side, role: str, source: Source, copies: int) -> Held:
+    def _count_resident(
+        self, choice: Candidate, side: DeviceGroup, role: str, source: Source, copies: int
+    ) -> RankMemory:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
         if role in UPDATE:
@@ -222,10 +224,10 @@ class Rooms:
         if source != "own":
             return NOTHING
         if role == "generate":
-            return Held(weights=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).weights)
-        return Held(weights=memory.weights(shape, site, work.precision_of(role)))
+            return RankMemory(weights=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).weights)
+        return RankMemory(weights=memory.weights(shape, site, work.precision_of(role)))
 
-    def _gathered(self, choice: Choice, side: Side) -> Held:
+    def _gathered(self, choice: Candidate, side: DeviceGroup) -> RankMemory:
         """The weights that an engine reads and its device trains only a part of."""
         key = ("gathered", choice.lane, choice.train, side.first, side.size)
         if key not in self.known:
@@ -233,10 +235,10 @@ class Rooms:
             shape, precision = work.shapes["generate"], work.precision_of("generate")
             whole = memory.generating(shape, site, 0.0, precision=precision).weights
             there = memory.experts(shape, site, precision) if site.mesh.same_experts(choice.train.mesh) else 0.0
-            self.known[key] = Held(weights=whole - there)
+            self.known[key] = RankMemory(weights=whole - there)
         return self.known[key]
 
-    def _working(self, choice: Choice, side: Side, role: str) -> Held:
+    def _working(self, choice: Candidate, side: DeviceGroup, role: str) -> RankMemory:
         """What a role needs besides while it works."""
         split = choice.split(role, self.setting.workload.reading)
         budget = 0 if role == "generate" else choice.budget
@@ -245,17 +247,19 @@ class Rooms:
             self.known[key] = self._count_working(choice, side, role)
         return self.known[key]
 
-    def _count_working(self, choice: Choice, side: Side, role: str) -> Held:
+    def _count_working(self, choice: Candidate, side: DeviceGroup, role: str) -> RankMemory:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
         if role in UPDATE:
             kind: memory.Activations = "recompute" if choice.recompute else "keep"
-            return Held(
+            return RankMemory(
                 activations=memory.activations(shape, site, choice.budget, kind, work.precision),
                 head=memory.head(shape, site, choice.budget) if role == "train" else 0.0,
                 gathered=memory.gathered(shape, site, trained=not work.adapter),
             )
         if role == "generate":
-            return Held(activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations)
+            return RankMemory(
+                activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations
+            )
         scoring = memory.scoring(shape, site, choice.budget, precision=work.precision)
         return scoring._replace(weights=0.0, context=0.0)

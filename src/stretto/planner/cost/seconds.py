@@ -16,7 +16,7 @@ from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.decode_time import Decoding
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
-from stretto.planner.cost.token_load import Load
+from stretto.planner.cost.token_load import TokenLoad
 
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "int8", "nf4"]
 
@@ -67,7 +67,7 @@ class Costs:
     """Shares of peaks and delays."""
 
     def compute(
-        self, shape: ModelShape, site: Site, load: Load, *, adapter: int = 0, precision: Precision = "bfloat16"
+        self, shape: ModelShape, site: Site, load: TokenLoad, *, adapter: int = 0, precision: Precision = "bfloat16"
     ) -> float:
         """One forward over a load on all ranks of a cell, without messages; `adapter` is the rank of a LoRA.
 
@@ -101,7 +101,7 @@ class Costs:
         return 1.0 if site.device.kind == "cpu" else UNAIDED.get(precision, 1.0)
 
     def messages(
-        self, shape: ModelShape, site: Site, load: Load, micro: float, precision: Precision = "bfloat16"
+        self, shape: ModelShape, site: Site, load: TokenLoad, micro: float, precision: Precision = "bfloat16"
     ) -> float:
         """Messages of one forward in `micro` micro-batches: tensor and expert parallelism.
 
@@ -142,7 +142,7 @@ class Costs:
         return seconds + (apart.all_gather(routed) if mesh.expert_copies > 1 else 0.0)
 
     def forward(
-        self, shape: ModelShape, site: Site, load: Load, *, precision: Precision = "bfloat16", budget: float = 0.0
+        self, shape: ModelShape, site: Site, load: TokenLoad, *, precision: Precision = "bfloat16", budget: float = 0.0
     ) -> float:
         """A forward over a load: log-probabilities, values or rewards."""
         micro = self.micro_batches(site, load, budget)
@@ -154,7 +154,7 @@ class Costs:
         self,
         shape: ModelShape,
         site: Site,
-        load: Load,
+        load: TokenLoad,
         *,
         updates: int = 1,
         adapter: int = 0,
@@ -177,7 +177,7 @@ class Costs:
         self,
         shape: ModelShape,
         site: Site,
-        load: Load,
+        load: TokenLoad,
         *,
         adapter: int = 0,
         recompute: bool = False,
@@ -218,7 +218,7 @@ class Costs:
         waiting = self.rates.update * math.ceil(math.log2(mesh.devices * cells))
         return seconds + 28.0 * held / site.device.bandwidth + waiting
 
-    def micro_batches(self, site: Site, load: Load, budget: float = 0.0) -> float:
+    def micro_batches(self, site: Site, load: TokenLoad, budget: float = 0.0) -> float:
         """How many micro-batches a rank works through; a pipeline wants at least as many as it has stages."""
         mesh = site.mesh
         sequences = max(1.0, load.sequences / mesh.dp)
@@ -232,7 +232,7 @@ class Costs:
         mesh = site.mesh
         return 1 + (mesh.pp - 1) / (mesh.stages * micro)
 
-    def uneven(self, site: Site, load: Load) -> float:
+    def uneven(self, site: Site, load: TokenLoad) -> float:
         """How much more than its share the busiest rank has, because a sequence is not cut in two.
 
         Somebody has the sequence that is left over, and somebody the longest one, however well the rest is dealt out.
@@ -243,7 +243,7 @@ class Costs:
         left_over = math.ceil(load.sequences / copies - 1e-9) / (load.sequences / copies)
         return max(left_over, min(load.longest * copies / load.tokens, copies))
 
-    def prefill(self, shape: ModelShape, site: Site, load: Load, *, precision: Precision = "bfloat16") -> float:
+    def prefill(self, shape: ModelShape, site: Site, load: TokenLoad, *, precision: Precision = "bfloat16") -> float:
         """Reading prompts into the cache of one lane: a forward, or reading the weights once if that takes longer."""
         if load.tokens <= 0:
             return 0.0
@@ -290,7 +290,7 @@ class Costs:
         ceiling = site.device.matmul * self.rates.matmul_share * self.gain(site, precision)
         products = 2 * shape.active_params * own / mesh.tp / ceiling
         fixed = self.rates.tick + self.rates.tick_layer * shape.layers + self.rates.tick_request * own
-        moved = Load(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
+        moved = TokenLoad(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
         messages = self.messages(shape, site, moved, 1.0, precision) * mesh.pp
         return Decoding(
             weights=self.weight_bytes(shape, site, batch / mesh.pp, precision),

@@ -1,7 +1,8 @@
 """Seconds of everything in a step under a choice, from the cost model: pieces, ticks, and what ends the step.
 
-`Prices` answers for whole stages, which closed forms are made of; `Priced` answers the scheduler on its virtual clock,
-piece by piece and tick by tick. Verdicts that need no model take no time here: rewards run beside the cells.
+`StageTimes` answers for whole stages, which closed forms are made of; `PlanDurations` answers the scheduler on its
+virtual clock, piece by piece and tick by tick. Verdicts that need no model take no time here: rewards run beside the
+cells.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from stretto.placement.plan import Plan
-from stretto.planner.candidate import Choice, Side
+from stretto.planner.candidate import Candidate, DeviceGroup
 from stretto.planner.cost import memory
 from stretto.planner.cost.decode_time import Decoding
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
-from stretto.planner.cost.token_load import Load
-from stretto.planner.problem import Setting
-from stretto.scheduler.records import UPDATE, Item, Move, Piece
+from stretto.planner.cost.token_load import TokenLoad
+from stretto.planner.problem import PlanningProblem
+from stretto.scheduler.records import UPDATE, Item, MoveRollouts, StageWork
 
 SLOTS = 1024
 """Most answers that one rank of an engine generates at a time."""
@@ -28,7 +29,7 @@ QUANTILES = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class StepEnd:
     """What follows when everything is accumulated, in seconds."""
 
     update: float
@@ -44,10 +45,10 @@ class Ending:
         return self.update + self.publish + self.switch
 
 
-class Prices:
+class StageTimes:
     """Seconds of stages by choice; what choices have in common is counted once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: PlanningProblem) -> None:
         self.setting, self.costs = setting, setting.costs
         self.known: dict[object, float] = {}
         self.ticks: dict[tuple[int, int], Decoding] = {}
@@ -57,7 +58,7 @@ class Prices:
         squares = math.fsum(tokens * tokens for tokens in self.ranked)
         self.live = setting.workload.prompt + squares / self.total / 2
 
-    def slowest(self, choice: Choice, roles: tuple[str, ...]) -> float:
+    def slowest(self, choice: Candidate, roles: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
         sides = choice.sides(self.setting.workload.roles)
         key = (roles, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
@@ -67,7 +68,7 @@ class Prices:
             )
         return self.known[key]
 
-    def stage(self, choice: Choice, side: Side, role: str) -> float:
+    def stage(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
         """A whole stage that is no generation, on the cells that serve it, without the update."""
         work = self.setting.workload
         split = choice.split(role, work.reading)
@@ -80,7 +81,7 @@ class Prices:
             self.known[key] = self.piece(role, site, work.load.part(portion), choice) * work.updates
         return self.known[key]
 
-    def piece(self, role: str, site: Site, load: Load, choice: Choice) -> float:
+    def piece(self, role: str, site: Site, load: TokenLoad, choice: Candidate) -> float:
         """A forward, or a forward and a backward, of this much on one cell."""
         work, shape = self.setting.workload, self.setting.workload.shapes[role]
         precision = work.precision_of(role)
@@ -92,13 +93,13 @@ class Prices:
             budget=choice.budget,
         )  # fmt: skip
 
-    def prefill(self, site: Site, load: Load) -> float:
+    def prefill(self, site: Site, load: TokenLoad) -> float:
         """Reading prompts, or answers that go on elsewhere, into the caches of a lane."""
         work, shape = self.setting.workload, self.setting.workload.shapes["generate"]
         seconds = self.costs.prefill(shape, site, load, precision=work.precision_of("generate"))
         return self.costs.rates.piece * shape.layers + seconds
 
-    def generate(self, choice: Choice, pool: float) -> float:
+    def generate(self, choice: Candidate, pool: float) -> float:
         """The lane that has the longest answer and its share of the others."""
         work = self.setting.workload
         first, count = choice.places(work.roles)["generate"]
@@ -110,7 +111,7 @@ class Prices:
             self.known[key] = self._generate(self.setting.site(choice.lane, first, count), answers, lanes, slots)
         return self.known[key]
 
-    def slots(self, choice: Choice, pool: float) -> int:
+    def slots(self, choice: Candidate, pool: float) -> int:
         """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing."""
         return max(1, int(min(pool / self.live, SLOTS * choice.lane.mesh.dp)))
 
@@ -121,7 +122,7 @@ class Prices:
         def tick(active: float, context: float) -> float:
             return self.costs.tick(shape, site, active, context, precision=precision)
 
-        prompts = Load.sequence(float(work.prompt), count=math.ceil(work.launched / lanes))
+        prompts = TokenLoad.sequence(float(work.prompt), count=math.ceil(work.launched / lanes))
         seconds = self.prefill(site, prompts)
         mean = self.total / work.answers
         waves = max(0, answers - slots) * mean / slots
@@ -134,7 +135,7 @@ class Prices:
             before = length
         return seconds
 
-    def ending(self, choice: Choice) -> Ending:
+    def ending(self, choice: Candidate) -> StepEnd:
         """What follows when everything is accumulated."""
         work, moves = self.setting.workload, 0.0
         sides = choice.sides(work.roles)
@@ -142,16 +143,16 @@ class Prices:
             if len(side.roles) > 1:
                 moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
         switch = self._turns(sides) + 2 * moves
-        return Ending(update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
+        return StepEnd(update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
 
-    def _turns(self, sides: tuple[Side, ...]) -> float:
+    def _turns(self, sides: tuple[DeviceGroup, ...]) -> float:
         """Changes from one role to the next, on the side that has most of them."""
         key = ("turns", sides)
         if key not in self.known:
             self.known[key] = max(len(side.roles) * self.costs.turn(side.size) for side in sides)
         return self.known[key]
 
-    def _updates(self, choice: Choice, sides: tuple[Side, ...]) -> float:
+    def _updates(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
         """Of all that a side trains, on the slowest side."""
         key = ("updates", choice.train, sides)
         if key not in self.known:
@@ -163,14 +164,14 @@ class Prices:
             self.known[key] = max(0.0, *each)
         return self.known[key]
 
-    def _update(self, choice: Choice, side: Side, role: str) -> float:
+    def _update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
         site = self.setting.site(choice.train, side.first, side.size)
         cells = max(1, count // choice.train.width)
         return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
 
-    def _asleep(self, choice: Choice, side: Side, role: str) -> float:
+    def _asleep(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
         """Moving what a role holds to host memory, or back."""
         work = self.setting.workload
         if role not in UPDATE and choice.source(role, work) != "own":
@@ -188,7 +189,7 @@ class Prices:
             self.known[key] = self.costs.move(size, site)
         return self.known[key]
 
-    def _publish(self, choice: Choice) -> float:
+    def _publish(self, choice: Candidate) -> float:
         work, source = self.setting.workload, choice.source("generate", self.setting.workload)
         if source == "shared":
             return 0.0
@@ -205,10 +206,10 @@ class Prices:
         return self.known[key]
 
 
-class Priced:
+class PlanDurations:
     """The durations of a plan, for the scheduler on its virtual clock."""
 
-    def __init__(self, prices: Prices, choice: Choice, plan: Plan) -> None:
+    def __init__(self, prices: StageTimes, choice: Candidate, plan: Plan) -> None:
         self.prices, self.choice, self.work, self.ticks = prices, choice, prices.setting.workload, prices.ticks
         self.ending = prices.ending(choice)
         drawn = self.work.drawn
@@ -234,9 +235,9 @@ class Priced:
     def prefill(self, cell: str, tokens: int) -> float:
         """Prompts of groups that join a lane."""
         prompt = max(1, self.work.prompt)
-        return self._read(cell, Load.sequence(float(prompt), count=tokens / prompt))
+        return self._read(cell, TokenLoad.sequence(float(prompt), count=tokens / prompt))
 
-    def piece(self, piece: Piece) -> float:
+    def piece(self, piece: StageWork) -> float:
         """A piece of any other stage."""
         return self.prices.piece(piece.stage, self.sites[piece.cell], self.load(piece.items), self.choice)
 
@@ -244,34 +245,34 @@ class Priced:
         """Verdicts come in at once."""
         return 0.0
 
-    def switch(self, move: Move, tokens: int) -> float:
+    def switch(self, move: MoveRollouts, tokens: int) -> float:
         """The moved answers are computed again where they go on."""
         each = max(1.0, tokens / len(move.items))
         return self.prices.costs.rates.far_delay + self._read(
-            move.target, Load.sequence(each, count=float(len(move.items)))
+            move.target, TokenLoad.sequence(each, count=float(len(move.items)))
         )
 
     def apply(self) -> float:
         """Update, publish, and what changes sides."""
         return self.ending.seconds
 
-    def load(self, items: Sequence[Item]) -> Load:
+    def load(self, items: Sequence[Item]) -> TokenLoad:
         """What a piece computes: a prompt once for all of its group that are in it."""
         prompt, groups = self.work.prompt, len({index for index, _ in items})
         sizes = [self.lengths[index][attempt] for index, attempt in items]
         tokens, squares = sum(sizes), sum(size * size for size in sizes)
-        return Load(
+        return TokenLoad(
             tokens=float(groups * prompt + tokens),
             pairs=groups * prompt * prompt / 2 + tokens * prompt + squares / 2,
             sequences=float(len(items)),
             longest=float(prompt + max(sizes)),
         )
 
-    def _read(self, cell: str, load: Load) -> float:
+    def _read(self, cell: str, load: TokenLoad) -> float:
         return self.prices.prefill(self.sites[cell], load)
 
 
-def typical(load: Load, tokens: float) -> Load:
+def typical(load: TokenLoad, tokens: float) -> TokenLoad:
     """A part of a load with so many tokens."""
     part = load.part(min(1.0, tokens / load.tokens))
     return replace(part, sequences=max(1.0, part.sequences))

@@ -13,7 +13,7 @@ from stretto.planner.cost.lengths import Counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class TokenLoad:
     """A set of sequences, as a forward sees it. Loads add."""
 
     tokens: float
@@ -25,17 +25,17 @@ class Load:
     longest: float = 0.0
     """Tokens of the longest one."""
 
-    def __add__(self, other: Load) -> Load:
-        return Load(
+    def __add__(self, other: TokenLoad) -> TokenLoad:
+        return TokenLoad(
             tokens=self.tokens + other.tokens,
             pairs=self.pairs + other.pairs,
             sequences=self.sequences + other.sequences,
             longest=max(self.longest, other.longest),
         )
 
-    def part(self, share: float) -> Load:
+    def part(self, share: float) -> TokenLoad:
         """This share of it; the longest sequence stays as long as it is."""
-        return Load(
+        return TokenLoad(
             tokens=self.tokens * share,
             pairs=self.pairs * share,
             sequences=self.sequences * share,
@@ -43,12 +43,12 @@ class Load:
         )
 
     @classmethod
-    def sequence(cls, tokens: float, *, count: float = 1.0) -> Load:
+    def sequence(cls, tokens: float, *, count: float = 1.0) -> TokenLoad:
         """Sequences of one length that share nothing."""
         return cls(tokens=tokens * count, pairs=tokens * tokens / 2 * count, sequences=count, longest=tokens)
 
     @classmethod
-    def groups(cls, prompt: float, lengths: Counts, *, shared: bool) -> Load:
+    def groups(cls, prompt: float, lengths: Counts, *, shared: bool) -> TokenLoad:
         """Answers of these lengths (prompts, samples) behind prompts of one length, computed once per group or each."""
         answers = [length for group in lengths for length in group]
         prompts = len(lengths) if shared else len(answers)
@@ -60,6 +60,6 @@ class Load:
         )
 
     @classmethod
-    def total(cls, loads: Iterable[Load]) -> Load:
+    def total(cls, loads: Iterable[TokenLoad]) -> TokenLoad:
         """The sum of some loads, empty if there are none."""
         return sum(loads, cls(tokens=0.0, pairs=0.0, sequences=0.0))

@@ -56,7 +56,7 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-class Rows(nn.Module):
+class GatheredForward(nn.Module):
     """The whole way from a row of tokens to log-probabilities as one module: what is gathered stays until its end.
 
     The head is used past the network's own forward, and may share its weight with the embedding.
@@ -68,7 +68,7 @@ class Rows(nn.Module):
         self.policy, self.temperature = policy, temperature
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, layout: attention.Layout, sources: Tensor, targets: Tensor
+        self, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout, sources: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
         hidden = self.policy.hidden(tokens, positions, layout)
@@ -91,7 +91,7 @@ class Shards:
             )
         self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
         self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
-        self.rows = Rows(policy, temperature)
+        self.rows = GatheredForward(policy, temperature)
         settings: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=wide(self.computes)),

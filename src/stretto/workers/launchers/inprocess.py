@@ -1,6 +1,6 @@
 """A worker, wherever it runs, as whoever calls it sees it: one call after the other, each awaited.
 
-`Threaded` is a worker in a thread of this process: for tests, and for one process that serves several CPU devices.
+`ThreadWorker` is a worker in a thread of this process: for tests, and for one process that serves several CPU devices.
 Workers in processes of their own, on this host or others, are in `stretto.workers.launchers.ray`.
 """
 
@@ -20,16 +20,16 @@ from stretto.checks.machine.programs import RAY, TOO_OLD, too_old
 from stretto.errors import RecipeError
 from stretto.extras import install
 from stretto.threads import Daemons
-from stretto.workers.stacks import Stand
+from stretto.workers.stacks import ProcessStacks
 from stretto.workers.worker import EngineFactory, Worker
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 
 
-class Member(Protocol):
+class WorkerClient(Protocol):
     """One worker."""
 
     async def call(self, what: str, *arguments: Any) -> Any:
-        """Calls a method of the worker; calls are served in order. `CellLost` if its process has died."""
+        """Calls a method of the worker; calls are served in order. `WorkerLost` if its process has died."""
         ...
 
     async def close(self) -> None:
@@ -47,7 +47,7 @@ class Launcher(Protocol):
         """Gets the devices."""
         ...
 
-    async def start(self, assignment: Assignment) -> Member:
+    async def start(self, assignment: WorkerSpec) -> WorkerClient:
         """One worker, ready."""
         ...
 
@@ -55,7 +55,7 @@ class Launcher(Protocol):
         """Where they meet: a store that all of them reach."""
         ...
 
-    async def stacks(self) -> Sequence[Stand]:
+    async def stacks(self) -> Sequence[ProcessStacks]:
         """Where every process that it has started stands."""
         ...
 
@@ -72,18 +72,18 @@ CLOSING = 10.0
 """Seconds that a call which nobody waits for any more may still take when its worker is closed."""
 
 
-class Threaded:
+class ThreadWorker:
     """A worker in a thread of this process.
 
     The thread is a daemon: a call that never returns must not keep the process from ending.
     """
 
-    def __init__(self, assignment: Assignment, make: Callable[[Assignment], Worker]) -> None:
+    def __init__(self, assignment: WorkerSpec, make: Callable[[WorkerSpec], Worker]) -> None:
         self.device = assignment.device
         self.thread = Daemons(1, assignment.device)
         self.made = self.thread.submit(self._make, make, assignment)
 
-    def _make(self, make: Callable[[Assignment], Worker], assignment: Assignment) -> Worker:
+    def _make(self, make: Callable[[WorkerSpec], Worker], assignment: WorkerSpec) -> Worker:
         with LOADING:
             return make(assignment)
 
@@ -102,20 +102,20 @@ class Threaded:
             self.thread.shutdown()
 
 
-class Threads:
+class ThreadLauncher:
     """Workers in threads of this process."""
 
     here = True
 
-    def __init__(self, make: Callable[[Assignment], Worker] = Worker) -> None:
+    def __init__(self, make: Callable[[WorkerSpec], Worker] = Worker) -> None:
         self.make, self.meeting = make, HashStore()
 
     async def open(self) -> None:
         """The devices are this process's threads."""
 
-    async def start(self, assignment: Assignment) -> Threaded:
+    async def start(self, assignment: WorkerSpec) -> ThreadWorker:
         """A worker in a new thread; loading begins at once."""
-        member = Threaded(assignment, self.make)
+        member = ThreadWorker(assignment, self.make)
         await asyncio.wrap_future(member.made)
         return member
 
@@ -123,7 +123,7 @@ class Threads:
         """In this process."""
         return self.meeting
 
-    async def stacks(self) -> Sequence[Stand]:
+    async def stacks(self) -> Sequence[ProcessStacks]:
         """None but this process."""
         return ()
 
@@ -131,7 +131,7 @@ class Threads:
         """Nothing but threads was started, and each ends with its member."""
 
 
-def worker_of(assignment: Assignment, make_engine: EngineFactory | None = None) -> Worker:
+def worker_of(assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> Worker:
     """The worker that an assignment asks for."""
     if assignment.mates == 1:
         return Worker(assignment, make_engine)
@@ -144,7 +144,7 @@ def processes(
     devices: Sequence[str],
     *,
     seconds: float,
-    make: Callable[[Assignment], Worker] = Worker,
+    make: Callable[[WorkerSpec], Worker] = Worker,
     kinds: Mapping[str, str] | None = None,
 ) -> Launcher:
     """Workers in processes of their own, on this host or many, which may have several `kinds` of devices."""
@@ -155,6 +155,6 @@ def processes(
     with suppress(PackageNotFoundError):  # built from source, perhaps
         if too_old(there := version("ray")):
             raise RecipeError.of("placement", TOO_OLD.format(there), f"pip install 'ray>={RAY}'")
-    from stretto.workers.launchers.ray import Processes
+    from stretto.workers.launchers.ray import RayLauncher
 
-    return Processes(devices, seconds=seconds, make=make, kinds=kinds)
+    return RayLauncher(devices, seconds=seconds, make=make, kinds=kinds)

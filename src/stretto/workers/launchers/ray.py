@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs forget it
 
 from stretto.checks.machine.network import JOIN, LOOPBACK, NO_CLUSTER, cluster_named, place_of, silence
-from stretto.errors import CellLost, DeadlineError, RecipeError, StrettoError, TrainingError
+from stretto.errors import DeadlineError, RecipeError, StrettoError, TrainingError, WorkerLost
 from stretto.threads import Daemons, beside
 from stretto.workers.deadlines import CLOSING, at_most
 from stretto.workers.launchers.ray_resources import (
@@ -45,11 +45,11 @@ from stretto.workers.launchers.ray_resources import (
     visible_to,
 )
 from stretto.workers.orphans import Reaper
-from stretto.workers.stacks import Stand, asked, outside, own
+from stretto.workers.stacks import ProcessStacks, asked, outside, own
 from stretto.workers.worker import Worker
-from stretto.workers.worker_spec import Assignment
+from stretto.workers.worker_spec import WorkerSpec
 
-Make = Callable[[Assignment], Worker]
+Make = Callable[[WorkerSpec], Worker]
 
 BESIDE = {"beside": 1}
 """Threads of a worker's process in which it answers while a call is under way."""
@@ -63,10 +63,10 @@ ONLY_HERE = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 """With it Ray takes loopback for this host's address, and then every port of its processes is bound to that."""
 
 
-class Actor:
+class WorkerActor:
     """What runs in a worker's process: one call after the other."""
 
-    def make(self, make: Make, assignment: Assignment, base: Mapping[str, bytes] | None, gpu: str | None = None) -> Any:
+    def make(self, make: Make, assignment: WorkerSpec, base: Mapping[str, bytes] | None, gpu: str | None = None) -> Any:
         """The worker. Not in `__init__`, whose errors Ray tells as a death. `base`: its base model, on other hosts.
 
         `gpu` is the one that it sees, in the words of CUDA_VISIBLE_DEVICES; without, the one that Ray has picked.
@@ -99,7 +99,7 @@ class Actor:
             return ("error", error)
 
 
-class Remote:
+class RayWorker:
     """A worker in an actor."""
 
     def __init__(self, device: str, actor: Any) -> None:
@@ -110,7 +110,7 @@ class Remote:
         """In the worker's process."""
         return await reached(self.device, self.actor.call.remote(what, arguments))
 
-    async def stacks(self, *, here: str) -> Stand:
+    async def stacks(self, *, here: str) -> ProcessStacks:
         """Where its process stands; `here` is this host's address."""
         near = self.host == here and self.process
         otherwise = outside(self.process) if near else f"look for process {self.process} on {self.host or 'its host'}"
@@ -126,7 +126,7 @@ async def reached(device: str, reference: Any) -> Any:
     try:
         kind, answer = await reference
     except RayActorError as error:
-        raise CellLost(device, "its process has died") from error
+        raise WorkerLost(device, "its process has died") from error
     except RayTaskError as error:
         raise TrainingError(f"{device}: {error.cause!r}") from error
     if kind == "error":
@@ -162,7 +162,7 @@ def on_loopback() -> dict[str, str]:
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names[0]) if names else {}
 
 
-class Closed:
+class PrivateRay:
     """What keeps others away from a Ray of this run's own, while there is one: loopback, and a token that it draws.
 
     By way of the environment, which Ray's processes inherit; other users of this host cannot read that.
@@ -196,7 +196,7 @@ class Closed:
         AuthenticationTokenLoader.instance().reset_cache()
 
 
-class Processes:
+class RayLauncher:
     """Starts workers as actors."""
 
     here = False
@@ -208,14 +208,14 @@ class Processes:
         self.make, self.seconds, self.kinds = make, seconds, kinds or {}
         # True for a Ray of this run alone, which leaves the choice of GPUs to the plan.
         self.own = True
-        self.reaper, self.closed = Reaper(), Closed()
+        self.reaper, self.closed = Reaper(), PrivateRay()
         # Ray cannot be interrupted. Its thread stays, as the kernel ends Ray's processes with whoever started them.
         self.thread, self.joining = Daemons(1, "ray"), Future[list[dict[str, float]]]()
         self.devices = list(devices)
         self.group: PlacementGroup | None = None
         self.master: TCPStore | None = None
         self.address = LOOPBACK
-        self.members: dict[str, Remote] = {}
+        self.members: dict[str, RayWorker] = {}
         self.hosts: dict[str, list[str]] = {}
         for device in devices:
             self.hosts.setdefault(host_of(device), []).append(device)
@@ -287,9 +287,9 @@ class Processes:
             "    fix: add nodes, use fewer devices (placement.cluster), or raise deadlines.start"
         )
 
-    async def start(self, assignment: Assignment) -> Remote:
+    async def start(self, assignment: WorkerSpec) -> RayWorker:
         """An actor on its bundle."""
-        member = self.members[assignment.device] = Remote(assignment.device, await beside(self._actor, assignment))
+        member = self.members[assignment.device] = RayWorker(assignment.device, await beside(self._actor, assignment))
         member.process, member.host = await reached(assignment.device, member.actor.where.remote())
         folder = None if member.host == self.address else assignment.base
         base = None if folder is None else await beside(self._base, folder)
@@ -297,13 +297,15 @@ class Processes:
         await reached(assignment.device, member.actor.make.remote(self.make, assignment, base, gpu))
         return member
 
-    def _actor(self, assignment: Assignment) -> Any:
+    def _actor(self, assignment: WorkerSpec) -> Any:
         index = list(self.hosts).index(host_of(assignment.device))
         gpus = 1 if "/gpu:" in assignment.device else 0
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
         variables = {"OMP_NUM_THREADS": str(assignment.threads or 1), **(on_loopback() if self.own else {})}
-        made = ray.remote(concurrency_groups=BESIDE)(Actor).options(**options, runtime_env={"env_vars": variables})
+        made = ray.remote(concurrency_groups=BESIDE)(WorkerActor).options(
+            **options, runtime_env={"env_vars": variables}
+        )
         return made.remote()
 
     def _base(self, folder: Path) -> Any:
@@ -318,7 +320,7 @@ class Processes:
         assert self.master is not None
         return self.address, self.master.port
 
-    async def stacks(self) -> Sequence[Stand]:
+    async def stacks(self) -> Sequence[ProcessStacks]:
         """Asks every process that was started; of those on this host, the kernel knows something at least."""
         return await asyncio.gather(*(member.stacks(here=self.address) for member in self.members.values()))
 
