@@ -237,11 +237,11 @@ import sys, time
 from stretto.cli.main import main
 from stretto.workers.launchers import ray
 
-class Stuck(ray.Processes):
+class Stuck(ray.RayLauncher):
     def {what}(self, *given):
         time.sleep(3600)
 
-ray.Processes = Stuck
+ray.RayLauncher = Stuck
 sys.exit(main())
 """
 """One in which a call of Ray blocks in a thread."""
