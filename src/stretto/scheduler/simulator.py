@@ -146,8 +146,10 @@ class Simulation:
         self.more = more or (lambda missing: ())
         self.divide = divide or (lambda groups: [[(i, a) for i in groups for a in step.groups[i].sizes]])
         self.now = 0.0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        # (when, 0 for a look at a lane, else 1, the order in which work was started, what happens then)
+        self.events: list[tuple[float, int, int, Callable[[], None]]] = []
         self.count = 0
+        self.started: dict[Item, int] = {}
         self.lanes: dict[str, _Lane] = {cell: _Lane() for cell in step.terms.slots}
         self.known: dict[str, set[int]] = {cell: set() for cell in step.terms.slots}
         self.unjudged: dict[int, int] = {}
@@ -163,10 +165,10 @@ class Simulation:
         self._launch(launches)
         self._start()
         while self.events and self.over is None:
-            self.now, _, event = heapq.heappop(self.events)
-            event()
-            while self.events and self.events[0][0] <= self.now:  # told together, as of one moment
-                heapq.heappop(self.events)[2]()
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] <= self.now:
+                # What happens at one moment is told in the order in which it was started, before anything is offered.
+                heapq.heappop(self.events)[3]()
             self._start()
         self.events.clear()  # they refer to this object, and it to them
         if self.over is None:
@@ -183,10 +185,9 @@ class Simulation:
             active=max(lane.active for lane in self.lanes.values()),
         )
 
-    def _at(self, when: float, event: Callable[[], None]) -> int:
+    def _at(self, when: float, event: Callable[[], None], *, started: int | None = None, look: bool = False) -> None:
         self.count += 1
-        heapq.heappush(self.events, (when, self.count, event))
-        return self.count
+        heapq.heappush(self.events, (when, not look, started or self.count, event))
 
     def _start(self) -> None:
         """Starts what the step offers."""
@@ -249,6 +250,8 @@ class Simulation:
         if prefill:
             lane.clock += self.durations.prefill(join.cell, prefill)
         for item in join.items:
+            self.count += 1
+            self.started[item] = self.count
             self._enter(lane, item, 0.0)
         self._set(join.cell, lane)
 
@@ -296,7 +299,7 @@ class Simulation:
             # Contexts grow by a token per tick; those half-way are right on average.
             lane.pace = self.durations.tick(cell, active, lane.ticks + ticks / 2 + lane.base / active)
             lane.alarm = self.count + 1
-            self._at(lane.clock + ticks * lane.pace, partial(self._ring, cell, lane, lane.alarm))
+            self._at(lane.clock + ticks * lane.pace, partial(self._ring, cell, lane, lane.alarm), look=True)
         elif lane.opened is not None:
             lane.alarm = 0
             self._note(cell, "generate", lane.opened, lane.tokens, len(lane.groups))
@@ -312,9 +315,12 @@ class Simulation:
             _, item = heapq.heappop(lane.ends)
             self._exit(lane, item)
             lane.tokens += self.lengths[item]
-            self.step.ended(item, self.lengths[item], self.now)
-            self._judge(item)
+            self._at(self.now, partial(self._ended, item), started=self.started[item])
         self._set(cell, lane)
+
+    def _ended(self, item: Item) -> None:
+        self.step.ended(item, self.lengths[item], self.now)
+        self._judge(item)
 
     # Verdicts ---------------------------------------------------------------------------------------------------------
 
