@@ -130,7 +130,7 @@ def test_a_module_imports_only_what_its_room_may(module):
 
 
 def test_every_arrow_of_the_rooms_above_all_others_is_used():
-    """What a room may import and does not is no arrow; nobody but the launchers and a run on several devices knows Ray."""
+    """What a room may import and does not is no arrow. Ray is known where the launcher is chosen, and nowhere else."""
     named = {module: set(imports(parse(module))) for module in MODULES}
     for room in ("runtime", "bench"):
         used = set().union(*(names for module, names in named.items() if within(module, [room])))
