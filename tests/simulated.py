@@ -40,7 +40,7 @@ class Clockwork:
     def switch(self, move, tokens):
         return self.switch_seconds
 
-    def apply(self):
+    def apply(self, *, last):
         return self.apply_seconds
 
 

@@ -39,8 +39,20 @@ ARROWS = {
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
     | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"},
-    "runtime": EVERYTHING,
-    "bench": EVERYTHING | {"bench"},
+    # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
+    "runtime": BASE
+    | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "checks.machine", "engines.queue", "environments"}
+    | {"models.files", "models.load", "models.memory", "models.source", "placement.build", "placement.cluster"}
+    | {"placement.plan", "planner", "recipe", "report", "rewards", "sandbox.imports", "sandbox.pool", "scheduler"}
+    | {"storage", "tasks.source", "threads", "training.optimizer", "training.trainer", "workers.deadlines"}
+    | {"workers.launchers.inprocess", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    "bench": BASE
+    | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
+    | {"environments.render", "environments.trajectory", "models.load", "models.logprob_head", "models.scratch"}
+    | {"models.source", "placement.build", "placement.plan", "placement.rates", "planner", "recipe.describe"}
+    | {"rewards.answer", "rewards.combine", "runtime", "scheduler.asyncio_driver", "scheduler.speed_estimator"}
+    | {"tasks.source", "threads", "training.packing", "training.trainer", "workers.launchers.inprocess"}
+    | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
     "cli": EVERYTHING | {"bench", "cli"},
 }
 """What each room may import besides itself."""
@@ -117,6 +129,18 @@ def test_a_module_imports_only_what_its_room_may(module):
     allowed = FILES.get(module, ARROWS[room] | {room})
     inner = [name.removeprefix("stretto.") for name in imports(parse(module)) if within(name, ["stretto", ""])]
     assert [name for name in inner if not within(name, allowed | {"__version__"})] == []
+
+
+def test_every_arrow_of_the_rooms_above_all_others_is_used():
+    """What a room may import and does not is no arrow. Ray is known where the launcher is chosen, and nowhere else."""
+    named = {module: set(imports(parse(module))) for module in MODULES}
+    for room in ("runtime", "bench"):
+        used = set().union(*(names for module, names in named.items() if within(module, [room])))
+        assert [a for a in sorted(ARROWS[room] - BASE) if not any(within(n, [f"stretto.{a}"]) for n in used)] == []
+    ray = [
+        module for module, names in named.items() if any(within(n, ["stretto.workers.launchers.ray"]) for n in names)
+    ]
+    assert ray == ["workers.launchers.inprocess"], "where the launcher is chosen"
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, TORCH_FREE + TORCH_FREE_FILES)])

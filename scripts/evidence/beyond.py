@@ -63,7 +63,7 @@ def workload(
     """A step of these roles, all with the same model, on prompts of 120 tokens."""
     reading = {"generate", "value"} | ({"reference"} if adapter else set())
     return StepWorkload(
-        shapes=dict.fromkeys(roles, named_shape(model)), prompts=prompts, launched=prompts, samples=samples, updates=1,
+        shapes=dict.fromkeys(roles, named_shape(model)), prompts=prompts, samples=samples, updates=1,
         prompt=120, lengths=lengths, adapter=adapter, reading=frozenset(reading & set(roles)), precision="bfloat16",
         base="bfloat16", staleness=staleness,
     )  # fmt: skip

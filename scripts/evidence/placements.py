@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 from answers import answer
@@ -108,10 +109,19 @@ def best_placements(rows: list[Row], costs: Costs) -> Iterator[Sign]:
             yield Sign(group=row["group"], text=text, measured=2.0, predicted=predicted)
 
 
+class Published(StepWorkload):
+    """PPO as HybridFlow runs it: ratios are to its engine's log-probabilities, which are not computed again."""
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        """All but that."""
+        return tuple(stage for stage in super().stages if stage != "old")
+
+
 def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecast]:
     """The best plans of HybridFlow's workload that place the four models as it does, on A100."""
-    work = StepWorkload(
-        shapes=dict.fromkeys(PPO, shape), prompts=BATCH, launched=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
+    work = Published(
+        shapes=dict.fromkeys(PPO, shape), prompts=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
         lengths=LengthDistribution(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0,
         reading=frozenset({"generate", "value"}),
         precision="bfloat16", base="bfloat16", recompute=True,

@@ -53,6 +53,22 @@ def test_programs_get_one_document(recipe, capsys):
     assert {entry["strategy"] for entry in told["rejected"]} == {"interleave I1", "interleave I2"}
 
 
+def test_dapo_is_told_with_its_rounds_and_updates(recipe, tmp_path, capsys):
+    asked = ["plan", recipe, *SEVEN, "--cluster", "8xH100", "--strategy", "flatten", "algorithm.name=dapo"]
+    assert main([*asked, "batch.updates=2", "--json", "--timeline", "t.json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (plan,) = told["plans"]
+    assert (plan["rounds"] > 1, plan["launched"] > 16, plan["updates"]) == (True, True, 2)
+    assert plan["seconds"]["old"] > 0
+    assert "50% of the groups" in told["assumed"][1]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    begun = {event["ts"] for event in events if event["name"] == "publish"}
+    assert {event["name"] for event in events} == {"generate", "old", "train", "publish"} and len(begun) == 2
+    assert main([*asked, "batch.updates=2"]) == 0
+    out = capsys.readouterr().out
+    assert f"of {plan['launched']} groups in {plan['rounds']} rounds, 2 updates" in out and "o old" in out
+
+
 def test_one_strategy_can_be_asked_for(recipe, capsys):
     assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "--strategy", "separate", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

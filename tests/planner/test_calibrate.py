@@ -39,7 +39,6 @@ def workload(roles=("generate", "train"), *, prompts=4, samples=4, prompt=64, me
     return StepWorkload(
         shapes=dict.fromkeys(roles, named_shape("smollm2-135m")),
         prompts=prompts,
-        launched=prompts,
         samples=samples,
         updates=1,
         prompt=prompt,

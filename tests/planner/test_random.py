@@ -32,9 +32,11 @@ def workloads(draw):
     return StepWorkload(
         shapes=dict.fromkeys(roles, named_shape(draw(st.sampled_from(MODELS)))),
         prompts=prompts,
-        launched=prompts + draw(st.sampled_from([0, 0, 1, 3])),
+        oversample=draw(st.sampled_from([1.0, 1.0, 1.1, 1.5])),
+        max_rounds=3,
+        acceptance=draw(st.sampled_from([None, None, 0.1, 0.6])),
         samples=draw(st.integers(1, 6)),
-        updates=draw(st.sampled_from([1, 1, 1, 2])),
+        updates=draw(st.sampled_from([1, 1, 2, 3])),
         prompt=draw(st.integers(1, 2000)),
         lengths=LengthDistribution(mean=draw(st.floats(0.02, 0.9)) * cap, sigma=draw(st.floats(0.0, 1.5)), cap=cap),
         adapter=adapter,
@@ -57,18 +59,21 @@ def test_every_plan_computes_each_token_once_and_keeps_to_memory(work, cluster):
         choice, room = forecast.choice, rooms.room(forecast.choice)
         durations = PlanDurations(prices, choice, forecast.plan)
         took = run_step(prices, choice, forecast.plan, durations, forecast.slots)
-        assert len(set(took.accepted)) == work.prompts
-        spent = dict.fromkeys(work.roles, 0)
+        groups = len(took.accepted)
+        assert (took.accepted, took.launched) == (work.rounds.trained, work.launched)
+        assert groups == work.prompts or took.rounds == work.max_rounds
+        assert len(took.updates) == min(work.updates, max(1, groups * work.samples))
+        spent = dict.fromkeys(("generate", *work.stages), 0)
         for stretch in took.stretches:
             spent[stretch.stage] += stretch.tokens
         accepted = sum(sum(work.drawn[index]) for index in took.accepted)
         generated = spent.pop("generate")
         assert accepted <= generated <= work.tokens
         judged = spent.pop("reward", None)  # of every group that was generated: verdicts come before acceptance
-        assert judged is None or judged >= accepted + work.prompts * work.prompt
+        assert judged is None or judged >= accepted + groups * work.prompt
         for tokens in spent.values():
             prompts, rest = divmod(tokens - accepted, work.prompt)
-            assert rest == 0 and work.prompts <= prompts <= work.prompts * work.samples
+            assert rest == 0 and groups <= prompts <= groups * work.samples
         assert max(took.contexts.values()) <= room.pool
         for side in room.sides:
             assert forecast.held(side)[1].total <= side.usable

@@ -26,7 +26,6 @@ def workload(model="qwen2.5-3b", roles=("generate", "train"), **changes):
     told = {
         "shapes": dict.fromkeys(roles, named_shape(model)),
         "prompts": 16,
-        "launched": 16,
         "samples": 8,
         "updates": 1,
         "prompt": 200,
@@ -62,7 +61,7 @@ def test_no_plan_takes_more_memory_than_there_is(cluster, model, roles):
 def test_more_devices_never_make_the_best_plan_slower(model, prompts):
     steps = []
     for count in (1, 2, 4, 8, 16):
-        found = search(setting_of(f"{count}xH100", model, prompts=prompts, launched=prompts), ALL)
+        found = search(setting_of(f"{count}xH100", model, prompts=prompts), ALL)
         steps.append(min((forecast.step for forecast in found.best), default=float("inf")))
     assert steps[-1] < float("inf")
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(steps))
@@ -115,7 +114,6 @@ def test_plans_come_best_first_one_for_each_strategy_and_the_others_have_a_reaso
     ("strategy", "changes", "cluster", "reason"),
     [
         ("elastic", {}, "1xH100", "needs two devices"),
-        ("elastic", {"updates": 2}, "4xH100", "training cannot stream"),
         ("flatten", {"staleness": 1}, "4xH100", "devices that only generate"),
         ("interleave", {}, "4xH100", "nothing to lay side by side"),
         ("interleave", {"roles": PPO[:3]}, "4xH100", "only one of them"),
@@ -159,7 +157,7 @@ def test_a_model_that_fits_nowhere_names_the_term_and_the_smallest_cluster():
 
 
 def test_a_batch_too_small_for_the_cluster_says_so():
-    setting = setting_of("64xH100", "qwen2.5-0.5b", prompts=2, launched=2, samples=2)
+    setting = setting_of("64xH100", "qwen2.5-0.5b", prompts=2, samples=2)
     told = " ".join(explain.notes(search(setting, ALL), setting))
     assert "64 devices" in told and "raise batch.prompts" in told
 
@@ -192,7 +190,7 @@ def test_a_reference_that_reads_the_policy_on_half_of_the_devices_bounds_the_cel
 
 def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
     work = workload(
-        "deepseek-v3", prompts=64, launched=64, samples=16, adapter=32, base="fp8",
+        "deepseek-v3", prompts=64, samples=16, adapter=32, base="fp8",
         lengths=LengthDistribution(mean=3000.0, sigma=1.1, cap=20480),
     )  # fmt: skip
     setting = PlanningProblem.of(work, parse_cluster("6x8xH100"))

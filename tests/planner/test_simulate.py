@@ -20,6 +20,7 @@ from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.simulate import run_step, simulate
 from stretto.planner.workload import StepWorkload
+from stretto.scheduler.records import role_of
 
 SMALL = named_shape("qwen2.5-0.5b")
 PPO = ("generate", "train", "reference", "reward", "value", "fit")
@@ -35,7 +36,6 @@ def workload(roles=("generate", "train"), **changes):
     told = {
         "shapes": dict.fromkeys(roles, SMALL),
         "prompts": 8,
-        "launched": 8,
         "samples": 4,
         "updates": 1,
         "prompt": PROMPT,
@@ -64,9 +64,9 @@ def stages_of(prices, lanes, cells, choice):
         return prices.prefill(site, TokenLoad.sequence(float(PROMPT), count=tokens / PROMPT / work.samples))
 
     def stage(role):
-        if role not in work.roles:
+        if role not in ("generate", *work.stages):
             return 0.0
-        groups = work.prompts // cells[role]
+        groups = work.prompts // cells[role_of(role)]
         load = TokenLoad.groups(PROMPT, ((100,) * work.samples,) * groups, shared=True)
         return prices.piece(role, site, load, choice)
 
@@ -74,6 +74,7 @@ def stages_of(prices, lanes, cells, choice):
     ending = prices.ending(choice)
     return Stages(
         generate=decode(answers, PROMPT, tick, slots=len(answers), pool=1e12, prefill=prefill).seconds,
+        old=stage("old"),
         reference=stage("reference"),
         reward=stage("reward"),
         value=stage("value"),
@@ -140,8 +141,34 @@ def test_one_step_off_takes_the_longer_side():
     choice = Candidate(strategy="separate", devices=2, generating=1)
     at = stages_of(prices, 1, {"train": 1}, choice)
     ending = prices.ending(choice)
-    told = max(at.generate, at.train - ending.update) + ending.seconds  # nothing ends before both sides have
+    # Nothing ends before both sides have, and what was generated meanwhile is scored by the weights that sampled it.
+    told = max(at.generate, at.train - ending.update) + at.old + ending.seconds
     assert step_of(prices, choice) == pytest.approx(told, **EXACT)
+
+
+def test_rounds_and_updates_follow_each_other():
+    rounds = {"acceptance": 0.5, "oversample": 1.5, "max_rounds": 3, "seed": 3}
+    work = workload(samples=1, updates=3, **rounds)
+    assert (work.rounds.sizes, len(work.rounds.trained)) == ((12, 5, 2), 8)
+    prices = prices_of(work, "1xH100")
+    choice = Candidate(strategy="flatten", devices=1)
+    forecast = simulate(prices, choice, MemoryFits(prices.setting).room(choice))
+    made = [stages_of(prices_of(replace(work, prompts=n, **ONCE), "1xH100"), 1, ONE, choice) for n in (12, 5, 2)]
+    parts = [stages_of(prices_of(replace(work, prompts=n, **ONCE), "1xH100"), 1, ONE, choice) for n in (3, 3, 2)]
+    once = replace(work, updates=1, acceptance=None)
+    ending, update = prices.ending(choice), prices_of(once, "1xH100").ending(choice).update
+    old = prices.piece("old", prices.setting.site(ModelSplit(), 0, 1), work.load, choice)
+    generated, trained = sum(each.generate for each in made), sum(each.train - update for each in parts)
+    assert ending.update == pytest.approx(3 * update, **EXACT)
+    assert forecast.step == pytest.approx(generated + old + trained + ending.seconds, **EXACT)
+    assert (forecast.rounds, forecast.launched, len(forecast.updates)) == (3, 19, 3)
+    assert forecast.stages["old"] == pytest.approx(old, **EXACT)
+    assert [stop - start for start, stop in forecast.updates] == pytest.approx(
+        [update, update, update + ending.publish + ending.switch], rel=1e-6
+    )
+
+
+ONE, ONCE = dict.fromkeys(PPO, 1), {"updates": 1, "acceptance": None, "oversample": 1.0}
 
 
 LAYOUTS = [
@@ -188,7 +215,7 @@ def test_what_sleeps_waits_for_nothing():
 @pytest.mark.parametrize("choice", LAYOUTS, ids=lambda choice: choice.label)
 def test_every_token_is_generated_scored_and_trained_once(choice):
     lengths = LengthDistribution(mean=200.0, sigma=1.2, cap=2000)
-    prices = prices_of(workload(PPO, lengths=lengths, prompts=24, launched=24), "8xH100")
+    prices = prices_of(workload(PPO, lengths=lengths, prompts=24), "8xH100")
     work = prices.setting.workload
     forecast = simulate(prices, choice, MemoryFits(prices.setting).room(choice))
     answers = work.tokens

@@ -135,6 +135,30 @@ def test_lengths_of_a_run_are_those_of_its_samples(planned, tmp_path):
     assert {tokens for group in work.drawn for tokens in group} <= {10, 20, 60}
 
 
+DAPO = "algorithm.name=dapo"
+
+
+def test_how_many_groups_are_kept_is_recorded_stated_or_assumed_and_then_said(planned, tmp_path):
+    assert planned().acceptance is None, "an algorithm that drops nothing keeps everything"
+    assumed, half = planned(DAPO, "batch.oversample=1.25"), planned(DAPO, "batch.max_rounds=4")
+    assert (assumed.acceptance, half.acceptance, half.max_rounds) == (0.8, 0.5, 4)
+    assert "80% of the groups are assumed to have a contrast, because batch.oversample is 1.25" in assumed.assumed[1]
+    assert "50% of the groups" in half.assumed[1]
+    folder = tmp_path / "runs" / "old" / "samples"
+    folder.mkdir(parents=True)
+    verdicts = {"a": [1, 0, 1], "b": [0, 0, 0], "c": [1, 1, 0], "d": [1], "e": [1, 1, None], "f": [None, None]}
+    rows = [
+        {"conversations": [{"trained": [0, 1]}], "prompt": prompt, "visit": 0, "reward": said and {"outcome": said - 1}}
+        for prompt, outcomes in verdicts.items()
+        for said in (None if outcome is None else outcome + 1 for outcome in outcomes)
+    ]
+    strange = [{**rows[0], "reward": 7}, {**rows[0], "visit": []}, {**rows[0], "reward": {"outcome": "x"}}]
+    for step in (1, 2):  # the same prompts again are groups of their own
+        (folder / f"step-00000{step}.jsonl").write_text("\n".join(map(json.dumps, [*rows, *strange])))
+    recorded = planned(DAPO, "batch.lengths={from_run: runs/old}")
+    assert (recorded.acceptance, recorded.assumed) == (0.5, ()), "a and c of the four with two verdicts"
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

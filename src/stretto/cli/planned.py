@@ -14,7 +14,7 @@ from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import SearchResult
 from stretto.planner.simulate import Forecast
 from stretto.report.timeline import Span
-from stretto.scheduler.records import FORWARD, UPDATE
+from stretto.scheduler.records import UPDATE
 
 if TYPE_CHECKING:  # loaded where a page is made; timelines and documents have none
     from rich.text import Text
@@ -23,7 +23,10 @@ DRAWN = 8
 """Devices that are drawn at most."""
 COLUMNS = 72
 """Characters of a drawn lane."""
-LETTERS = {"generate": "g", "reward": "w", "reference": "r", "value": "v", "train": "T", "fit": "F", "publish": "p"}
+LETTERS = {
+    "generate": "g", "reward": "w", "reference": "r", "value": "v", "old": "o", "train": "T", "fit": "F",
+    "publish": "p",
+}  # fmt: skip
 """Stage -> the letter it is drawn with."""
 
 
@@ -42,11 +45,11 @@ def spans(forecast: Forecast) -> list[Span]:
         )
         for stretch in forecast.stretches
     ]
-    end = max(stretch.stop for stretch in forecast.stretches)
     trained = [cell.name for cell in forecast.plan.cells if cell.role in UPDATE]
-    last = forecast.ending.seconds
     return found + [
-        Span(stage="publish", cell=cell, start=end, seconds=last, step=1, simulated=True) for cell in trained
+        Span(stage="publish", cell=cell, start=start, seconds=stop - start, step=1, simulated=True)
+        for start, stop in forecast.updates
+        for cell in trained
     ]
 
 
@@ -62,8 +65,7 @@ def page(
     how = f"LoRA of rank {work.adapter}" if work.adapter else "all weights"
     text.append(
         f"{policy.name}, {policy.params / 1e9:.3g} billion parameters, training {how}, on {setting.cluster}\n"
-        f"a step: {work.prompts} prompts x {work.samples} samples, prompts of {work.prompt} tokens, answers of "
-        f"{work.lengths.mean:.0f} on average, up to {work.lengths.cap}\n\n"
+        f"{explain.batch(work)}\n\n"
     )
     for index, line in enumerate(_table(found, setting, named, measured or {})):
         text.append(f"{line}\n", style="bold" if index == 0 else "green" if index == 1 else "")
@@ -86,7 +88,7 @@ def page(
 
 def _table(found: SearchResult, setting: PlanningProblem, named: str, measured: Mapping[str, float]) -> list[str]:
     """Rows of equal columns."""
-    stages = [role for role in ("generate", *FORWARD, *UPDATE) if role in setting.workload.roles]
+    stages = ["generate", *setting.workload.stages]
     head = ["strategy", *["measured s"] * bool(measured), "step s", *stages, "rest", "idle", "tokens/s", "GB"]
     priced = setting.workload.price is not None
     rows = [head + ["cost"] * priced]
@@ -134,7 +136,7 @@ def _memory(forecast: Forecast) -> list[str]:
 
 def _lanes(forecast: Forecast) -> Iterator[str]:
     """What some devices do over time, a letter per stage; the rest of the step follows for all of them."""
-    end = forecast.ending.seconds + max(stretch.stop for stretch in forecast.stretches)
+    end = forecast.step
     on = {cell.name: cell.devices for cell in forecast.plan.cells}
     rows: dict[str, list[str]] = {}
     used = forecast.plan.devices
@@ -146,10 +148,12 @@ def _lanes(forecast: Forecast) -> Iterator[str]:
             if device in rows:
                 first, last = (min(COLUMNS - 1, int(x / end * COLUMNS)) for x in (stretch.start, stretch.stop))
                 rows[device][first : last + 1] = LETTERS[stretch.stage] * (last + 1 - first)
-    ending = min(COLUMNS - 1, int((end - forecast.ending.seconds) / end * COLUMNS) + 1)
     width = max(map(len, rows))
     for device, row in rows.items():
-        row[ending:] = "p" * (COLUMNS - ending)
+        for start, stop in forecast.updates:
+            first, last = (min(COLUMNS, int(x / end * COLUMNS) + 1) for x in (start, stop))
+            first = min(first, COLUMNS - 1)
+            row[first:last] = "p" * (last - first)
         yield f"{device:<{width}} |{''.join(row)}|"
     seen = {stretch.stage for stretch in forecast.stretches} | {"publish"}
     legend = ", ".join(f"{letter} {stage}" for stage, letter in LETTERS.items() if stage in seen)

@@ -57,8 +57,6 @@ class Variant:
         work, devices = setting.workload, len(setting.names)
         if work.staleness and self.strategy != "separate":
             return f"staleness {work.staleness} needs devices that only generate"
-        if work.updates > 1 and self.strategy in ("separate", "elastic"):
-            return f"{work.updates} updates a step are made of shuffled answers, so training cannot stream"
         if self.strategy != "flatten" and devices == 1:
             return "it needs two devices, and there is one"
         if self.strategy == "interleave" and not work.roles & {"reference", "reward", "value"}:
@@ -229,7 +227,10 @@ class Candidates:
         if work.budget is not None:
             return [max(work.budget, work.longest)]
         # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
-        usual, fair = MICRO_BATCHES[self.setting.ordered[0][1].kind], _power(math.ceil(work.load.tokens / devices))
+        usual, fair = (
+            MICRO_BATCHES[self.setting.ordered[0][1].kind],
+            _power(math.ceil(max(1.0, work.load.tokens) / devices)),
+        )
         most = max(self.least, min(usual, fair))
         return [most >> i for i in range(20) if most >> i >= self.least]
 

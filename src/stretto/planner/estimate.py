@@ -26,7 +26,7 @@ def estimate(prices: StageTimes, choice: Candidate, pool: float = math.inf) -> f
             return max(at.generate, at.forwards + at.train - ending.update) + ending.seconds
         pieces = 1 if work.barrier or work.updates > 1 else min(STREAM, work.prompts)
         return closed.pipeline([at.generate, at.forwards + at.train - ending.update], pieces) + ending.seconds
-    if choice.strategy == "elastic" and not work.barrier:
+    if choice.strategy == "elastic" and not work.barrier and work.updates == 1:
         lanes = max(1, choice.devices // choice.lane.width)
         tail = at.generate / 2
         return closed.elastic(

@@ -40,6 +40,9 @@ def _plan(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> 
         "strategy": forecast.choice.label,
         "fits": True,
         "seconds": {"step": forecast.step, **forecast.stages, **ending},
+        "rounds": forecast.rounds,
+        "launched": forecast.launched,
+        "updates": len(forecast.updates),
         "idle": forecast.idle,
         "memory_gb": memory_gb(forecast, setting),
         "tokens_per_second": forecast.tokens_per_second,
@@ -49,6 +52,18 @@ def _plan(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> 
         "why": why(forecast, found, setting),
         "waits_for": list(forecast.choice.waits_for(setting.workload)),
     }
+
+
+def batch(work: StepWorkload) -> str:
+    """What a step samples and how it learns from that, in a sentence."""
+    told = f"a step: {work.prompts} prompts x {work.samples} samples"
+    if work.acceptance is not None:
+        many = "1 round" if len(work.rounds.sizes) == 1 else f"{len(work.rounds.sizes)} rounds"
+        told += f" that have a contrast, of {work.launched} groups in {many}"
+    if work.parts > 1:
+        told += f", {work.parts} updates"
+    lengths = work.lengths
+    return f"{told}, prompts of {work.prompt} tokens, answers of {lengths.mean:.0f} on average, up to {lengths.cap}"
 
 
 def memory_gb(forecast: Forecast, setting: PlanningProblem) -> dict[str, dict[str, float]]:

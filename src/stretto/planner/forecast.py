@@ -130,14 +130,13 @@ def _same(choice: Candidate, plan: Plan, setting: PlanningProblem) -> bool:
 
 
 def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) -> dict[str, Any]:
-    """A forecast as plan.json holds it. One device makes its update while it trains, several when they publish."""
-    stages, publish = dict(forecast.stages), forecast.ending.seconds
-    if len(used) == 1:
-        stages["train"] += forecast.ending.update
-        publish -= forecast.ending.update
+    """A forecast as plan.json holds it; updates are made when weights are published."""
     return {
-        "seconds": {"step": forecast.step, **stages, "publish": publish},
+        "seconds": {"step": forecast.step, **forecast.stages, "publish": forecast.ending.seconds},
         "memory_gb": {device: peak for device, peak in _peaks(forecast, setting).items() if device in used},
+        "rounds": forecast.rounds,
+        "updates": len(forecast.updates),
+        "answers": forecast.launched * setting.workload.samples,
         "idle": forecast.idle,
         "answer_tokens": forecast.tokens / setting.workload.answers,
         "cost_per_step": explain.cost(forecast, setting),

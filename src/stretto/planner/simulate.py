@@ -1,15 +1,16 @@
 """A step under a choice on the virtual clock: the scheduler that executes plans, with the cost model as its cells.
 
-Lengths are drawn once per workload, the same for every choice. A lane takes as many answers at a time as its caches
-hold; where the drawn lengths would have overrun them, the step is simulated again with fewer, so that no forecast
-rests on memory that is not there.
+Lengths and verdicts, and so the rounds of dynamic sampling, are drawn once per workload, the same for every choice. A
+lane takes as many answers at a time as its caches hold; where the drawn lengths would have overrun them, the step is
+simulated again with fewer, so that no forecast rests on memory that is not there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from stretto.placement.plan import Plan
 from stretto.planner.candidate import Candidate
@@ -17,7 +18,8 @@ from stretto.planner.cost.memory import RankMemory
 from stretto.planner.cost.memory_fit import GroupMemory, MemoryFit
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes, StepEnd, typical
 from stretto.planner.problem import PlanningProblem
-from stretto.scheduler.records import FORWARD, UPDATE, BufferedGroup, GroupStart, SpeedEstimate, StepSpec
+from stretto.scheduler.batch_rules import shuffled_parts
+from stretto.scheduler.records import BufferedGroup, GroupStart, Item, SpeedEstimate, StepSpec, role_of
 from stretto.scheduler.simulator import BusySpan, Simulated, Simulation
 from stretto.scheduler.state import StepState
 
@@ -55,6 +57,12 @@ class Forecast:
     """Most tokens that a lane's caches held."""
     stretches: tuple[BusySpan, ...]
     """What each cell did."""
+    updates: tuple[tuple[float, float], ...]
+    """When each update began and ended, the last one with what follows it."""
+    rounds: int
+    """How often groups were launched."""
+    launched: int
+    """How many of them."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,30 +110,42 @@ def _within(
 def run_step(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDurations, slots: int) -> Simulated:
     """One step on the virtual clock, with so many answers at a time on a lane."""
     work = prices.setting.workload
+    rounds, before = work.rounds, len(durations.lengths) - work.launched
     step = StepState(plan, _terms(prices, choice, plan, durations, slots), spread=max(work.lengths.sigma, 0.1))
     lengths = {(i, j): tokens for i, group in enumerate(durations.lengths) for j, tokens in enumerate(group)}
     # Nobody knows yet which prompt has long answers.
     launch = {"prompt_tokens": work.prompt, "samples": work.samples}
     launches = [GroupStart(prompt=str(i), expected=work.lengths.mean, **launch) for i in range(work.launched)]
-    simulation = Simulation(step, durations, lengths)
-    if not work.staleness:
-        return simulation.run(launches)
+    asked = iter(launches)
+
+    def verdict(index: int) -> Sequence[int]:
+        return range(work.samples) if rounds.kept[index - before] else ()
+
+    def more(missing: int) -> list[GroupStart]:
+        return list(islice(asked, work.rule.again(missing, rounds=simulation.rounds)))
+
+    def divide(groups: Sequence[int]) -> list[list[Item]]:
+        items = [(index, attempt) for index in groups for attempt in range(work.samples)]
+        parts = shuffled_parts(items, work.updates, seed=work.seed, step=1)
+        return [sorted(part) for part in parts]
+
+    simulation = Simulation(step, durations, lengths, verdict=verdict, more=more, divide=divide)
     carried = [
-        BufferedGroup(launch=launches[i], sizes=tuple(enumerate(durations.lengths[i]))) for i in range(work.prompts)
+        BufferedGroup(launch=launches[index], sizes=tuple(enumerate(durations.lengths[place])))
+        for place, index in enumerate(rounds.trained[:before])
     ]
-    return simulation.run(launches, carried)
+    return simulation.run(list(islice(asked, work.rule.first)), carried)
 
 
 def _terms(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDurations, slots: int) -> StepSpec:
     work = prices.setting.workload
-    stages = tuple(role for role in (*FORWARD, *UPDATE) if role in work.roles)
     first = {cell.role: cell for cell in reversed(plan.cells)}
     splits = {cell.name: choice.split(cell.role, work.reading) for cell in plan.cells if cell.role != "generate"}
     budgets = {name: choice.piece(split) for name, split in splits.items()}
     per_token = {}
-    for stage in stages:
-        site = durations.sites[first[stage].name]
-        part = typical(work.load, budgets[first[stage].name])
+    for stage in work.stages:
+        cell = first[role_of(stage)].name
+        site, part = durations.sites[cell], typical(work.judged, budgets[cell])
         per_token[stage] = prices.piece(stage, site, part, choice) / part.tokens
     lane, half = first["generate"].name, work.prompt + work.lengths.mean / 2
     alone, full = durations.tick(lane, 1, half), durations.tick(lane, slots, half)
@@ -133,9 +153,10 @@ def _terms(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDur
     again = (twice - once) / work.longest
     return StepSpec(
         groups=work.prompts,
-        drops=False,
+        drops=work.acceptance is not None,
         barrier=work.barrier,
-        stages=stages,
+        divides=work.updates > 1,
+        stages=work.stages,
         slots={cell.name: slots for cell in plan.cells if cell.role == "generate"},
         budgets=budgets,
         longest=work.lengths.cap,
@@ -166,7 +187,7 @@ def _forecast(
         spent[stretch.stage] += stretch.stop - stretch.start
         for device in cells[stretch.cell].devices:
             busy[device] += stretch.stop - stretch.start
-    serving = {role: sum(cell.role == role for cell in plan.cells) for role in spent}
+    serving = {stage: sum(cell.role == role_of(stage) for cell in plan.cells) for stage in spent}
     step = took.seconds
     workless = sum(not seconds for seconds in busy.values()) - (len(busy) - choice.devices)
     used = sum(seconds + ending.seconds for seconds in busy.values() if seconds)
@@ -175,7 +196,7 @@ def _forecast(
         plan=plan,
         room=room,
         step=step,
-        stages={role: spent[role] / serving[role] for role in ("generate", *FORWARD, *UPDATE) if role in spent},
+        stages={stage: spent[stage] / serving[stage] for stage in ("generate", *work.stages) if stage in spent},
         ending=ending,
         idle=max(0.0, 1 - used / (step * len(busy))),
         workless=workless,
@@ -183,4 +204,7 @@ def _forecast(
         slots=slots,
         cached=max(took.contexts.values()),
         stretches=took.stretches,
+        updates=took.updates,
+        rounds=took.rounds,
+        launched=took.launched,
     )

@@ -6,9 +6,8 @@ recipe leaves open and a plan must know is assumed here, and said (`StepWorkload
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,8 +18,11 @@ from stretto.planner.cost.seconds import Precision
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.model_shapes import shape_of_model
-from stretto.planner.run_lengths import recorded_lengths
+from stretto.planner.rounds import ASSUMED_ACCEPTANCE, DrawnRounds, draw_rounds
+from stretto.planner.run_lengths import RecordedAnswers, recorded_answers
 from stretto.recipe.schema import Recipe, RoleModel
+from stretto.scheduler.batch_rules import RoundRule
+from stretto.scheduler.records import FORWARD, UPDATE, role_of
 
 ASSUMED_PROMPT, ASSUMED_MEAN, ASSUMED_SIGMA = 128, 0.4, 0.8
 """Tokens of a prompt, mean answer as a share of the longest, spread of log-length: where a recipe says nothing."""
@@ -33,9 +35,7 @@ class StepWorkload:
     shapes: Mapping[str, ModelShape]
     """Role -> the model that it runs."""
     prompts: int
-    """Groups that are trained on."""
-    launched: int
-    """Groups that are generated."""
+    """Groups that are to be trained on."""
     samples: int
     """Answers of a group."""
     updates: int
@@ -60,6 +60,12 @@ class StepWorkload:
     """Most tokens of a micro-batch on one rank; none if the plan may choose."""
     share: float | None = None
     """Most of a device's memory that caches take; none for all that is left."""
+    oversample: float = 1.0
+    """Groups that a round launches for each that is missing."""
+    max_rounds: int = 1
+    """Rounds at most."""
+    acceptance: float | None = None
+    """Share of the groups that dynamic sampling keeps; none where no group is ever dropped."""
     barrier: bool = False
     """True if credit needs every group."""
     staleness: int = 0
@@ -77,6 +83,28 @@ class StepWorkload:
     def roles(self) -> frozenset[str]:
         """Roles of the step."""
         return frozenset(self.shapes)
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        """What follows generation, in order; *old* before several updates, and before samplers lag behind."""
+        old = {"old"} if self.updates > 1 or self.staleness else set()
+        return tuple(stage for stage in (*FORWARD, *UPDATE) if stage in self.roles | old)
+
+    @cached_property
+    def rule(self) -> RoundRule:
+        """How many groups each round launches."""
+        most = 1 if self.acceptance is None else self.max_rounds
+        return RoundRule(groups=self.prompts, oversample=self.oversample, most=most)
+
+    @cached_property
+    def rounds(self) -> DrawnRounds:
+        """The rounds of one step: the same for every plan."""
+        return draw_rounds(self.rule, self.acceptance, seed=self.seed)
+
+    @cached_property
+    def launched(self) -> int:
+        """Groups that are generated, in all rounds."""
+        return len(self.rounds.kept)
 
     @cached_property
     def answers(self) -> int:
@@ -100,11 +128,33 @@ class StepWorkload:
 
     @cached_property
     def load(self) -> TokenLoad:
-        """What a stage after generation computes; prompts of a group once."""
-        return TokenLoad.groups(self.prompt, self.drawn[: self.prompts], shared=True)
+        """What a stage computes of the groups that are trained on; prompts of a group once."""
+        return TokenLoad.groups(self.prompt, tuple(self.drawn[index] for index in self.rounds.trained), shared=True)
 
-    def precision_of(self, role: str) -> Precision:
-        """How the weights of a role are stored where they are not trained."""
+    @cached_property
+    def judged(self) -> TokenLoad:
+        """What a stage computes of every group."""
+        return TokenLoad.groups(self.prompt, self.drawn, shared=True)
+
+    @cached_property
+    def parts(self) -> int:
+        """Updates that are made: at most one per answer."""
+        return max(1, min(self.updates, len(self.rounds.trained) * self.samples))
+
+    def load_of(self, stage: str) -> TokenLoad:
+        """What a stage computes in all. Reward models judge every group; updates share the answers of a group, so that
+        its prompt is computed in each that has one of them."""
+        if stage == "reward":
+            return self.judged
+        if stage not in UPDATE or self.updates == 1:
+            return self.load
+        again = self.parts * (1 - (1 - 1 / self.parts) ** self.samples) - 1
+        prompts = TokenLoad.sequence(float(self.prompt), count=again * len(self.rounds.trained))
+        return replace(self.load, tokens=self.load.tokens + prompts.tokens, pairs=self.load.pairs + prompts.pairs)
+
+    def precision_of(self, stage: str) -> Precision:
+        """How the weights of a stage's role are stored where they are not trained."""
+        role = role_of(stage)
         return self.base if self.adapter and role in ("generate", "train", "reference") else self.precision
 
 
@@ -115,7 +165,7 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
     """
     if problems := list(_problems(recipe)):
         raise RecipeError(*problems)
-    prompt, lengths, assumed = _lengths(recipe, root)
+    (prompt, lengths, acceptance), assumed = _sampled(recipe, root)
     shapes = _shapes(recipe, root, running=running)
     base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
     adapter, algorithm, batch = recipe.model.adapter, CATALOG[recipe.algorithm.name], recipe.batch
@@ -124,7 +174,6 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
     return StepWorkload(
         shapes=shapes,
         prompts=batch.prompts,
-        launched=math.ceil(batch.prompts * batch.oversample),
         samples=batch.samples,
         updates=batch.updates,
         prompt=prompt,
@@ -137,6 +186,9 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
         recompute=None if recipe.optimizer.checkpointing == "auto" else recipe.optimizer.checkpointing,
         budget=None if batch.token_budget == "auto" else batch.token_budget,
         share=None if recipe.engine.memory_share == "auto" else recipe.engine.memory_share,
+        oversample=batch.oversample,
+        max_rounds=batch.max_rounds,
+        acceptance=acceptance,
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
@@ -174,17 +226,36 @@ def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShap
     return shapes
 
 
-def _lengths(recipe: Recipe, root: Path) -> tuple[int, LengthDistribution, tuple[str, ...]]:
-    """Prompt tokens, the distribution of answers, and what of it nobody said."""
+def _sampled(recipe: Recipe, root: Path) -> tuple[RecordedAnswers, tuple[str, ...]]:
+    """Prompts, answers and how many groups are kept, and what of it nobody said."""
     told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
+    assumed: list[str] = []
     if told is None:
         mean = max(1.0, ASSUMED_MEAN * longest)
-        assumed = (
+        assumed.append(
             f"lengths are assumed: prompts of {ASSUMED_PROMPT} tokens, answers of {mean:g} on average, up to {longest} "
             "(batch.lengths says it better)"
         )
-        return ASSUMED_PROMPT, LengthDistribution(mean=mean, sigma=ASSUMED_SIGMA, cap=longest), (assumed,)
-    if told.from_run is not None:
-        prompt, lengths = recorded_lengths(told.from_run, root, cap=longest)
-        return prompt, lengths, ()
-    return told.prompt, LengthDistribution.of(told.response), ()
+        lengths = LengthDistribution(mean=mean, sigma=ASSUMED_SIGMA, cap=longest)
+        answers = RecordedAnswers(prompt=ASSUMED_PROMPT, lengths=lengths)
+    elif told.from_run is not None:
+        answers = recorded_answers(told.from_run, root, cap=longest)
+    else:
+        answers = RecordedAnswers(prompt=told.prompt, lengths=LengthDistribution.of(told.response))
+    if not CATALOG[recipe.algorithm.name].drops:
+        return answers._replace(contrast=None), tuple(assumed)
+    if answers.contrast is None:
+        share, why = _acceptance(recipe.batch.oversample)
+        answers = answers._replace(contrast=share)
+        assumed.append(
+            f"{share:.0%} of the groups are assumed to have a contrast, {why} "
+            "(batch.lengths.from_run takes it from a run)"
+        )
+    return answers, tuple(assumed)
+
+
+def _acceptance(oversample: float) -> tuple[float, str]:
+    """The share of groups that are kept where no run says it, and why that much."""
+    if oversample > 1:
+        return 1 / oversample, f"because batch.oversample is {oversample:g}"
+    return ASSUMED_ACCEPTANCE, "the others are dropped and others asked"

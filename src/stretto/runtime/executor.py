@@ -8,7 +8,6 @@ result follows from the plan.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ from stretto.runtime.batch import StepBatch
 from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
 from stretto.runtime.parts import RuntimeBase
 from stretto.runtime.spans import JUDGES, Clock
+from stretto.scheduler.batch_rules import RoundRule
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.records import BufferedGroup, Item, MoveRollouts, StageWork
 from stretto.scheduler.records import GroupStart as Asked
@@ -84,6 +84,12 @@ class StepExecutor:
 
     # Launches ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def rule(self) -> RoundRule:
+        """How many groups each round launches."""
+        batch, drops = self.parts.recipe.batch, self.parts.algorithm.drops
+        return RoundRule(groups=batch.prompts, oversample=batch.oversample, most=batch.max_rounds if drops else 1)
+
     def draw(self, count: int) -> list[Asked]:
         """The next prompts, with how long their answers are expected to be."""
         self.rounds += 1
@@ -112,10 +118,8 @@ class StepExecutor:
 
     def more(self, missing: int) -> Sequence[Asked]:
         """Another round, while the recipe allows one."""
-        batch = self.parts.recipe.batch
-        if not self.parts.algorithm.drops or self.rounds >= batch.max_rounds:
-            return ()
-        return self.draw(math.ceil(missing * batch.oversample))
+        count = self.rule.again(missing, rounds=self.rounds)
+        return self.draw(count) if count else ()
 
     # Trajectories -----------------------------------------------------------------------------------------------------
 

@@ -135,12 +135,11 @@ def measured(
     names = [name for name in rows[-1] if name.startswith("seconds/")]
     seconds = {name.removeprefix("seconds/"): median(row.get(name) or 0.0 for row in rows) for name in names}
     step = seconds.pop("step")
-    if "old" in seconds:  # a part of training, as on one device
-        seconds["train"] = seconds.get("train", 0.0) + seconds.pop("old")
     return {
         "seconds": {"step": step, **seconds},
         "memory_gb": dict(memory),
         "idle": median(row.get("idle") or 0.0 for row in rows),
+        "answers": median(row.get("trajectories/launched") or 0.0 for row in rows),
         "answer_tokens": median(row.get("length/mean") or 0.0 for row in rows),
         "cost_per_step": None if price is None else price * step,
         "steps": len(rows),
@@ -166,6 +165,8 @@ def table(expected: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[s
     if (cost := took["cost_per_step"]) is not None:
         told = said.get("cost_per_step")
         rows.append(("cost of a step", "-" if told is None else money(told), money(cost)))
+    if (answers := took.get("answers")) != (likely := said.get("answers")):  # rounds of dynamic sampling
+        rows.append(("answers a step", _number(likely), _number(answers)))
     rows.append(("tokens an answer", _number(said.get("answer_tokens")), _number(took["answer_tokens"])))
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
     steps = f"median of {took['steps']} steps" if took["steps"] > 1 else "one step"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.runtime.parts import RuntimeBase
+from stretto.scheduler.batch_rules import shuffled_parts
 from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
 
 ConversationKey = tuple[str, int, int, int]
@@ -45,16 +45,9 @@ def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int
     """
     if updates == 1:
         return [list(samples)]
-    trajectories = dict.fromkeys(sample.key[:3] for sample in samples)
-
-    def shuffled(key: tuple[str, int, int]) -> bytes:
-        return hashlib.blake2b(repr((seed, step, key)).encode()).digest()
-
-    order = sorted(trajectories, key=shuffled)
-    chosen = [set(order[index::updates]) for index in range(updates)]
+    chosen = shuffled_parts((sample.key[:3] for sample in samples), updates, seed=seed, step=step)
     # In the order given: siblings stand side by side, and share their prompt in a row.
-    parts = [[sample for sample in samples if sample.key[:3] in keys] for keys in chosen]
-    return [part for part in parts if part] or [[]]
+    return [[sample for sample in samples if sample.key[:3] in keys] for keys in chosen]
 
 
 def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -6,7 +6,6 @@ training: on one device and on several, judged as soon as a group has ended.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,9 +134,8 @@ async def turn(
     noted: Callable[[EventLog], object] | None = None,
 ) -> tuple[StepExecutor, StepBatch]:
     """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
-    batch = parts.recipe.batch
     hands = StepExecutor(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
-    drawn = hands.draw(math.ceil(batch.prompts * batch.oversample)) if launches else []
+    drawn = hands.draw(hands.rule.first) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
     if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
         terms = replace(terms, stages=(*terms.stages, "old"))

@@ -2,8 +2,7 @@
 
 The state machine is the one that runs real steps; only what takes time is made up here. Between two events of a lane
 nothing happens but decoding, so its progress is integrated: with c trajectories active every one of them gains a token
-per decode step of c. Decisions never see the true lengths, which only this driver knows. Where a step makes several
-updates, their pieces are drawn as those of one; durations know what several cost.
+per decode step of c. Decisions never see the true lengths, which only this driver knows.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from stretto.scheduler.records import (
     GroupStart,
     Item,
     MoveRollouts,
+    SplitUpdates,
     StageWork,
     StartRollouts,
 )
@@ -49,8 +49,8 @@ class Durations(Protocol):
         """Going on with trajectories of so many tokens on another cell; it holds up the lane there."""
         ...
 
-    def apply(self) -> float:
-        """Reduction, update and publishing."""
+    def apply(self, *, last: bool) -> float:
+        """Reduction and update; publishing after the last one."""
         ...
 
 
@@ -110,6 +110,12 @@ class Simulated:
     """How long it took."""
     stretches: tuple[BusySpan, ...]
     """What each cell did."""
+    updates: tuple[tuple[float, float], ...]
+    """When each update began and ended, the last one with its publish."""
+    rounds: int
+    """How often groups were launched."""
+    launched: int
+    """How many of them."""
     accepted: tuple[int, ...]
     """The groups it trained on."""
     moved: int
@@ -131,31 +137,38 @@ class Simulation:
         *,
         verdict: Callable[[int], Sequence[int]] | None = None,
         more: Callable[[int], Sequence[GroupStart]] | None = None,
+        divide: Callable[[Sequence[int]], Sequence[Sequence[Item]]] | None = None,
     ) -> None:
+        """`verdict` gives the attempts of a group to train on, `more` another round, `divide` what makes each update;
+        by default every group counts, there is one round, and all make one update."""
         self.step, self.durations, self.lengths = step, durations, lengths
         self.verdict = verdict or (lambda index: range(step.groups[index].launch.samples))
-        self.more = more
+        self.more = more or (lambda missing: ())
+        self.divide = divide or (lambda groups: [[(i, a) for i in groups for a in step.groups[i].sizes]])
         self.now = 0.0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        # (when, 0 for a look at a lane, else 1, the order in which work was started, what happens then)
+        self.events: list[tuple[float, int, int, Callable[[], None]]] = []
         self.count = 0
+        self.started: dict[Item, int] = {}
         self.lanes: dict[str, _Lane] = {cell: _Lane() for cell in step.terms.slots}
         self.known: dict[str, set[int]] = {cell: set() for cell in step.terms.slots}
         self.unjudged: dict[int, int] = {}
         self.stretches: list[BusySpan] = []
-        self.moved = 0
+        self.updates: list[tuple[float, float]] = []
+        self.rounds = self.launched = self.moved = 0
         self.over: float | None = None
 
     def run(self, launches: Sequence[GroupStart], carried: Sequence[BufferedGroup] = ()) -> Simulated:
         """From the first launch to the update."""
         if carried:
             self.step.carry(carried)
-        self.step.launch(launches)
-        if self.more is None:
-            self.step.close()
+        self._launch(launches)
         self._start()
         while self.events and self.over is None:
-            self.now, _, event = heapq.heappop(self.events)
-            event()
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] <= self.now:
+                # What happens at one moment is told in the order in which it was started, before anything is offered.
+                heapq.heappop(self.events)[3]()
             self._start()
         self.events.clear()  # they refer to this object, and it to them
         if self.over is None:
@@ -163,16 +176,18 @@ class Simulation:
         return Simulated(
             seconds=self.over,
             stretches=tuple(self.stretches),
+            updates=tuple(self.updates),
+            rounds=self.rounds,
+            launched=self.launched,
             accepted=self.step.accepted,
             moved=self.moved,
             contexts={cell: lane.most for cell, lane in self.lanes.items()},
             active=max(lane.active for lane in self.lanes.values()),
         )
 
-    def _at(self, when: float, event: Callable[[], None]) -> int:
+    def _at(self, when: float, event: Callable[[], None], *, started: int | None = None, look: bool = False) -> None:
         self.count += 1
-        heapq.heappush(self.events, (when, self.count, event))
-        return self.count
+        heapq.heappush(self.events, (when, not look, started or self.count, event))
 
     def _start(self) -> None:
         """Starts what the step offers."""
@@ -184,11 +199,27 @@ class Simulation:
                     self._move(work)
                 case StageWork():
                     self._at(self.now + self.durations.piece(work), self._finisher(work, self.now))
+                case SplitUpdates():
+                    self._at(self.now, partial(self.step.divided, self.divide(work.groups)))
                 case ApplyUpdate():
-                    self._at(self.now + self.durations.apply(), self._end)
+                    seconds = self.durations.apply(last=work.last)
+                    self._at(self.now + seconds, partial(self._applied, self.now, last=work.last))
 
-    def _end(self) -> None:
-        self.over = self.now
+    def _launch(self, groups: Sequence[GroupStart]) -> None:
+        """A round, or the end of them."""
+        if not groups:
+            self.step.close()
+            return
+        self.rounds += 1
+        self.launched += len(groups)
+        self.step.launch(groups)
+
+    def _applied(self, start: float, *, last: bool) -> None:
+        self.updates.append((start, self.now))
+        if last:
+            self.over = self.now
+        else:
+            self.step.updated()
 
     def _finisher(self, piece: StageWork, start: float) -> Callable[[], None]:
         def finish() -> None:
@@ -219,6 +250,8 @@ class Simulation:
         if prefill:
             lane.clock += self.durations.prefill(join.cell, prefill)
         for item in join.items:
+            self.count += 1
+            self.started[item] = self.count
             self._enter(lane, item, 0.0)
         self._set(join.cell, lane)
 
@@ -266,7 +299,7 @@ class Simulation:
             # Contexts grow by a token per tick; those half-way are right on average.
             lane.pace = self.durations.tick(cell, active, lane.ticks + ticks / 2 + lane.base / active)
             lane.alarm = self.count + 1
-            self._at(lane.clock + ticks * lane.pace, partial(self._ring, cell, lane, lane.alarm))
+            self._at(lane.clock + ticks * lane.pace, partial(self._ring, cell, lane, lane.alarm), look=True)
         elif lane.opened is not None:
             lane.alarm = 0
             self._note(cell, "generate", lane.opened, lane.tokens, len(lane.groups))
@@ -282,9 +315,12 @@ class Simulation:
             _, item = heapq.heappop(lane.ends)
             self._exit(lane, item)
             lane.tokens += self.lengths[item]
-            self.step.ended(item, self.lengths[item], self.now)
-            self._judge(item)
+            self._at(self.now, partial(self._ended, item), started=self.started[item])
         self._set(cell, lane)
+
+    def _ended(self, item: Item) -> None:
+        self.step.ended(item, self.lengths[item], self.now)
+        self._judge(item)
 
     # Verdicts ---------------------------------------------------------------------------------------------------------
 
@@ -306,10 +342,5 @@ class Simulation:
             return
         self.step.judged(index, self.verdict(index))
         missing = self.step.missing
-        if missing is None or self.step.closed:
-            return
-        more = self.more(missing) if self.more and missing else ()
-        if more:
-            self.step.launch(more)
-        else:
-            self.step.close()
+        if missing is not None and not self.step.closed:
+            self._launch(self.more(missing) if missing else ())

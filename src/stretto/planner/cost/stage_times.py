@@ -20,7 +20,7 @@ from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.problem import PlanningProblem
-from stretto.scheduler.records import UPDATE, Item, MoveRollouts, StageWork
+from stretto.scheduler.records import UPDATE, Item, MoveRollouts, StageWork, role_of
 
 SLOTS = 1024
 """Most answers that one rank of an engine generates at a time."""
@@ -58,35 +58,37 @@ class StageTimes:
         squares = math.fsum(tokens * tokens for tokens in self.ranked)
         self.live = setting.workload.prompt + squares / self.total / 2
 
-    def slowest(self, choice: Candidate, roles: tuple[str, ...]) -> float:
+    def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
         sides = choice.sides(self.setting.workload.roles)
-        key = (roles, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        key = (stages, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
         if key not in self.known:
+            asked = [stage for stage in self.setting.workload.stages if stage in stages]
             self.known[key] = max(
-                sum(self.stage(choice, side, role) for role in side.roles if role in roles) for side in sides
+                sum(self.stage(choice, side, stage) for stage in asked if role_of(stage) in side.roles)
+                for side in sides
             )
         return self.known[key]
 
-    def stage(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
+    def stage(self, choice: Candidate, side: DeviceGroup, stage: str) -> float:
         """A whole stage that is no generation, on the cells that serve it, without the update."""
-        work = self.setting.workload
+        work, role = self.setting.workload, role_of(stage)
         split = choice.split(role, work.reading)
         _, count = choice.places(work.roles)[role]
         cells = max(1, count // split.width)
-        key = (role, split, cells, choice.recompute, choice.budget, side.first, side.size)
+        key = (stage, split, cells, choice.recompute, choice.budget, side.first, side.size)
         if key not in self.known:
-            site = self.setting.site(split, side.first, side.size)
-            portion = max(1 / cells, 1 / (work.prompts * work.samples)) / work.updates
-            self.known[key] = self.piece(role, site, work.load.part(portion), choice) * work.updates
+            site, parts = self.setting.site(split, side.first, side.size), work.parts if stage in UPDATE else 1
+            portion = max(1 / cells, 1 / (work.prompts * work.samples)) / parts
+            self.known[key] = self.piece(stage, site, work.load_of(stage).part(portion), choice) * parts
         return self.known[key]
 
-    def piece(self, role: str, site: Site, load: TokenLoad, choice: Candidate) -> float:
+    def piece(self, stage: str, site: Site, load: TokenLoad, choice: Candidate) -> float:
         """A forward, or a forward and a backward, of this much on one cell."""
-        work, shape = self.setting.workload, self.setting.workload.shapes[role]
-        precision = work.precision_of(role)
+        work, shape = self.setting.workload, self.setting.workload.shapes[role_of(stage)]
+        precision = work.precision_of(stage)
         fixed = self.costs.rates.piece * shape.layers * self.costs.micro_batches(site, load, choice.budget)
-        if role not in UPDATE:
+        if stage not in UPDATE:
             return fixed + self.costs.forward(shape, site, load, precision=precision, budget=choice.budget)
         return fixed + self.costs.accumulate(
             shape, site, load, adapter=work.adapter, recompute=choice.recompute, precision=precision,
@@ -100,29 +102,32 @@ class StageTimes:
         return self.costs.rates.piece * shape.layers + seconds
 
     def generate(self, choice: Candidate, pool: float) -> float:
-        """The lane that has the longest answer and its share of the others."""
+        """The lane that has the longest answer and its share of the others, in one round after the other."""
         work = self.setting.workload
         first, count = choice.places(work.roles)["generate"]
         lanes = max(1, count // choice.lane.width)
-        answers = math.ceil(work.answers / lanes)
-        slots = min(answers, self.slots(choice, pool))
+        slots = min(math.ceil(max(work.rounds.sizes) * work.samples / lanes), self.slots(choice, pool))
         key = ("generate", choice.lane, lanes, slots, first, count)
         if key not in self.known:
-            self.known[key] = self._generate(self.setting.site(choice.lane, first, count), answers, lanes, slots)
+            site = self.setting.site(choice.lane, first, count)
+            self.known[key] = math.fsum(self._generate(site, groups, lanes, slots) for groups in work.rounds.sizes)
         return self.known[key]
 
     def slots(self, choice: Candidate, pool: float) -> int:
         """How many answers a lane may generate at a time: as many as its caches hold once they are in full swing."""
         return max(1, int(min(pool / self.live, SLOTS * choice.lane.mesh.dp)))
 
-    def _generate(self, site: Site, answers: int, lanes: int, slots: int) -> float:
+    def _generate(self, site: Site, groups: int, lanes: int, slots: int) -> float:
+        """A round of so many groups."""
         work = self.setting.workload
+        answers = math.ceil(groups * work.samples / lanes)
+        slots = min(answers, slots)
         shape, precision = work.shapes["generate"], work.precision_of("generate")
 
         def tick(active: float, context: float) -> float:
             return self.costs.tick(shape, site, active, context, precision=precision)
 
-        prompts = TokenLoad.sequence(float(work.prompt), count=math.ceil(work.launched / lanes))
+        prompts = TokenLoad.sequence(float(work.prompt), count=math.ceil(groups / lanes))
         seconds = self.prefill(site, prompts)
         mean = self.total / work.answers
         waves = max(0, answers - slots) * mean / slots
@@ -143,13 +148,16 @@ class StageTimes:
             if len(side.roles) > 1:
                 moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
         switch = self._turns(sides) + 2 * moves
-        return StepEnd(update=work.updates * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
+        return StepEnd(update=work.parts * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
 
     def _turns(self, sides: tuple[DeviceGroup, ...]) -> float:
-        """Changes from one role to the next, on the side that has most of them."""
+        """Changes from one stage to the next, on the side that has most of them."""
         key = ("turns", sides)
         if key not in self.known:
-            self.known[key] = max(len(side.roles) * self.costs.turn(side.size) for side in sides)
+            old = "old" in self.setting.workload.stages
+            counts = [len(side.roles) + (old and role_of("old") in side.roles) for side in sides]
+            turns = (count * self.costs.turn(side.size) for side, count in zip(sides, counts, strict=True))
+            self.known[key] = max(turns)
         return self.known[key]
 
     def _updates(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
@@ -214,7 +222,8 @@ class PlanDurations:
         self.ending = prices.ending(choice)
         drawn = self.work.drawn
         # With staleness, what a step trains on was made before, and counts before what it makes itself.
-        self.lengths = (*drawn[: self.work.prompts], *drawn) if self.work.staleness else drawn
+        carried = (drawn[index] for index in self.work.rounds.trained)
+        self.lengths = (*carried, *drawn) if self.work.staleness else drawn
         self.sites: dict[str, Site] = {}
         for cell in plan.cells:
             first = prices.setting.index[cell.devices[0]]
@@ -252,9 +261,10 @@ class PlanDurations:
             move.target, TokenLoad.sequence(each, count=float(len(move.items)))
         )
 
-    def apply(self) -> float:
-        """Update, publish, and what changes sides."""
-        return self.ending.seconds
+    def apply(self, *, last: bool) -> float:
+        """An update; after the last one publish, and what changes sides."""
+        each = self.ending.update / self.work.parts
+        return each + (self.ending.publish + self.ending.switch if last else 0.0)
 
     def load(self, items: Sequence[Item]) -> TokenLoad:
         """What a piece computes: a prompt once for all of its group that are in it."""
