@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from interleaved import interleave_frozen, interleave_pairs
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.strategies import PRESETS
 from stretto.placement.validate import problems
@@ -106,7 +107,7 @@ def test_frozen_models_side_by_side_take_as_long_as_the_slower_one(reward, alike
     choice = Candidate(strategy="interleave", devices=4, fractions=PRESETS["I1"], budget=2 * GROUP)
     cells = dict.fromkeys(PPO, 4) | {"reference": 2, "reward": 2}
     at = stages_of(prices, 4, cells, choice)
-    took, told = step_of(prices, choice), closed.interleave_frozen(at)
+    took, told = step_of(prices, choice), interleave_frozen(at)
     if alike:
         assert took == pytest.approx(told, **EXACT)
     else:  # devices that are done with the smaller model begin with the values, which the closed form does not know
@@ -119,7 +120,7 @@ def test_pairs_side_by_side_take_as_long_as_the_slower_pair():
     at = stages_of(prices, 2, dict.fromkeys(PPO, 2), choice)
     ending = prices.ending(choice)
     pairs = replace(at, train=at.train - ending.update)
-    told = closed.interleave_pairs(pairs) + ending.update
+    told = interleave_pairs(pairs) + ending.update
     assert step_of(prices, choice) == pytest.approx(told, **EXACT)
 
 

@@ -19,18 +19,6 @@ from stretto.types import Receipt, Stateful, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """What an engine can do, for schedulers and reports."""
-
-    keyed_noise: bool
-    """True if samples depend on the request's key only, not on the batch."""
-    slots: int
-    """How many sequences it decodes at once."""
-    kv_tokens: int
-    """How many tokens of context it can hold."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call of the model."""
 
@@ -73,8 +61,8 @@ class Engine(Stateful, Protocol):
         ...
 
     @property
-    def facts(self) -> EngineFacts:
-        """What it can do."""
+    def kv_tokens(self) -> int:
+        """How many tokens of context its caches hold."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -87,10 +75,6 @@ class Engine(Stateful, Protocol):
 
     def abort(self, keys: Sequence[int]) -> list[Completion]:
         """Takes requests out and returns what they have so far, with stop "abort"."""
-        ...
-
-    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
-        """Log-probability of every token but the first of each row, as this engine computes them."""
         ...
 
     def receive(self, weights: Weights) -> Receipt:

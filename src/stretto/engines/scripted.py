@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stretto.engines.base import Completion, EngineFacts, Request
+from stretto.engines.base import Completion, Request
 from stretto.types import Receipt, StopReason, Weights
 
 Script = Callable[[Request], Sequence[int]]
@@ -29,7 +28,7 @@ class ScriptedEngine:
         self.logprob = logprob
         self.version = 0
         self.waiting: deque[Request] = deque()
-        self.facts = EngineFacts(keyed_noise=True, slots=1 << 20, kv_tokens=1 << 30)
+        self.kv_tokens = 1 << 30
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
@@ -50,10 +49,6 @@ class ScriptedEngine:
         gone = [request for request in self.waiting if request.key in set(keys)]
         self.waiting = deque(request for request in self.waiting if request.key not in set(keys))
         return [self._completion(request, [], "abort") for request in gone]
-
-    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
-        """The script's log-probability for every token."""
-        return [np.full(max(0, len(row) - 1), self.logprob) for row in rows]
 
     def receive(self, weights: Weights) -> Receipt:
         """Takes note of the version; it holds no weights."""

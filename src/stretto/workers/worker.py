@@ -254,7 +254,7 @@ class Worker:
 
     def room(self) -> int:
         """Tokens that the cache of its engine holds."""
-        return self.engine.facts.kv_tokens
+        return self.engine.kv_tokens
 
     def state(self) -> dict[str, Any]:
         """What the next step depends on."""

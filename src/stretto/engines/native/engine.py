@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.engines.base import Completion, EngineFacts, Request
+from stretto.engines.base import Completion, Request
 from stretto.engines.native.admission import NOBODY, SameContext, rooms
 from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
@@ -29,11 +29,8 @@ from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
 from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
 from stretto.errors import EngineError, RecipeError
 from stretto.kernels.cuda.decode_graphs import steps_for
-from stretto.models.attention import TreeLayout
 from stretto.models.load import Policy
-from stretto.models.logprob_head import logprobs_of
 from stretto.models.memory import OutOfMemory, memory_errors
-from stretto.training.packing import merge
 from stretto.types import Receipt, StopReason, Weights
 
 PREFILL_TOKENS = 8192
@@ -88,11 +85,6 @@ class NativeEngine:
         self.batch: DecodeBatch | None = None
         self.most_slots = slots
 
-    @property
-    def facts(self) -> EngineFacts:
-        """What it can do."""
-        return EngineFacts(keyed_noise=True, slots=self.most_slots or self.kv_tokens, kv_tokens=self.kv_tokens)
-
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
         self.waiting.extend(requests)
@@ -122,19 +114,6 @@ class NativeEngine:
         self.waiting = deque(request for request in self.waiting if request.key not in gone)
         ended: dict[int, StopReason] = {row: "abort" for row, request in enumerate(self.active) if request.key in gone}
         return partial + self._retire(ended)
-
-    @torch.no_grad()
-    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
-        """Log-probability of every token but the first of each row."""
-        scores = []
-        for row in rows:
-            tree = merge([row])
-            tokens = torch.as_tensor(row, device=self.policy.device)
-            positions = torch.arange(len(row), device=self.policy.device)
-            hidden = self.policy.hidden(tokens, positions, TreeLayout.of(tree.segments, self.policy.device))
-            logprobs, _ = logprobs_of(hidden[:-1], self.policy.head(), tokens[1:], temperature=temperature)
-            scores.append(logprobs.double().cpu().numpy())
-        return scores
 
     def receive(self, weights: Weights) -> Receipt:
         """Takes over a version; the tensors are the trainer's own."""

@@ -45,30 +45,10 @@ def flatten(at: Stages) -> float:
     return at.generate + at.forwards + at.train + at.fit + at.publish + 2 * at.switch
 
 
-def interleave_frozen(at: Stages, exchange: float = 0.0) -> float:
-    """I1: actor and critic on all devices, reference on one half beside the reward model on the other.
-
-    `reference` and `reward` are the times on half of the devices, all others on all of them.
-    """
-    frozen = max(at.reference, at.reward) + exchange
-    return at.generate + at.old + at.value + frozen + at.train + at.fit + at.publish + 2 * at.switch
-
-
-def interleave_pairs(at: Stages) -> float:
-    """I2: actor and reference on one half of the devices, critic and reward model on the other."""
-    forwards = max(at.old + at.reference, at.value + at.reward)
-    return at.generate + forwards + max(at.train, at.fit) + at.publish + 2 * at.switch
-
-
 def pipeline(stages: Sequence[float], pieces: int, sync: float = 0.0) -> float:
     """Separation: a step's work flows in equal pieces through stages on devices of their own, each taking this long."""
     each = [stage / pieces for stage in stages]
     return sync + sum(each) + (pieces - 1) * max(each, default=0.0)
-
-
-def one_step_off(at: Stages) -> float:
-    """Separation in which the next step is generated while this one is trained: the longer of the two."""
-    return max(at.generate + at.publish, at.forwards + at.train + at.fit)
 
 
 def elastic(
@@ -83,8 +63,3 @@ def elastic(
     free = max(0.0, slower_tail - costs) * moved / ranks
     early = min(ready * training, free)
     return at.generate - tail + slower_tail + training - early + at.publish + 2 * at.switch
-
-
-def lower_bound(work: Sequence[float], devices: Sequence[int], available: int) -> float:
-    """No plan is faster than all device-seconds over all devices: work[i] seconds on devices[i]."""
-    return sum(seconds * count for seconds, count in zip(work, devices, strict=True)) / available
