@@ -280,6 +280,12 @@ def test_on_a_cpu_steps_are_computed_as_they_come(plain_policy):
     assert type(NativeEngine(plain_policy).steps) is PackedSteps
 
 
+@pytest.mark.parametrize(("graphs", "steps"), [(False, Steps), (True, RecordedSteps)])
+def test_on_a_gpu_steps_are_recorded_if_a_recipe_asks_for_it(plain_policy, monkeypatch, graphs, steps):
+    monkeypatch.setattr(type(plain_policy), "device", torch.device("cuda"))
+    assert type(steps_for(plain_policy, MOST, graphs=graphs)) is steps
+
+
 def test_a_request_that_is_aborted_between_two_steps_leaves_the_others_alone(plain_policy):
     requests = group(5, new=30)
     engine = engine_of(plain_policy)

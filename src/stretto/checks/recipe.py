@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     idle.correction_is_used,
     idle.betas_are_used,
     idle.warmup_rate_is_used,
+    idle.graphs_have_a_gpu,
     idle.best_is_measured,
     roles.values_have_a_critic,
     roles.value_clip_is_used,

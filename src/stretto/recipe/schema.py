@@ -348,6 +348,8 @@ class EngineSection(Section):
     """Draft tokens where decoding is bound by latency."""
     memory_share: Literal["auto"] | Share = "auto"
     """Share of the device's memory for the KV cache."""
+    graphs: bool = False
+    """native, on a GPU: record decode steps as CUDA graphs and replay them; not tried on GPUs yet."""
     python: str | None = None
     """vllm: the interpreter that has it."""
     url: str | None = None

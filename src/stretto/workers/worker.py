@@ -338,4 +338,4 @@ def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
     if policy.apart:
         return UnpackedEngine(policy, memory_share=section.memory_share)
-    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
+    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate, graphs=section.graphs)

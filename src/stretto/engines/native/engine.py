@@ -61,6 +61,7 @@ class NativeEngine:
         memory_share: float | str = "auto",
         slots: int | None = None,
         speculate: bool | str = "auto",
+        graphs: bool = False,
         steps: Steps | None = None,
     ) -> None:
         if policy.apart and self.packs:
@@ -73,7 +74,7 @@ class NativeEngine:
         )  # "auto" is yes: how much follows from what it brings
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
-        self.steps = steps or steps_for(policy, self.kv_tokens)
+        self.steps = steps or steps_for(policy, self.kv_tokens, graphs=graphs)
         self.cache, self.trunks = self.steps.cache, self.steps.trunks
         self.used_trunks = 0
         self.open: dict[bytes, OpenPrefix] = {}
