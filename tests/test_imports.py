@@ -1,6 +1,7 @@
 """The rooms of the project, who may import whom, and how long a file and a function may be, read from the sources."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ TORCH_FREE_FILES = (
     "engines.scripted",
     *MODEL_FACTS,
 )
+IMPORTS = (ast.Import, ast.ImportFrom)
 LONG = {"recipe.schema"}
 """Files that are lists of facts rather than code."""
 
@@ -115,6 +117,45 @@ def test_a_module_imports_only_what_its_room_may(module):
     allowed = FILES.get(module, ARROWS[room] | {room})
     inner = [name.removeprefix("stretto.") for name in imports(parse(module)) if within(name, ["stretto", ""])]
     assert [name for name in inner if not within(name, allowed | {"__version__"})] == []
+
+
+def while_loading(tree):
+    """The statements that run when a file is imported: none inside of functions or for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from while_loading(node)
+
+
+def file_of(name):
+    """The file that an imported name is in, or none of ours."""
+    parts = name.split(".")[1:] if within(name, ["stretto"]) else []
+    for end in range(len(parts), 0, -1):
+        for module in (".".join(parts[:end]), ".".join([*parts[:end], "__init__"])):
+            if module in MODULES:
+                return module
+    return None
+
+
+def circle(graph):
+    """Files that load each other in a circle, or none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    graph = {}
+    for module in MODULES:
+        tree = ast.Module(body=[node for node in while_loading(parse(module)) if isinstance(node, IMPORTS)])
+        graph[module] = {file for name in imports(tree) if (file := file_of(name)) not in (None, module)}
+    assert "planner.candidate" in graph["planner.search"] and "placement.strategies" in graph["planner.candidate"]
+    assert circle(graph) is None
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, TORCH_FREE + TORCH_FREE_FILES)])
