@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from cases import Case, number, pool_tokens
 
-from stretto.planner.cost import closed_forms as closed
+from stretto.placement import closed_forms as closed
+from stretto.placement.closed_forms import Stages
 from stretto.planner.cost import memory
-from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.lengths import Counts, LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 
 from interleaved import interleave_frozen, interleave_pairs
+from stretto.placement import closed_forms as closed
+from stretto.placement.closed_forms import Stages
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.strategies import PRESETS
 from stretto.placement.validate import problems
 from stretto.planner.candidate import Candidate
-from stretto.planner.cost import closed_forms as closed
-from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.memory_fit import MemoryFits

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
+from stretto.placement import closed_forms as closed
+from stretto.placement.closed_forms import Stages
 from stretto.planner.candidate import Candidate
-from stretto.planner.cost import closed_forms as closed
-from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.stage_times import StageTimes, StepEnd
 from stretto.scheduler.records import FORWARD, UPDATE
 

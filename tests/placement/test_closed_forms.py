@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interleaved import interleave_frozen, interleave_pairs
-from stretto.planner.cost import closed_forms as closed
-from stretto.planner.cost.closed_forms import Stages
+from stretto.placement import closed_forms as closed
+from stretto.placement.closed_forms import Stages
 
 AT = Stages(
     generate=100.0, old=5.0, reference=6.0, reward=7.0, value=5.0, train=30.0, fit=30.0, publish=2.0, switch=1.0
