@@ -20,7 +20,7 @@ ARROWS = {
     "errors": set(),
     "extras": {"errors"},
     "threads": set(),
-    "recipe": BASE | {"checks.rules"},
+    "recipe": BASE | {"checks.rules", "placement.strategies"},
     "checks": BASE | {"environments", "models", "placement", "recipe", "rewards", "tasks", "threads"},
     "algorithms": BASE,
     "sandbox": BASE,

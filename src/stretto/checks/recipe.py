@@ -25,6 +25,7 @@ __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 RULES: tuple[Rule, ...] = (
     reserved.keys_wait_for_their_part,
     reserved.algorithm_exists,
+    reserved.strategy_exists,
     reserved.environment_exists,
     reserved.reference_is_the_base,
     reserved.logs_exist,

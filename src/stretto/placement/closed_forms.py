@@ -40,6 +40,48 @@ class Stages:
         return self.old + self.reference + self.reward + self.value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlow:
+    """What else a closed form asks of a step."""
+
+    pieces: int
+    """Equal parts in which answers arrive; 1 where training waits for the last of them."""
+    barrier: bool
+    """Whether credit needs all answers of the step."""
+    staleness: int
+    """Versions by which generation is ahead."""
+    lanes: int
+    """Cells that generate."""
+    update: float
+    """Seconds of `Stages.train` that follow its last gradient."""
+    moving: float
+    """Seconds until a cell has turned to other work."""
+
+
+def one_after_the_other(at: Stages, step: StepFlow) -> float:
+    """Stages wait for each other; what lies side by side is told as one stage."""
+    return flatten(at)
+
+
+def side_by_side(at: Stages, step: StepFlow) -> float:
+    """Generation beside everything else: a stream of groups, or the next step's answers beside this step's training."""
+    training = at.forwards + at.train - step.update
+    ending = step.update + at.publish + 2 * at.switch
+    if step.staleness:
+        return max(at.generate, training) + ending
+    return pipeline([at.generate, training], step.pieces) + ending
+
+
+def with_moving_tails(at: Stages, step: StepFlow) -> float:
+    """Half of the lanes turn to training when half of the generation remains."""
+    if step.barrier:
+        return flatten(at)
+    tail = at.generate / 2
+    return elastic(
+        at, ranks=step.lanes, moved=step.lanes // 2, tail=tail, slower_tail=tail, ready=0.5, costs=step.moving
+    )
+
+
 def flatten(at: Stages) -> float:
     """Every role on all devices, one stage after the other."""
     return at.generate + at.forwards + at.train + at.fit + at.publish + 2 * at.switch
