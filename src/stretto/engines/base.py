@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.types import Receipt, Stateful, StopReason, Weights
+from stretto.types import Receipt, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Completion:
     """Version of the weights that sampled it."""
 
 
-class Engine(Stateful, Protocol):
-    """Generates. Submit requests, step until they are complete. Its state is what a repeated run must find again."""
+class Engine(Protocol):
+    """Generates. Submit requests, step until they are complete. Nothing of one round outlives it."""
 
     @property
     def version(self) -> int:
@@ -83,10 +83,6 @@ class Engine(Stateful, Protocol):
 
     def holds(self) -> Receipt:
         """Which weights it samples from, read now and not remembered."""
-        ...
-
-    def settle(self) -> None:
-        """What was sampled so far is final. What is sampled after the last call may have to be sampled again, alike."""
         ...
 
     def sleep(self, keep: bool) -> None:

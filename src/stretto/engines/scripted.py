@@ -7,8 +7,7 @@ patching anything. It completes requests in the order in which they were submitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,7 +22,6 @@ class ScriptedEngine:
     """Replays a script."""
 
     def __init__(self, script: Script, *, logprob: float = -1.0) -> None:
-        self.name = "engine"
         self.script = script
         self.logprob = logprob
         self.version = 0
@@ -58,16 +56,6 @@ class ScriptedEngine:
     def holds(self) -> Receipt:
         """The version it was told last."""
         return Receipt(version=self.version, manifest={}, shared=True)
-
-    def settle(self) -> None:
-        """Nothing: the script does not change."""
-
-    def state(self) -> Mapping[str, Any]:
-        """Nothing: the script is all it has."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to put back."""
 
     def sleep(self, keep: bool) -> None:
         """Nothing to free."""

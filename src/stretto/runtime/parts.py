@@ -93,10 +93,6 @@ class RuntimeBase(ABC):
         """What a checkpoint must hold of them."""
 
     @abstractmethod
-    async def settle(self) -> None:
-        """What was sampled so far is final."""
-
-    @abstractmethod
     async def fetch(self) -> None:
         """Makes ready what a checkpoint is written from."""
 

@@ -110,10 +110,6 @@ class Worker:
         self.engine.submit(new)
         return partial + self.engine.step(seconds)
 
-    def settle(self) -> None:
-        """What was sampled so far is final."""
-        self.engine.settle()
-
     # Score and train --------------------------------------------------------------------------------------------------
 
     def score(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
@@ -260,11 +256,7 @@ class Worker:
         """What the next step depends on."""
         assert self.optimizer is not None
         self.sleepers.enter(PUBLISH)
-        return {
-            "trainer": self.trainer.state(),
-            "optimizer": self.optimizer.state(),
-            "engine": dict(self.engine.state()),
-        }
+        return {"trainer": self.trainer.state(), "optimizer": self.optimizer.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, with all of the policy and what it has of the optimizer."""
@@ -273,7 +265,6 @@ class Worker:
         self._hold(state["optimizer"]["masters"])
         if self.optimizer is not None:
             self.optimizer.restore(state["optimizer"])
-        self.engine.restore(state["engine"])
         self.carrier.tell(self.trainer.shared(), self.engine)
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +49,6 @@ sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64, on 2026-11-18."""
 class NativeEngine:
     """Generates with a `Policy`."""
 
-    name = "engine"
     packs = True
     """Whether it computes packed rows."""
 
@@ -68,10 +66,8 @@ class NativeEngine:
             reason = "its layers cannot be given packed rows, which is what is asked of them here"
             raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
         self.policy = policy
-        self.speculate, self.drafts = (
-            bool(speculate),
-            NgramDrafts(),
-        )  # "auto" is yes: how much follows from what it brings
+        self.speculate = bool(speculate)  # "auto" is yes: how much follows from what it brings
+        self.drafts = NgramDrafts()
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens, graphs=graphs)
@@ -131,18 +127,6 @@ class NativeEngine:
         """Its version; the tensors are the trainer's own."""
         return Receipt(version=self.version, manifest={}, shared=True)
 
-    def settle(self) -> None:
-        """What was learned for drafts is known from now on."""
-        self.drafts.settle()
-
-    def state(self) -> Mapping[str, Any]:
-        """What its drafts are made of: in bf16 the width of a forward can decide a near tie."""
-        return self.drafts.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Guesses as the engine did whose state it was."""
-        self.drafts.restore(state)
-
     def sleep(self, keep: bool) -> None:
         """Gives the cache's memory back, unless something is decoded in it; the weights are the trainer's."""
         if not self.active:
@@ -170,7 +154,8 @@ class NativeEngine:
     def _admit(self) -> None:
         """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
         if self.waiting and not self.active:
-            # What fits together must not depend on what was asked before, or a resumed run would batch differently.
+            # What fits together and what is guessed must not depend on what was asked before, or a resumed run would
+            # batch differently.
             self._clear()
             self.drafts.restart()
         while self.waiting:
