@@ -8,6 +8,7 @@ from transformers import LlamaConfig
 
 from rounding import forward_sums, rounding
 from stretto.engines.native.sampling import draw, signed
+from stretto.engines.native.speculative import NgramDrafts
 
 PATIENCE = 60.0
 DECODER = LlamaConfig(hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
@@ -61,3 +62,12 @@ def assert_alone(policy, requests, done):
         completion = done[request.key]
         assert (completion.tokens.tolist(), completion.stop) == (answer, stop)
         np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=ROUNDING)
+
+
+class Remembering(NgramDrafts):
+    """Knows in every round what it learned in those before."""
+
+    def restart(self):
+        known = dict(self.known)
+        super().restart()
+        self.known |= known

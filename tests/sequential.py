@@ -138,7 +138,6 @@ class Sequential:
             self.worker.accumulate(part)
             report = self.worker.apply(number == len(parts))
             reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
-        self.worker.settle()
         return merged(reports)
 
     def weights(self):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stretto.placement.strategies import ORDER, StrategyInputs, elastic, flatten, interleave, separate
+from stretto.placement.strategies import ORDER, STRATEGIES, StrategyInputs
 from stretto.scheduler.records import BufferedGroup, GroupStart, SpeedEstimate, StepSpec
 from stretto.scheduler.simulator import Simulation
 from stretto.scheduler.state import StepState
 
-MAKE = {"flatten": flatten, "I1": interleave, "separate": separate, "elastic": elastic}
+MAKE = {"I1" if strategy.presets else name: strategy.plan for name, strategy in STRATEGIES.items()}
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import ast
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ ARROWS = {
     "errors": set(),
     "extras": {"errors"},
     "threads": set(),
-    "recipe": BASE | {"checks.rules"},
+    "recipe": BASE | {"checks.rules", "placement.strategies"},
     "checks": BASE | {"environments", "models", "placement", "recipe", "rewards", "tasks", "threads"},
     "algorithms": BASE,
     "sandbox": BASE,
@@ -99,6 +100,7 @@ TORCH_FREE_FILES = (
     "engines.scripted",
     *MODEL_FACTS,
 )
+IMPORTS = (ast.Import, ast.ImportFrom)
 LONG = {"recipe.schema"}
 """Files that are lists of facts rather than code."""
 
@@ -141,6 +143,45 @@ def test_every_arrow_of_the_rooms_above_all_others_is_used():
         module for module, names in named.items() if any(within(n, ["stretto.workers.launchers.ray"]) for n in names)
     ]
     assert ray == ["workers.launchers.inprocess"], "where the launcher is chosen"
+
+
+def while_loading(tree):
+    """The statements that run when a file is imported: none inside of functions or for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from while_loading(node)
+
+
+def file_of(name):
+    """The file that an imported name is in, or none of ours."""
+    parts = name.split(".")[1:] if within(name, ["stretto"]) else []
+    for end in range(len(parts), 0, -1):
+        for module in (".".join(parts[:end]), ".".join([*parts[:end], "__init__"])):
+            if module in MODULES:
+                return module
+    return None
+
+
+def circle(graph):
+    """Files that load each other in a circle, or none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    graph = {}
+    for module in MODULES:
+        tree = ast.Module(body=[node for node in while_loading(parse(module)) if isinstance(node, IMPORTS)])
+        graph[module] = {file for name in imports(tree) if (file := file_of(name)) not in (None, module)}
+    assert "planner.candidate" in graph["planner.search"] and "placement.strategies" in graph["planner.candidate"]
+    assert circle(graph) is None
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, TORCH_FREE + TORCH_FREE_FILES)])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from cases import Case, number
+from cases import Case, number, pool_tokens
 
-from stretto.planner.cost import closed_forms as closed
+from stretto.placement import closed_forms as closed
+from stretto.placement.closed_forms import Stages
 from stretto.planner.cost import memory
-from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.lengths import Counts, LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
@@ -27,7 +27,7 @@ def sampled(lengths: LengthDistribution, batch: int) -> Counts:
 def pool(case: Case) -> float:
     """Tokens that the caches of a lane hold."""
     share = case.facts.alone if case.separate else case.facts.share
-    return memory.pool_tokens(case.shape, case.engine, share=share, precision=case.precision)
+    return pool_tokens(case.shape, case.engine, share=share, precision=case.precision)
 
 
 def generate_seconds(case: Case, costs: Costs) -> float:
@@ -84,7 +84,7 @@ def step_seconds(case: Case, costs: Costs) -> float:
     if not case.separate:
         return closed.flatten(at)
     if case.staleness:
-        return closed.one_step_off(at) + at.switch
+        return max(at.generate + at.publish, at.forwards + at.train) + at.switch
     return closed.pipeline([at.generate, at.forwards + at.train], max(case.updates, 1), at.publish) + at.switch
 
 

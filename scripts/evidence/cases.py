@@ -15,9 +15,10 @@ from pathlib import Path
 
 from stretto.errors import RecipeError
 from stretto.placement.devices import find_device
+from stretto.planner.cost import memory
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
-from stretto.planner.cost.seconds import Precision
+from stretto.planner.cost.seconds import Costs, Precision
 from stretto.planner.cost.shapes import ModelShape, named_shape
 
 CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "planner_cases.csv"
@@ -222,3 +223,10 @@ def as_flatten(case: Case) -> Case:
         staleness=0.0,
         streams=False,
     )
+
+
+def pool_tokens(shape: ModelShape, site: Site, *, share: float = 0.85, precision: Precision = "bfloat16") -> float:
+    """Tokens that the caches of a lane may hold if its engine has this share of the device; below zero if none fit."""
+    fixed = memory.generating(shape, site, 0.0, precision=precision)
+    free = share * site.device.memory - fixed.total
+    return free * site.mesh.dp / Costs().cache_bytes(shape, site, 1.0, precision)

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import combinations
 
 from answers import answer
-from cases import Case, Row, family, pose
+from cases import Case, Row, family, pool_tokens, pose
 
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import find_device
@@ -155,7 +155,7 @@ def lanes(shape: ModelShape, gpus: int, costs: Costs) -> dict[int, float]:
     device, found = find_device("A100"), {}
     for tp in (1, 2, 4, 8):
         engine = Site(device=device, mesh=Mesh(devices=tp, tp=tp))
-        pool = memory.pool_tokens(shape, engine, share=memory.USABLE)
+        pool = pool_tokens(shape, engine, share=memory.USABLE)
         if pool > PROMPT + RESPONSE:
             found[tp] = _lane(shape, engine, [RESPONSE] * -(-BATCH // (gpus // tp)), pool, costs)
     return found

@@ -9,7 +9,7 @@ are numpy. The packed tensors of a micro-batch live in `stretto.training.packing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -68,8 +68,6 @@ class Outcome:
     """The text that rewards judge."""
     signals: Mapping[str, float] = field(default_factory=dict)
     """Numbers the environment noticed (turns, tool calls, game score)."""
-    turn_rewards: tuple[float, ...] | None = None
-    """Rewards per turn, for `credit: turn`, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,22 +170,6 @@ class Receipt:
     """True if it reads the trainer's tensors, so that there is nothing to prove."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What placement sees of a recipe: sizes, never an algorithm."""
-
-    prompts: int
-    """Prompts a step."""
-    samples: int
-    """Samples per prompt."""
-    updates: int
-    """Optimizer updates a step."""
-    scope: Literal["sample", "group", "batch"]
-    """How much must be finished before credit can be given."""
-    needs: frozenset[str]
-    """Extra streams: old, reference, values, vstar."""
-
-
 class Stateful(Protocol):
     """A part of a run that a checkpoint must hold. A checkpoint that lacks a part is refused at restore."""
 
@@ -205,8 +187,3 @@ class Stateful(Protocol):
 def trajectory_key(trajectory: Trajectory) -> tuple[str, int, int]:
     """Orders trajectories in launch order whatever order they finished in."""
     return (trajectory.prompt.id, trajectory.visit, trajectory.attempt)
-
-
-def trained_tokens(samples: Sequence[Sample]) -> int:
-    """How many tokens of these samples are trained."""
-    return int(sum(int(sample.conversation.trained.sum()) for sample in samples))

@@ -70,6 +70,7 @@ WRONG = [
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
     (["engine.kind=vllm"], "engine.kind", "not available yet"),
     (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
+    (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
@@ -262,6 +263,7 @@ RIGHT = [
     ["placement={strategy: flatten, cluster: 1xcpu}"],
     ["placement.cluster=1xgpu"],
     ["engine={speculate: false, memory_share: 0.5}"],
+    ["engine.graphs=true"],  # one of the devices there may be a GPU
     ["checkpoint.best=loss"],
     ["batch.token_budget=4096"],
     ["evaluate.every=0"],

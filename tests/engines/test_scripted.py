@@ -46,8 +46,3 @@ def test_a_version_is_noted_and_names_the_answers_after_it():
     assert (receipt.version, engine.step(0.0)[0].version, engine.version) == (4, 4, 4)
     engine.close()
     assert engine.step(0.0) == []
-
-
-def test_scores_are_one_number_per_token_but_the_first():
-    engine = ScriptedEngine(lambda asked: [0], logprob=-2.0)
-    assert [row.tolist() for row in engine.score([np.arange(3), np.arange(1)], 1.0)] == [[-2.0, -2.0], []]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from alone import assert_alone, drained
+from alone import Remembering, assert_alone, drained
 from stretto.engines.base import Request
 from stretto.engines.native import admission
 from stretto.engines.native.batch import DecodeBatch
@@ -50,24 +50,11 @@ def test_another_context_knows_nothing():
     assert guess(knowing([1, 2, 3]), np.array([5, 6]), [1], 2) == []
 
 
-def test_only_what_was_settled_is_known_to_a_copy():
-    drafts = knowing([1, 2, 3])
-    drafts.settle()
-    drafts.learn(KEY, [1, 2, 4])
-    copy = NgramDrafts()
-    copy.restore(drafts.state())
-    assert guess(drafts, CONTEXT, [1, 2], 1) == [4]
-    assert guess(copy, CONTEXT, [1, 2], 1) == [3]
-
-
-def test_the_newest_answers_and_contexts_are_kept(monkeypatch):
+def test_the_newest_answers_of_a_context_are_kept_until_a_round_begins():
     drafts = knowing(*([number, 0] for number in range(ANSWERS + 5)))
-    drafts.settle()
     assert [text.tokens[0] for text in drafts.known[KEY]] == list(range(5, ANSWERS + 5))
-    monkeypatch.setattr("stretto.engines.native.speculative.MOST_TOKENS", 2 * ANSWERS + 1)
-    drafts.learn(b"other", [1, 2])
-    drafts.settle()
-    assert list(drafts.known) == [b"other"]
+    drafts.restart()
+    assert not drafts.known
 
 
 def test_many_sequences_or_poor_guesses_are_not_worth_a_wider_forward():
@@ -98,7 +85,7 @@ def asked(count, *, key=0, limit=12, temperature=1.0):
     ]
 
 
-class Spy(NgramDrafts):
+class Spy(Remembering):
     """Counts the tokens that were right."""
 
     right_ones = 0
@@ -106,6 +93,12 @@ class Spy(NgramDrafts):
     def judge(self, tried, right):
         self.right_ones += right
         super().judge(tried, right)
+
+
+def remembering(policy):
+    engine = NativeEngine(policy)
+    engine.drafts = Remembering()
+    return engine
 
 
 @pytest.mark.parametrize("worth", [1, 10**9])
@@ -117,7 +110,6 @@ def test_answers_are_the_same_with_drafts_and_most_of_a_repetition_is_guessed(po
     engine.drafts = Spy()
     engine.submit(requests)
     assert_alone(policy, requests, drained(engine))
-    engine.drafts.settle()
     before = engine.drafts.right_ones
     engine.submit(requests)
     done = drained(engine)
@@ -126,23 +118,23 @@ def test_answers_are_the_same_with_drafts_and_most_of_a_repetition_is_guessed(po
     off = NativeEngine(policy, speculate=False)
     off.submit(requests)
     assert {k: c.tokens.tolist() for k, c in drained(off).items()} == {k: c.tokens.tolist() for k, c in done.items()}
-    assert not off.drafts.known and not off.drafts.fresh
+    assert not off.drafts.known
 
 
 def test_greedy_answers_are_neither_changed_nor_remembered(policy):
-    engine = NativeEngine(policy)
+    engine = remembering(policy)
     engine.submit(asked(9))
     drained(engine)
-    known = {context: len(texts) for context, texts in engine.drafts.fresh.items()}
+    known = {context: len(texts) for context, texts in engine.drafts.known.items()}
     greedy = asked(6, key=100, temperature=0.0)
     engine.submit(greedy)
     assert_alone(policy, greedy, drained(engine))
-    assert {context: len(texts) for context, texts in engine.drafts.fresh.items()} == known
+    assert {context: len(texts) for context, texts in engine.drafts.known.items()} == known
 
 
 def test_a_perfect_draft_does_not_run_past_limit_or_stop(plain_policy):
     requests = asked(3, limit=5)
-    engine = NativeEngine(plain_policy)
+    engine = remembering(plain_policy)
     engine.submit(requests)
     done = drained(engine)
     for request in requests:  # what was said, and then more
@@ -158,7 +150,7 @@ def test_a_perfect_draft_does_not_run_past_limit_or_stop(plain_policy):
 def test_an_abort_while_drafts_are_in_flight_moves_them_too(plain_policy):
     """Drafts are right here, so the next step accepts what is in the cache already: it must have moved with its row."""
     requests = asked(6, limit=20)
-    engine = NativeEngine(plain_policy)
+    engine = remembering(plain_policy)
     engine.submit(requests)
     expected = drained(engine)
     for request in requests:
@@ -172,7 +164,7 @@ def test_an_abort_while_drafts_are_in_flight_moves_them_too(plain_policy):
 
 
 def test_sequences_that_enter_while_others_speculate_are_answered_as_alone(plain_policy):
-    engine = NativeEngine(plain_policy)
+    engine = remembering(plain_policy)
     first, second = asked(3, limit=20), asked(4, key=50)
     for request in first:
         engine.drafts.learn(request.tokens.tobytes(), list(range(7, 25)))
@@ -185,7 +177,7 @@ def test_sequences_that_enter_while_others_speculate_are_answered_as_alone(plain
 
 def plain_guess(drafts, context, said, count):
     """What a guess is, by comparing everything that was said with every text there is."""
-    texts = [*reversed(drafts.fresh.get(context.tobytes(), ())), *reversed(drafts.known.get(context.tobytes(), ()))]
+    texts = drafts.known.get(context.tobytes(), ())[::-1]
     for text in texts:
         if len(text.tokens) > len(said) and text.tokens[: len(said)] == said:
             return text.tokens[len(said) : len(said) + count]
@@ -201,17 +193,14 @@ def plain_guess(drafts, context, said, count):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_growing_answer_is_drafted_for_as_if_all_of_it_were_compared_anew(seed, monkeypatch):
-    """Of few tokens, so that much is alike; texts come, are settled, restored and forgotten meanwhile."""
+    """Of few tokens, so that much is alike; texts come and are forgotten meanwhile."""
     monkeypatch.setattr("stretto.engines.native.speculative.ANSWERS", 4)
-    monkeypatch.setattr("stretto.engines.native.speculative.MOST_TOKENS", 150)
     chance, drafts, answers, alike = np.random.default_rng(seed), NgramDrafts(), [], 0
     contexts = [np.array(tokens) for tokens in ([1], [1, 2, 3, 1, 2, 1], [2, 2, 1])]
     for _ in range(1500):
         match chance.integers(40):
             case 0:
-                drafts.settle()
-            case 1:
-                drafts.restore(drafts.state())
+                drafts.restart()
             case 2 | 3 | 4 | 5 if answers:
                 ended = answers.pop(chance.integers(len(answers)))
                 drafts.learn(ended.key, ended.said)
@@ -227,7 +216,7 @@ def test_a_growing_answer_is_drafted_for_as_if_all_of_it_were_compared_anew(seed
     assert alike > 1000
 
 
-class Compared(NgramDrafts):
+class Compared(Remembering):
     """Guesses for the answers of an engine as by comparing everything they have said."""
 
     def __init__(self, engine):
@@ -257,7 +246,6 @@ def test_drafts_follow_their_answers_when_rows_enter_move_leave_and_are_aborted(
                 engine.abort([gone.pop()])
         done |= drained(engine)
         assert_alone(plain_policy, [request for request in requests if request.key in done], done)
-        engine.settle()
     assert engine.drafts.compared > 100
 
 

@@ -67,19 +67,18 @@ def alike(mine, theirs):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_replayed_steps_draw_the_same_tokens_round_after_round(dtype):
     policy = policy_of(dtype)
-    recorded, usual = NativeEngine(policy), NativeEngine(policy, steps=Steps(policy))
+    recorded, usual = NativeEngine(policy, graphs=True), NativeEngine(policy, steps=Steps(policy))
     assert isinstance(recorded.steps, RecordedSteps)
     for seed in range(4):
         asked = groups(seed, longest=90 if seed < 3 else 300)  # the last round needs larger caches
         alike(answers(recorded, asked), answers(usual, asked))
-        recorded.settle(), usual.settle()
     made = recorded.steps.recordings.made.values()
     assert sum(isinstance(tape, Graph) for tape in made) > 3
 
 
 def test_graphs_follow_updates_in_place_and_weights_that_moved():
     policy = load(scratch_model(width=64, heads=4, dtype="float32"), SCRATCH_FILES, seed=0, device=GPU)
-    recorded, asked = NativeEngine(policy), groups(1)
+    recorded, asked = NativeEngine(policy, graphs=True), groups(1)
     for change in ("nothing", "nothing", "in place", "elsewhere", "nothing"):
         with torch.no_grad():
             for weight in policy.network.parameters():
@@ -94,7 +93,7 @@ def test_graphs_follow_updates_in_place_and_weights_that_moved():
 def test_recomputed_activations_do_not_stand_in_the_way_of_recording():
     policy = load(scratch_model(width=64, heads=4, dtype="bfloat16"), SCRATCH_FILES, seed=0, device=GPU)
     Trainer(policy, build(AlgorithmSection()), Recorder(), **(SETTINGS | {"checkpointing": True}))
-    engine = NativeEngine(policy)
+    engine = NativeEngine(policy, graphs=True)
     for _ in range(2):
         assert len(answers(engine, groups(2))) == 25  # a step that could not be recorded would warn, which is an error
     assert any(isinstance(tape, Graph) for tape in engine.steps.recordings.made.values())
@@ -102,7 +101,7 @@ def test_recomputed_activations_do_not_stand_in_the_way_of_recording():
 
 def test_memory_that_was_given_back_is_taken_and_recorded_again():
     policy = policy_of("float32")
-    engine, asked = NativeEngine(policy), groups(3)
+    engine, asked = NativeEngine(policy, graphs=True), groups(3)
     first = answers(engine, asked)
     held = torch.cuda.memory_allocated()
     engine.sleep(keep=True)

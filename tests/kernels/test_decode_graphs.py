@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alone import ROUNDING, assert_alone, drained
+from alone import ROUNDING, Remembering, assert_alone, drained
 from stretto.engines.base import Request
 from stretto.engines.native import admission
 from stretto.engines.native.decode_backend import Steps
@@ -88,12 +88,12 @@ def test_groups_of_any_size_answer_the_same_as_in_steps_that_come_as_they_are(po
     monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
     requests = [*group(5), *group(1, first=10), *group(2, first=20, context=70), *group(3, first=30, new=5)]
     usual, engine = NativeEngine(policy), engine_of(policy)
+    usual.drafts, engine.drafts = Remembering(), Remembering()
     for _ in range(2):  # the second time with drafts from the first
         answers = []
         for each in (usual, engine):
             each.submit(requests)
             answers.append(drained(each))
-            each.settle()
         alike(*answers)
     assert (engine.trunks.slots > 0) == (worth == 1)
 
@@ -282,6 +282,12 @@ def test_on_a_cpu_steps_are_computed_as_they_come(plain_policy):
     assert type(steps_for(exact, MOST)) is Steps
     assert type(NativeEngine(exact).steps) is Steps
     assert type(NativeEngine(plain_policy).steps) is PackedSteps
+
+
+@pytest.mark.parametrize(("graphs", "steps"), [(False, Steps), (True, RecordedSteps)])
+def test_on_a_gpu_steps_are_recorded_if_a_recipe_asks_for_it(plain_policy, monkeypatch, graphs, steps):
+    monkeypatch.setattr(type(plain_policy), "device", torch.device("cuda"))
+    assert type(steps_for(plain_policy, MOST, graphs=graphs)) is steps
 
 
 def test_a_request_that_is_aborted_between_two_steps_leaves_the_others_alone(plain_policy):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import gguf
 import pytest
@@ -190,3 +191,20 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"x")
     assert "not a .gguf" in refusal("model.bin", tmp_path).reason
     assert os.path.exists(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"kind": "scratch", "folder": None, "file": None}, (True, False, False, None, None)),
+        ({"kind": "hub", "folder": None, "file": None}, (False, True, True, None, None)),
+        ({"kind": "folder", "folder": Path("m"), "file": None}, (False, False, True, None, Path("m/config.json"))),
+        ({"kind": "gguf", "folder": Path("m"), "file": "x.gguf"}, (False, False, False, Path("m/x.gguf"), None)),
+    ],
+)
+def test_a_models_files_say_what_can_be_done_with_them(monkeypatch, files, told):
+    monkeypatch.setattr("stretto.models.source.cached_config", lambda name: None)
+    found = ModelFiles(name="org/name", **files)
+    assert (found.scratch, found.on_hub, found.portable, found.gguf, found.config) == told
+    if not found.scratch:
+        assert found.pretrained == ("org/name" if found.on_hub else "m")

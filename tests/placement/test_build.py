@@ -1,7 +1,6 @@
 """From the recipe's section to a plan: strategies by name, shares of devices, cells by hand and what they leave out."""
 
 import json
-from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,7 @@ from hypothesis import strategies as given_by
 
 from stretto.errors import RecipeError
 from stretto.placement.build import devices_for, plan_of
-from stretto.placement.strategies import COURSES, STRATEGIES
+from stretto.placement.strategies import STRATEGIES
 from stretto.recipe.load import parse_recipe
 from stretto.recipe.schema import Placement
 
@@ -27,11 +26,6 @@ def refused(devices=DEVICES, roles=ROLES, **keys):
     with pytest.raises(RecipeError) as error:
         plan_of(section(**keys), roles=roles, devices=devices)
     return {problem.field: f"{problem.reason} | {problem.fix}" for problem in error.value.problems}
-
-
-def test_every_strategy_of_the_schema_has_a_plan_and_a_course():
-    named = set(get_args(Placement.model_fields["strategy"].annotation)) - {"auto"}
-    assert named == set(STRATEGIES) == set(COURSES)
 
 
 @pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES])

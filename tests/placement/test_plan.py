@@ -5,7 +5,7 @@ import json
 import pytest
 
 from running import recipe_in
-from stretto.placement.strategies import StrategyInputs, flatten
+from stretto.placement.strategies import STRATEGIES, StrategyInputs
 from stretto.runtime.parts import make_plan
 
 LORA = {"kind": "lora", "rank": 2, "alpha": 4, "targets": "all-linear"}
@@ -44,7 +44,9 @@ def test_the_plan_of_a_run_is_strictly_on_policy_and_phased(planned):
 
 
 def test_a_plan_is_written_under_the_names_that_others_read():
-    plan = flatten(StrategyInputs(devices=("localhost/cpu:0",), roles=frozenset({"generate", "train"})))
+    plan = STRATEGIES["flatten"].plan(
+        StrategyInputs(devices=("localhost/cpu:0",), roles=frozenset({"generate", "train"}))
+    )
     written = json.loads(json.dumps(plan.to_json()))
     assert set(written) == {"strategy", "flow", "staleness", "optimizer", "cells", "priority", "tail"}
     names = {"name", "role", "devices", "mesh", "engine", "weights", "sleeps", "token_budget"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as given_by
 
-from stretto.placement.strategies import MODELS, ORDER, STRATEGIES, StrategyInputs, elastic, flatten, separate
+from stretto.placement.strategies import MODELS, ORDER, STRATEGIES, StrategyInputs
 from stretto.placement.validate import problems
 
 DEVICES = tuple(f"localhost/gpu:{index}" for index in range(4))
@@ -14,8 +14,8 @@ ROLES = frozenset({"generate", "reference", "train"})
 CRITIC = frozenset(ORDER)
 
 
-def plan_on(count=2, make=flatten, roles=ROLES, **changes):
-    return make(StrategyInputs(devices=DEVICES[:count], roles=roles, **changes))
+def plan_on(count=2, strategy="flatten", roles=ROLES, **changes):
+    return STRATEGIES[strategy].plan(StrategyInputs(devices=DEVICES[:count], roles=roles, **changes))
 
 
 def with_cell(plan, index, **changes):
@@ -41,7 +41,7 @@ def test_what_a_strategy_makes_is_sound(strategy, hosts, count, roles, width):
     devices = tuple(f"host{host}/gpu:{index}" for host in range(hosts) for index in range(count))
     if strategy == "separate" and (hosts, count) == (1, 2):
         width = {}
-    plan = STRATEGIES[strategy](StrategyInputs(devices=devices, roles=roles, width=width))
+    plan = STRATEGIES[strategy].plan(StrategyInputs(devices=devices, roles=roles, width=width))
     assert problems(plan, roles=roles, devices=devices) == []
 
 
@@ -65,7 +65,7 @@ def test_a_cell_without_work_and_a_role_nobody_knows_are_refused():
 
 def test_more_devices_than_there_are_is_one_sentence_with_both_numbers():
     eight = tuple(f"localhost/gpu:{index}" for index in range(8))
-    plan = flatten(StrategyInputs(devices=eight, roles=ROLES))
+    plan = STRATEGIES["flatten"].plan(StrategyInputs(devices=eight, roles=ROLES))
     (problem,) = problems(plan, roles=ROLES, devices=eight[:6])
     assert problem.field == "placement.cluster"
     assert problem.reason == "need 8 devices, see 6: localhost/gpu:6, localhost/gpu:7 cannot be found"
@@ -185,8 +185,8 @@ def test_a_cell_sleeps_while_others_work(phase, reason):
 
 
 def test_nothing_sleeps_where_stages_flow_or_where_the_others_are_elsewhere():
-    assert "stages flow" in told(with_cell(plan_on(2, elastic), 0, sleeps=("train",)))["placement.cells.0.sleeps"]
-    apart = replace(plan_on(2, separate), flow="phased")
+    assert "stages flow" in told(with_cell(plan_on(2, "elastic"), 0, sleeps=("train",)))["placement.cells.0.sleeps"]
+    apart = replace(plan_on(2, "separate"), flow="phased")
     assert (
         "no cell works in the phase train" in told(with_cell(apart, 0, sleeps=("train",)))["placement.cells.0.sleeps"]
     )
@@ -214,11 +214,11 @@ def test_a_device_without_an_order_is_told():
 
 
 def test_a_sampler_may_lag_by_one_version_where_generation_is_apart():
-    assert told(plan_on(2, make=separate, staleness=1)) == {}
-    assert "are not possible" in told(plan_on(2, make=separate, staleness=2))["placement.staleness"]
+    assert told(plan_on(2, strategy="separate", staleness=1)) == {}
+    assert "are not possible" in told(plan_on(2, strategy="separate", staleness=2))["placement.staleness"]
     together = told(plan_on(2, staleness=1))["placement.staleness"]
     assert "generate-0 shares its own with train-0" in together and "strategy: separate" in together
-    assert "off-policy twice" in told(plan_on(2, make=separate, staleness=1), updates=2)["placement.staleness"]
-    assert told(plan_on(2, make=separate), updates=2) == {}
-    phased = replace(plan_on(2, make=separate, staleness=1), flow="phased")
+    assert "off-policy twice" in told(plan_on(2, strategy="separate", staleness=1), updates=2)["placement.staleness"]
+    assert told(plan_on(2, strategy="separate"), updates=2) == {}
+    phased = replace(plan_on(2, strategy="separate", staleness=1), flow="phased")
     assert "no effect" in told(phased)["placement.staleness"]

@@ -1,7 +1,6 @@
 """Length distributions: the mean is the mean of what is generated, prompts resemble themselves, seeds repeat."""
 
 import math
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,17 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import RecipeError
-from stretto.planner.cost.draws import normals
 from stretto.planner.cost.lengths import PROMPT_SHARE, LengthDistribution
 from stretto.recipe.schema import Response
-
-
-@pytest.mark.parametrize("seed", [0, 1, 17, 2**31, 2**32 + 5, 2**63 - 1, 2**200 + 3])
-def test_normal_numbers_are_those_of_numpy(seed):
-    theirs = np.random.default_rng(seed).standard_normal(50_000)
-    ours = np.array(list(islice(normals(seed), 50_000)))
-    assert np.abs(theirs).max() > 3.66, "some must lie in the tail"
-    np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-13)
 
 
 @settings(max_examples=30, deadline=None)

@@ -86,19 +86,13 @@ def test_published_peaks_of_a_sharded_trainer_are_within_fifteen_percent(
     assert (held.total - held.context) / GB == pytest.approx(gigabytes, rel=0.15)
 
 
-def test_the_pool_of_a_32b_engine_on_four_cards_is_the_published_size():
-    tokens = memory.pool_tokens(named_shape("qwen3-32b"), site(tp=4), share=0.6)
-    assert tokens == pytest.approx(484_000, rel=0.1)
+def test_the_caches_of_a_32b_engine_on_four_cards_hold_what_was_published():
+    held = memory.generating(named_shape("qwen3-32b"), site(tp=4), 484_000)
+    assert held.total == pytest.approx(0.6 * H100.memory, abs=0.1 * held.cache)
 
 
-def test_a_model_that_does_not_fit_has_no_pool():
-    assert memory.pool_tokens(named_shape("deepseek-v3"), site(tp=8)) < 0
-
-
-def test_an_engine_holds_exactly_the_pool_it_was_given():
-    shape = named_shape("qwen3-8b")
-    pool = memory.pool_tokens(shape, site(tp=2), share=0.8)
-    assert memory.generating(shape, site(tp=2), pool).total == pytest.approx(0.8 * H100.memory)
+def test_a_model_that_does_not_fit_leaves_no_room_for_caches():
+    assert memory.generating(named_shape("deepseek-v3"), site(tp=8), 0.0).total > 0.85 * H100.memory
 
 
 def test_a_hand_over_in_buckets_is_bounded():

@@ -5,12 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from interleaved import interleave_frozen, interleave_pairs
+from stretto.placement import closed_forms as closed
+from stretto.placement.closed_forms import Stages
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.strategies import PRESETS
 from stretto.placement.validate import problems
 from stretto.planner.candidate import Candidate
-from stretto.planner.cost import closed_forms as closed
-from stretto.planner.cost.closed_forms import Stages
 from stretto.planner.cost.decode_time import decode
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.memory_fit import MemoryFits
@@ -107,7 +108,7 @@ def test_frozen_models_side_by_side_take_as_long_as_the_slower_one(reward, alike
     choice = Candidate(strategy="interleave", devices=4, fractions=PRESETS["I1"], budget=2 * GROUP)
     cells = dict.fromkeys(PPO, 4) | {"reference": 2, "reward": 2}
     at = stages_of(prices, 4, cells, choice)
-    took, told = step_of(prices, choice), closed.interleave_frozen(at)
+    took, told = step_of(prices, choice), interleave_frozen(at)
     if alike:
         assert took == pytest.approx(told, **EXACT)
     else:  # devices that are done with the smaller model begin with the values, which the closed form does not know
@@ -120,7 +121,7 @@ def test_pairs_side_by_side_take_as_long_as_the_slower_pair():
     at = stages_of(prices, 2, dict.fromkeys(PPO, 2), choice)
     ending = prices.ending(choice)
     pairs = replace(at, train=at.train - ending.update)
-    told = closed.interleave_pairs(pairs) + ending.update
+    told = interleave_pairs(pairs) + ending.update
     assert step_of(prices, choice) == pytest.approx(told, **EXACT)
 
 

@@ -4,10 +4,11 @@ import runpy
 from pathlib import Path
 
 from stretto.algorithms.catalog import CATALOG
-from stretto.recipe.reference import page
 from stretto.recipe.schema_text import homes
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "reference"))
+page = SCRIPT["page"]
 
 
 def test_the_committed_page_is_up_to_date():
@@ -30,7 +31,6 @@ def test_every_key_says_what_it_does():
 
 
 def test_the_script_compares_the_page(monkeypatch, capsys):
-    script = runpy.run_path(str(ROOT / "scripts" / "reference"))
     monkeypatch.setattr("sys.argv", ["reference", "--check"])
-    assert script["main"]() == 0
+    assert SCRIPT["main"]() == 0
     assert "up to date" in capsys.readouterr().out

@@ -16,7 +16,7 @@ CREW = {
     "checkpoint__every": 1,
 }
 
-WHEN = [("generate", 1), ("begin", 1), ("begin", 2), ("settle", 1), ("settle", 2)]
+WHEN = [("generate", 1), ("begin", 1), ("begin", 2)]
 """A call, and which of its kind; the first to generate are for the evaluation before the first step."""
 
 

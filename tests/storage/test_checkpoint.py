@@ -213,6 +213,12 @@ def test_a_missing_or_superfluous_part_is_named_and_nothing_is_restored(tmp_path
     assert [part.value for part in parts] == [0] * len(parts)
 
 
+def test_what_older_versions_kept_of_an_engine_is_passed_over(tmp_path):
+    store = store_in(tmp_path)
+    path = save(store, 3, parts=("trainer", "cursor", "engine"))
+    assert restored(store, path) == (3, [3, 3])
+
+
 @pytest.mark.parametrize("names", [("a", "a"), ("../a",), ("",)])
 def test_parts_without_a_name_of_their_own_are_refused(tmp_path, names):
     store = store_in(tmp_path)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stretto.bench.cases import BenchCase
 from stretto.errors import DeadlineError, StrettoError
@@ -84,14 +84,6 @@ class JobResult:
     def best(self) -> float:
         """Seconds of the fastest repetition: what the side can do when nothing disturbs it."""
         return min(self.seconds)
-
-
-class Peer(Protocol):
-    """One side of a comparison, ours included."""
-
-    def __call__(self, job: Job) -> JobResult:
-        """Does the job's work; the process it runs in adds its memory."""
-        ...
 
 
 Run = Callable[[Job], JobResult]

@@ -14,9 +14,7 @@ from typing import Any
 from stretto.bench.cases import BenchCase
 from stretto.bench.compare import BenchSettings, CaseJobs, Row, figure
 from stretto.bench.jobs import JobResult
-
-STRATEGIES = ("flatten", "interleave", "separate", "elastic")
-"""What may be compared; interleave differs from flatten only where there is a reference."""
+from stretto.placement.strategies import STRATEGIES
 
 CELLS = 2
 """Workers of one thread each."""
@@ -30,7 +28,8 @@ OVERHEAD = 0.90
 
 def strategies_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Each strategy beside flatten, and how far their gradients are apart."""
-    names = tuple(name for name in STRATEGIES if name != "interleave" or case.reference)
+    # Shares differ from all devices for everybody only where there is a reference.
+    names = tuple(name for name, each in STRATEGIES.items() if not each.presets or case.reference)
     desk = CaseJobs(setting, case)
     taken = desk.measure("crews in turn", plans=names)
     single = {name: desk.measure("crews alone", plans=(name,)) for name in names}
@@ -58,7 +57,7 @@ def _strategy(case: BenchCase, name: str, taken: JobResult, single: JobResult) -
         "started": single.facts["started"],
         "memory_gb": {device: gained / 2**30 for device, gained in single.facts["memory"].items()},
     }
-    if name == "elastic":
+    if STRATEGIES[name].tail["move"]:
         shares = [tail / seconds for tail, seconds in zip(flat["tail"], flat["seconds"], strict=True)]
         row |= {"gain": 1 - 1 / row["ratio"], "bound": median(shares)}
     return row

@@ -45,7 +45,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         prompts = load_prompts(recipe.task, root)
         split(prompts, recipe.task.holdout)
         files = locate(recipe.model.name, root)
-        if files.kind != "scratch":
+        if not files.scratch:
             templates.shared().begin()  # it starts while the tokenizer is read
         config, tokenizer = describe_model(recipe, files)
         network = without_weights(files, config, tokenizer)
@@ -78,7 +78,7 @@ def device_problems(recipe: Recipe) -> list[Problem]:
 
 def describe_model(recipe: Recipe, files: ModelFiles) -> tuple[Any, Any]:
     """Configuration and tokenizer of the model that would be trained."""
-    if files.kind == "scratch":
+    if files.scratch:
         scratch = recipe.model.scratch or Scratch()
         return configuration(scratch), character_tokenizer(scratch.characters)
     with reading_model(files.name, failing="cannot be read"):

@@ -25,6 +25,7 @@ __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 RULES: tuple[Rule, ...] = (
     reserved.keys_wait_for_their_part,
     reserved.algorithm_exists,
+    reserved.strategy_exists,
     reserved.environment_exists,
     reserved.reference_is_the_base,
     reserved.logs_exist,
@@ -33,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     idle.correction_is_used,
     idle.betas_are_used,
     idle.warmup_rate_is_used,
+    idle.graphs_have_a_gpu,
     idle.best_is_measured,
     roles.values_have_a_critic,
     roles.value_clip_is_used,

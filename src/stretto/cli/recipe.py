@@ -15,6 +15,7 @@ from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
+from stretto.placement.strategies import find_strategy
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Recipe, RewardPart, TaskSection
 from stretto.types import Prompt
@@ -84,7 +85,8 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
         plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
     except RecipeError as error:
         return error.problems
-    if len(devices) == 1 and section.strategy not in ("auto", "flatten") and section.cells is None:
+    by_name = section.strategy != "auto" and section.cells is None
+    if by_name and find_strategy(section.strategy).least_devices > len(devices):
         reason = f"{section.strategy} has no effect on one device"
         return [Problem(field="placement.strategy", reason=reason, fix="use auto, or name more in placement.cluster")]
     return _too_wide(recipe, plan)

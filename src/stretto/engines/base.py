@@ -15,19 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.types import Receipt, Stateful, StopReason, Weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """What an engine can do, for schedulers and reports."""
-
-    keyed_noise: bool
-    """True if samples depend on the request's key only, not on the batch."""
-    slots: int
-    """How many sequences it decodes at once."""
-    kv_tokens: int
-    """How many tokens of context it can hold."""
+from stretto.types import Receipt, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +52,8 @@ class Completion:
     """Version of the weights that sampled it."""
 
 
-class Engine(Stateful, Protocol):
-    """Generates. Submit requests, step until they are complete. Its state is what a repeated run must find again."""
+class Engine(Protocol):
+    """Generates. Submit requests, step until they are complete. Nothing of one round outlives it."""
 
     @property
     def version(self) -> int:
@@ -73,8 +61,8 @@ class Engine(Stateful, Protocol):
         ...
 
     @property
-    def facts(self) -> EngineFacts:
-        """What it can do."""
+    def kv_tokens(self) -> int:
+        """How many tokens of context its caches hold."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -89,20 +77,12 @@ class Engine(Stateful, Protocol):
         """Takes requests out and returns what they have so far, with stop "abort"."""
         ...
 
-    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
-        """Log-probability of every token but the first of each row, as this engine computes them."""
-        ...
-
     def receive(self, weights: Weights) -> Receipt:
         """Takes over published weights and says what it holds."""
         ...
 
     def holds(self) -> Receipt:
         """Which weights it samples from, read now and not remembered."""
-        ...
-
-    def settle(self) -> None:
-        """What was sampled so far is final. What is sampled after the last call may have to be sampled again, alike."""
         ...
 
     def sleep(self, keep: bool) -> None:

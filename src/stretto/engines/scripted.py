@@ -7,13 +7,11 @@ patching anything. It completes requests in the order in which they were submitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stretto.engines.base import Completion, EngineFacts, Request
+from stretto.engines.base import Completion, Request
 from stretto.types import Receipt, StopReason, Weights
 
 Script = Callable[[Request], Sequence[int]]
@@ -24,12 +22,11 @@ class ScriptedEngine:
     """Replays a script."""
 
     def __init__(self, script: Script, *, logprob: float = -1.0) -> None:
-        self.name = "engine"
         self.script = script
         self.logprob = logprob
         self.version = 0
         self.waiting: deque[Request] = deque()
-        self.facts = EngineFacts(keyed_noise=True, slots=1 << 20, kv_tokens=1 << 30)
+        self.kv_tokens = 1 << 30
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
@@ -51,10 +48,6 @@ class ScriptedEngine:
         self.waiting = deque(request for request in self.waiting if request.key not in set(keys))
         return [self._completion(request, [], "abort") for request in gone]
 
-    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
-        """The script's log-probability for every token."""
-        return [np.full(max(0, len(row) - 1), self.logprob) for row in rows]
-
     def receive(self, weights: Weights) -> Receipt:
         """Takes note of the version; it holds no weights."""
         self.version = weights.version
@@ -63,16 +56,6 @@ class ScriptedEngine:
     def holds(self) -> Receipt:
         """The version it was told last."""
         return Receipt(version=self.version, manifest={}, shared=True)
-
-    def settle(self) -> None:
-        """Nothing: the script does not change."""
-
-    def state(self) -> Mapping[str, Any]:
-        """Nothing: the script is all it has."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to put back."""
 
     def sleep(self, keep: bool) -> None:
         """Nothing to free."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stretto.models.source import ModelFiles, cached_config
+from stretto.models.source import ModelFiles
 
 SETTINGS = (
     "*config.json",
@@ -36,11 +36,10 @@ ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
 def files_read(files: ModelFiles) -> dict[str, Path]:
     """Name -> path of every file that loading reads; nothing for `scratch` and for what is not on this machine yet."""
-    config = cached_config(files.name) if files.kind == "hub" else None
-    folder = config.parent if config else files.folder
-    if folder is None:
-        return {}
-    return {files.file: folder / files.file} if files.file else files_in(folder)
+    if files.gguf is not None:
+        return {files.gguf.name: files.gguf}
+    config = files.config
+    return files_in(config.parent) if config else {}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

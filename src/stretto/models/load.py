@@ -147,7 +147,7 @@ def load(
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    if files.kind == "scratch" and base is None:
+    if files.scratch and base is None:
         scratch = section.scratch or Scratch()
         network: PreTrainedModel = fresh_network(scratch, seed=seed)
         tokenizer: PreTrainedTokenizerBase = character_tokenizer(scratch.characters)
@@ -157,13 +157,13 @@ def load(
     refuse_moving_positions(network.config)
     network.to(device=device, dtype=DTYPES[section.dtype])
     network.config.use_cache = False
-    if files.kind == "scratch":
+    if files.scratch:
         keep_norms_exact(network)
     # Never in eval mode: quantised bases repack their weights there, and without dropout the modes are equal.
     network.train()
     switch_dropout_off(network)
     take_over(network)
-    policy = Policy(network=network, tokenizer=tokenizer, portable=files.kind in ("hub", "folder"))
+    policy = Policy(network=network, tokenizer=tokenizer, portable=files.portable)
     with reading_model(files.name, failing="cannot be run"):
         take_over_attention(policy)
     if section.adapter is None:
@@ -203,14 +203,13 @@ def switch_dropout_off(network: nn.Module) -> None:
 
 def load_files(files: ModelFiles) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Reads weights and tokenizer from a hub id, a folder or a GGUF file."""
-    where = files.name if files.kind == "hub" else str(files.folder)
-    keywords: dict[str, Any] = {"gguf_file": files.file} if files.kind == "gguf" else {}
+    keywords: dict[str, Any] = {} if files.gguf is None else {"gguf_file": files.file}
     with reading_model(files.name):
         config, tokenizer = describe(files)
         # transformers shows a bar of its own for GGUF files that no setting switches off; failures are raised anyway.
         with quietly_once() if keywords else nullcontext():
             network, found = AutoModelForCausalLM.from_pretrained(
-                where,
+                files.pretrained,
                 config=config,
                 dtype="auto" if not keywords else torch.float32,
                 output_loading_info=True,
@@ -289,14 +288,13 @@ def refuse_other_layers(config: Any) -> None:
 
 def describe(files: ModelFiles) -> tuple[Any, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of a hub id, a folder or a GGUF file, without its weights; the caller's own."""
-    if files.kind != "gguf" or files.folder is None or files.file is None:
-        where = files.name if files.kind == "hub" else str(files.folder)
+    if files.gguf is None:
         return (
-            AutoConfig.from_pretrained(where, trust_remote_code=False),
-            AutoTokenizer.from_pretrained(where, trust_remote_code=False),
+            AutoConfig.from_pretrained(files.pretrained, trust_remote_code=False),
+            AutoTokenizer.from_pretrained(files.pretrained, trust_remote_code=False),
         )
-    stamp = (files.folder / files.file).stat()
-    return copy.deepcopy(_describe_gguf(str(files.folder), files.file, (stamp.st_mtime_ns, stamp.st_size)))
+    stamp = files.gguf.stat()
+    return copy.deepcopy(_describe_gguf(str(files.folder), files.gguf.name, (stamp.st_mtime_ns, stamp.st_size)))
 
 
 @lru_cache(maxsize=1)

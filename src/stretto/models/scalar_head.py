@@ -125,8 +125,8 @@ def load_gauge(
     """The model of a role; raises a RecipeError if its files hold no such model."""
     kind = KINDS[role]
     with concerning(f"{kind.field}.name"):
-        network = base() if files.kind == "scratch" else _classifier(kind, files, dtype=dtype, device=device)
-        head = _fresh_head(network, seed=seed) if files.kind == "scratch" else _own_head(network)
+        network = base() if files.scratch else _classifier(kind, files, dtype=dtype, device=device)
+        head = _fresh_head(network, seed=seed) if files.scratch else _own_head(network)
     return FrozenScorer(network, head, kind.reads(network), token_budget=token_budget)
 
 
@@ -151,11 +151,10 @@ def _classifier(kind: ScalarRole, files: ModelFiles, *, dtype: torch.dtype, devi
     """A classifier with one label, its attention taken over."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    where = files.name if files.kind == "hub" else str(files.folder)
     network: PreTrainedModel
     with reading_model(files.name, fix=CLASSIFIER):
         network, found = kind.classifier.from_pretrained(
-            where, dtype=dtype, output_loading_info=True, trust_remote_code=False
+            files.pretrained, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
     if missing := sorted(found["missing_keys"]):  # they would be filled with noise
         raise _refusal(f"{files.name} lacks {len(missing)} of its weights ({', '.join(missing[:3])})")

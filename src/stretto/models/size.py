@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stretto.errors import RecipeError
 from stretto.models.gguf_header import count_parameters
-from stretto.models.source import LARGEST_CONFIG, cached_config, locate
+from stretto.models.source import LARGEST_CONFIG, locate
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
@@ -17,9 +17,9 @@ def parameters(name: str, root: Path) -> int | None:
     """Parameters of a model, named as in a recipe; none where its files do not tell, or are not here yet."""
     try:
         files = locate(name, root)
-        if files.kind == "gguf" and files.folder is not None and files.file is not None:
-            return count_parameters(files.folder / files.file)
-        config = cached_config(files.name) if files.kind == "hub" else files.folder and files.folder / "config.json"
+        if files.gguf is not None:
+            return count_parameters(files.gguf)
+        config = files.config
         width = _width(config) if config else None
         if config is None or width is None:
             return None

@@ -42,6 +42,38 @@ class ModelFiles:
     file: str | None
     """gguf: the file in that folder."""
 
+    @property
+    def scratch(self) -> bool:
+        """True if there are no files, because the model is made on the spot."""
+        return self.kind == "scratch"
+
+    @property
+    def on_hub(self) -> bool:
+        """True if the files may have to be downloaded."""
+        return self.kind == "hub"
+
+    @property
+    def portable(self) -> bool:
+        """True if transformers loads the model by its name or folder, as whoever gets an adapter of it must."""
+        return self.kind in ("hub", "folder")
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file, if the model is one."""
+        return self.folder / self.file if self.folder is not None and self.file is not None else None
+
+    @property
+    def pretrained(self) -> str:
+        """What transformers' `from_pretrained` takes: a hub id or a folder."""
+        return self.name if self.on_hub else str(self.folder)
+
+    @property
+    def config(self) -> Path | None:
+        """Its config.json; none of a GGUF file, of `scratch`, and of a hub id that is not on this machine yet."""
+        if self.on_hub:
+            return cached_config(self.name)
+        return self.folder / "config.json" if self.folder is not None and self.file is None else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -88,15 +120,15 @@ def locate(name: str, root: Path) -> ModelFiles:
 
 def facts(files: ModelFiles) -> ModelFacts | None:
     """What the files say; none for `scratch`, and for a hub id that is not on this machine yet."""
-    if files.kind == "gguf" and files.folder is not None and files.file is not None:
+    if files.gguf is not None:
         try:
-            header = gguf.read_header(files.folder / files.file)
-            if why := implausible_gguf(gguf.read_sizes(files.folder / files.file)):
+            header = gguf.read_header(files.gguf)
+            if why := implausible_gguf(gguf.read_sizes(files.gguf)):
                 raise ValueError(why)
         except (OSError, ValueError) as error:
             raise RecipeError.of(FIELD, f"{files.name} is not a GGUF file that can be read: {error}", FORMS) from None
         return ModelFacts(family=header.architecture, context=header.context)
-    config = cached_config(files.name) if files.kind == "hub" else files.folder and files.folder / "config.json"
+    config = files.config
     return _read_config(files.name, config) if config else None
 
 

@@ -18,7 +18,7 @@ from stretto.errors import Problem, RecipeError
 from stretto.placement import strategies
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Cell, Plan
-from stretto.placement.strategies import COURSES, ORDER, PRESETS, STRATEGIES, StrategyInputs
+from stretto.placement.strategies import ORDER, PRESETS, STRATEGIES, StrategyInputs, find_strategy
 from stretto.placement.validate import hint, problems
 from stretto.recipe.schema import Count, Placement, Section
 
@@ -99,14 +99,15 @@ def hosts_of(section: Placement) -> int:
 
 
 def _generated(section: Placement, layout: StrategyInputs) -> Plan:
-    """What a strategy makes of the devices. `auto` is `flatten`: it is never wrong, and needs no measurements."""
-    strategy = "flatten" if section.strategy == "auto" else section.strategy
-    if strategy == "interleave":
-        return strategies.interleave(layout, shares_of(section.fractions, len(layout.devices)))
+    """What a strategy makes of the devices."""
+    strategy = find_strategy(section.strategy)
+    if strategy.presets:
+        return strategy.plan(layout, shares_of(section.fractions, len(layout.devices)))
     if section.fractions is not None:
         reason = f"has no effect with the strategy {section.strategy}"
-        raise RecipeError.of("placement.fractions", reason, "leave it out, or use placement.strategy: interleave")
-    return STRATEGIES[strategy](layout)
+        others = " or ".join(name for name, each in STRATEGIES.items() if each.presets)
+        raise RecipeError.of("placement.fractions", reason, f"leave it out, or use placement.strategy: {others}")
+    return strategy.plan(layout)
 
 
 def shares_of(told: str | Sequence[float] | Sequence[Fraction] | None, count: int) -> Sequence[Fraction]:
@@ -156,17 +157,17 @@ def _by_hand(section: Placement, layout: StrategyInputs) -> Plan:
         trainers.with_weights(made) if cell.weights is None and made.role in layout.reading else made
         for cell, made in zip(told, cells, strict=True)
     )
-    flow, tail = COURSES["flatten" if section.strategy == "auto" else section.strategy]
+    strategy = find_strategy(section.strategy)
     used = (device for cell in placed for device in cell.devices)
     in_turn = sorted(placed, key=lambda cell: ORDER.index(cell.role) if cell.role in ORDER else len(ORDER))
     return Plan(
-        strategy="by hand" if section.strategy == "auto" else section.strategy,
-        flow=flow,
+        strategy="by hand" if section.strategy == "auto" else strategy.name,
+        flow=strategy.flow,
         staleness=layout.staleness,
         optimizer=layout.optimizer,
         cells=placed,
         priority=strategies.served(in_turn, used),
-        tail=tail,
+        tail=strategy.tail,
     )
 
 

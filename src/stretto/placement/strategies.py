@@ -1,4 +1,4 @@
-"""Strategies as data: each is a function from devices and roles to a plan, and differs in nothing but that plan.
+"""Strategies as data: each is one entry of `STRATEGIES`. Who needs to know something of a strategy asks its record.
 
 flatten     every role on all devices, one stage after the other
 interleave  roles on fractions of the devices; what lies side by side runs at the same time
@@ -8,12 +8,15 @@ elastic     every device generates; those that are done turn to finished groups 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from stretto.errors import Problem, RecipeError
+from stretto.placement import closed_forms
+from stretto.placement.closed_forms import Stages, StepFlow
 from stretto.placement.plan import Cell, Plan
 
 MODELS = {
@@ -33,18 +36,6 @@ PRESETS = {
 }
 """I1: actor and critic everywhere, the two frozen models on one half each. I2: {actor, reference} beside
 {critic, reward}; this one is ours, the published code has only the first."""
-
-
-STILL: Mapping[str, object] = {"move": False, "gate": None}
-"""Tails stay where they are."""
-
-COURSES: Mapping[str, tuple[Literal["phased", "streamed"], Mapping[str, object]]] = {
-    "flatten": ("phased", STILL),
-    "interleave": ("phased", STILL),
-    "separate": ("streamed", STILL),
-    "elastic": ("streamed", {"move": True, "gate": 1.5}),
-}
-"""Strategy -> how stages follow each other in its plans, and what becomes of tails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,50 +60,151 @@ class StrategyInputs:
     """Or sharded."""
 
 
-def flatten(layout: StrategyInputs) -> Plan:
-    """Every role on all devices, phased."""
-    return _plan("flatten", layout, dict.fromkeys(layout.roles, layout.devices))
+Division = Sequence[Fraction] | int | None
+"""What a strategy leaves open: the share of each model, or how many devices generate; none for its usual choice."""
+
+Places = Mapping[str, Sequence[Any]]
+"""Role -> its devices, in the order in which they were given."""
+
+STILL: Mapping[str, object] = {"move": False, "gate": None}
+"""Tails stay where they are."""
+
+DEFAULT = "flatten"
+"""The strategy where none is named: it is never wrong, and needs no measurements."""
 
 
-def interleave(layout: StrategyInputs, fractions: Sequence[Fraction] | str = "I1") -> Plan:
-    """Roles on fractions of the devices, phased; cells side by side run at the same time."""
-    shares = PRESETS[fractions] if isinstance(fractions, str) else tuple(fractions)
-    return _plan("interleave", layout, rows(layout, shares))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Strategy:
+    """How stages share devices. Nothing else in the project knows a strategy by its name."""
+
+    name: str
+    """As recipes call it."""
+    sentence: str
+    """What a step is, with {asking} where frozen models are asked."""
+    flow: Literal["phased", "streamed"]
+    """Whether stages wait for each other."""
+    tail: Mapping[str, object] = field(default_factory=lambda: STILL)
+    """What becomes of tails, as `Plan.tail`."""
+    places: Callable[[Sequence[Any], frozenset[str], Division], Places]
+    """Where each of these roles lies on these devices; a RecipeError where that cannot be."""
+    presets: Mapping[str, tuple[Fraction, ...]] = field(default_factory=dict)
+    """Where models have shares of the devices: shares by name, the usual ones first. Others cannot be given any."""
+    generates_apart: bool = False
+    """True if generation has devices of its own, and how many is open."""
+    least_devices: int = 2
+    """On fewer it would be another strategy."""
+    cannot: Callable[[frozenset[str], Division], str | None] = lambda roles, division: None
+    """Why it is out of the question for a step of these roles, or none."""
+    seconds: Callable[[Stages, StepFlow], float]
+    """Its closed form."""
+
+    def plan(self, layout: StrategyInputs, division: Division = None) -> Plan:
+        """The plan that it makes of the devices."""
+        return _plan(self, layout, self.places(layout.devices, layout.roles, division))
+
+    def label(self, division: Division = None) -> str:
+        """Its name, with the shares where models have some."""
+        if not self.presets or not isinstance(division, Sequence):
+            return self.name
+        preset = next((name for name, shares in self.presets.items() if shares == tuple(division)), None)
+        return f"{self.name} {preset or _told(division)}"
+
+    def refusal(self, *, devices: int, roles: frozenset[str], staleness: int, division: Division = None) -> str | None:
+        """Why it is out of the question for a step like this, or none."""
+        if staleness and not self.generates_apart:
+            return f"staleness {staleness} needs devices that only generate"
+        if devices < self.least_devices:
+            return "it needs two devices, and there is one"
+        return self.cannot(roles, division)
 
 
-def separate(layout: StrategyInputs, generating: int | None = None) -> Plan:
-    """The first `generating` devices generate (half of them if not said), the others do everything else."""
-    count = len(layout.devices)
+def find_strategy(name: str) -> Strategy:
+    """The strategy of this name, `auto` being the default; or a RecipeError with the nearest name that is known."""
+    if name == "auto" or name in STRATEGIES:
+        return STRATEGIES[DEFAULT if name == "auto" else name]
+    near = difflib.get_close_matches(name, ["auto", *STRATEGIES], n=1)
+    fix = f"did you mean {near[0]}?" if near else f"use one of auto, {', '.join(STRATEGIES)}"
+    raise RecipeError.of("placement.strategy", f"there is no strategy {name!r}", fix)
+
+
+def _everywhere(devices: Sequence[Any], roles: frozenset[str], division: Division) -> Places:
+    return dict.fromkeys(roles, devices)
+
+
+def _side_by_side(devices: Sequence[Any], roles: frozenset[str], division: Division) -> Places:
+    return rows(devices, roles, division if isinstance(division, Sequence) else PRESETS["I1"])
+
+
+def _apart(devices: Sequence[Any], roles: frozenset[str], division: Division) -> Places:
+    """The first devices generate (half of them if not said), the others do everything else."""
+    count = len(devices)
     if count < 2:
-        raise RecipeError.of("placement.strategy", "separate needs two devices, see 1", "use flatten")
-    first = generating or max(1, count // 2)
+        raise RecipeError.of("placement.strategy", "separate needs two devices, see 1", f"use {DEFAULT}")
+    first = division if isinstance(division, int) and division else max(1, count // 2)
     if not 0 < first < count:
         reason = f"leaves {count - first} of {count} devices to train"
         raise RecipeError.of("placement.fractions", reason, "leave some devices to each side")
-    places = {r: layout.devices[:first] if r == "generate" else layout.devices[first:] for r in layout.roles}
-    return _plan("separate", layout, places)
+    return {role: devices[:first] if role == "generate" else devices[first:] for role in roles}
 
 
-def elastic(layout: StrategyInputs) -> Plan:
-    """Every role on all devices, streamed; tails move together when that pays."""
-    return _plan("elastic", layout, dict.fromkeys(layout.roles, layout.devices))
+def _nothing_beside(roles: frozenset[str], division: Division) -> str | None:
+    """What there is to lay side by side, with these shares."""
+    if not roles & {"reference", "reward", "value"}:
+        return "the step has the policy alone, so there is nothing to lay side by side"
+    if division == PRESETS["I1"] and not {"reference", "reward"} <= roles:
+        return "it lays the reference beside a reward model, and the step has only one of them"
+    if division == PRESETS["I2"] and not roles & {"reward", "value"}:
+        return "it lays critic and reward model beside the policy, and the step has neither"
+    return None
 
 
-STRATEGIES: Mapping[str, Callable[[StrategyInputs], Plan]] = {
-    "flatten": flatten,
-    "interleave": interleave,
-    "separate": separate,
-    "elastic": elastic,
+STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy(
+            name="flatten",
+            sentence="every step generates, then scores{asking}, then trains, on all of them",
+            flow="phased",
+            places=_everywhere,
+            least_devices=1,
+            seconds=closed_forms.one_after_the_other,
+        ),
+        Strategy(
+            name="interleave",
+            sentence="every step generates, then scores{asking}, then trains; what lies side by side runs together",
+            flow="phased",
+            places=_side_by_side,
+            presets=PRESETS,
+            cannot=_nothing_beside,
+            seconds=closed_forms.one_after_the_other,
+        ),
+        Strategy(
+            name="separate",
+            sentence="some generate, the others score{asking} and train what is finished",
+            flow="streamed",
+            places=_apart,
+            generates_apart=True,
+            seconds=closed_forms.side_by_side,
+        ),
+        Strategy(
+            name="elastic",
+            sentence="all of them generate, and those that are done score{asking} and train what is finished",
+            flow="streamed",
+            tail={"move": True, "gate": 1.5},
+            places=_everywhere,
+            seconds=closed_forms.with_moving_tails,
+        ),
+    )
 }
-"""Name -> how its plan is made."""
+"""Name -> strategy, in the order in which they are listed."""
 
 
-def rows(layout: StrategyInputs, shares: Sequence[Fraction]) -> dict[str, tuple[str, ...]]:
-    """Role -> its devices: models are laid first-fit into rows of sum 1; those in a row lie side by side."""
+def rows(devices: Sequence[Any], roles: frozenset[str], shares: Sequence[Fraction]) -> Places:
+    """Models are laid first-fit into rows of sum 1; those in a row lie side by side."""
     if len(shares) != len(MODELS):
         raise _fractions(f"has {len(shares)} numbers", f"give four, for {', '.join(MODELS)}")
-    count, filled, places = len(layout.devices), list[Fraction](), dict[str, tuple[str, ...]]()
-    for (model, roles), share in zip(MODELS.items(), shares, strict=True):
+    count, filled, places = len(devices), list[Fraction](), dict[str, Sequence[Any]]()
+    for (model, played), share in zip(MODELS.items(), shares, strict=True):
         if not 0 < share <= 1:
             raise _fractions(f"gives {share} of the devices to the {model}", "use shares above 0, up to 1")
         if (share * count).denominator != 1:
@@ -122,7 +214,7 @@ def rows(layout: StrategyInputs, shares: Sequence[Fraction]) -> dict[str, tuple[
             filled.append(Fraction(0))
         first = int(filled[row] * count)
         filled[row] += share
-        places |= {r: layout.devices[first : first + int(share * count)] for r in roles if r in layout.roles}
+        places |= {role: devices[first : first + int(share * count)] for role in played if role in roles}
     if any(full != 1 for full in filled):
         raise _fractions(f"{_told(shares)} leaves devices without work", "use shares that add up to whole rows")
     return places
@@ -136,11 +228,11 @@ def _fractions(reason: str, fix: str) -> RecipeError:
     return RecipeError(Problem(field="placement.fractions", reason=reason, fix=fix))
 
 
-def _plan(strategy: str, layout: StrategyInputs, places: Mapping[str, tuple[str, ...]]) -> Plan:
+def _plan(strategy: Strategy, layout: StrategyInputs, places: Places) -> Plan:
     """Cells of each role on its devices, and the order in which each device serves them."""
     cells: list[Cell] = []
     for role in sorted(places, key=ORDER.index):
-        width, devices = layout.width.get(role, 1), places[role]
+        width, devices = layout.width.get(role, 1), tuple(places[role])
         if len(devices) % width:
             reason = f"a {role} cell takes {width} devices, and {len(devices)} are not a multiple of that"
             raise RecipeError.of("placement.cluster", reason, "use a multiple of it")
@@ -155,18 +247,18 @@ def _plan(strategy: str, layout: StrategyInputs, places: Mapping[str, tuple[str,
             )
             for index, group in enumerate(groups)
         ]
-    trainers, (flow, tail) = WeightSources(cells), COURSES[strategy]
+    trainers = WeightSources(cells)
     cells = [trainers.with_weights(cell) if cell.role in layout.reading else cell for cell in cells]
-    if flow == "phased":
+    if strategy.flow == "phased":
         cells = [_given_back(cell) for cell in cells]
     return Plan(
-        strategy=strategy,
-        flow=flow,
+        strategy=strategy.name,
+        flow=strategy.flow,
         staleness=layout.staleness,
         optimizer=layout.optimizer,
         cells=tuple(cells),
         priority=served(cells, layout.devices),
-        tail=tail,
+        tail=strategy.tail,
     )
 
 

@@ -13,9 +13,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from stretto.placement import strategies
 from stretto.placement.plan import Cell, Plan
-from stretto.placement.strategies import ORDER, PRESETS, StrategyInputs
+from stretto.placement.strategies import ORDER, STRATEGIES, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
 
@@ -24,8 +23,6 @@ Source = Literal["own", "shared", "gather"]
 
 FILL = 4
 """Micro-batches per stage of a pipeline that a piece has; with fewer, filling and draining would take much of it."""
-PHASED = ("flatten", "interleave")
-"""Strategies whose stages wait for each other."""
 
 
 class DeviceGroup(NamedTuple):
@@ -58,9 +55,9 @@ class Candidate:
     devices: int
     """How many devices it uses, the first ones."""
     fractions: tuple[Fraction, ...] | None = None
-    """interleave: the share of each model."""
+    """The share of each model, where the strategy gives them some."""
     generating: int | None = None
-    """separate: how many devices generate."""
+    """How many devices generate, where these have no other work."""
     lane: ModelSplit = ALONE
     """Cells that generate."""
     train: ModelSplit = ALONE
@@ -81,15 +78,17 @@ class Candidate:
     @property
     def label(self) -> str:
         """The strategy, with its fractions."""
-        if self.fractions is None:
-            return self.strategy
-        preset = next((name for name, shares in PRESETS.items() if shares == self.fractions), None)
-        return f"interleave {preset or '(' + ', '.join(map(str, self.fractions)) + ')'}"
+        return STRATEGIES[self.strategy].label(self.division)
+
+    @property
+    def division(self) -> Division:
+        """The numbers that the strategy leaves open."""
+        return self.generating if self.fractions is None else self.fractions
 
     @property
     def streamed(self) -> bool:
         """Stages flow instead of waiting for each other."""
-        return self.strategy not in PHASED
+        return STRATEGIES[self.strategy].flow == "streamed"
 
     def split(self, role: str, reading: frozenset[str]) -> ModelSplit:
         """How a cell of a role is divided."""
@@ -107,8 +106,7 @@ class Candidate:
 
     def _lay(self, roles: frozenset[str]) -> RoleDevices:
         if roles not in self.laid:
-            generating = (self.generating or 0) if self.strategy == "separate" else None
-            self.laid[roles] = _lay(self.devices, generating, self.fractions, roles)
+            self.laid[roles] = _lay(self.devices, STRATEGIES[self.strategy], self.division, roles)
         return self.laid[roles]
 
     def source(self, role: str, workload: StepWorkload) -> Source:
@@ -175,12 +173,7 @@ class Candidate:
             staleness=workload.staleness,
             optimizer="sharded" if self.sharded else "replicated",
         )
-        if self.strategy == "separate":
-            plan = strategies.separate(layout, self.generating)
-        elif self.fractions is not None:
-            plan = strategies.interleave(layout, self.fractions)
-        else:
-            plan = strategies.STRATEGIES[self.strategy](layout)
+        plan = STRATEGIES[self.strategy].plan(layout, self.division)
         on = plan.roles_on
         cells = (
             replace(
@@ -200,18 +193,10 @@ def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _lay(
-    devices: int, generating: int | None, fractions: tuple[Fraction, ...] | None, roles: frozenset[str]
-) -> RoleDevices:
-    """On the first devices `generate` and on the others everything else; or rows of fractions; or all on all."""
-    if generating is not None:
-        places = {r: (0, generating) if r == "generate" else (generating, devices - generating) for r in roles}
-    elif fractions is None:
-        places = dict.fromkeys(roles, (0, devices))
-    else:
-        names = tuple(map(str, range(devices)))
-        laid = strategies.rows(StrategyInputs(devices=names, roles=roles), fractions)
-        places = {role: (int(there[0]), len(there)) for role, there in laid.items()}
+def _lay(devices: int, strategy: Strategy, division: Division, roles: frozenset[str]) -> RoleDevices:
+    """What the strategy makes of so many devices, by their indices."""
+    laid = strategy.places(range(devices), roles, division)
+    places = {role: (there[0], len(there)) for role, there in laid.items()}
     return RoleDevices(places=places, sides=tuple(_each_side(places)))
 
 

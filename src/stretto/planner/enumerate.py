@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from stretto.errors import RecipeError
 from stretto.placement.build import shares_of
-from stretto.placement.strategies import PRESETS
+from stretto.placement.strategies import STRATEGIES
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import FixedMemory, MemoryFit, MemoryFits
 from stretto.planner.cost.seconds import MICRO_BATCH
@@ -25,7 +25,7 @@ from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
 """Kind of device -> tokens of the largest micro-batch on it."""
 PARTS = 8
-"""Into how many parts `separate` divides devices; hosts and kinds of devices are other places to cut."""
+"""Parts into which devices are divided where some only generate; hosts and kinds of devices are other places to cut."""
 FEW = 8
 """Of so many devices every number may be used, of more only all of them and round numbers."""
 WIDTHS = (1, 2, 4, 8, 16)
@@ -45,31 +45,22 @@ class Variant:
     strategy: str
     """Its name."""
     fractions: tuple[Fraction, ...] | None = None
-    """interleave: shares."""
+    """The share of each model, where the strategy gives them some."""
 
     @property
     def label(self) -> str:
         """As `Candidate.label`."""
-        return Candidate(strategy=self.strategy, devices=1, fractions=self.fractions).label
+        return STRATEGIES[self.strategy].label(self.fractions)
 
     def cannot(self, setting: PlanningProblem) -> str | None:
         """Why it is out of the question whatever its numbers, or none."""
-        work, devices = setting.workload, len(setting.names)
-        if work.staleness and self.strategy != "separate":
-            return f"staleness {work.staleness} needs devices that only generate"
-        if self.strategy != "flatten" and devices == 1:
-            return "it needs two devices, and there is one"
-        if self.strategy == "interleave" and not work.roles & {"reference", "reward", "value"}:
-            return "the step has the policy alone, so there is nothing to lay side by side"
-        if (
-            self.strategy == "interleave"
-            and self.fractions == PRESETS["I1"]
-            and not {"reference", "reward"} <= work.roles
-        ):
-            return "it lays the reference beside a reward model, and the step has only one of them"
-        if self.strategy == "interleave" and self.fractions == PRESETS["I2"] and not work.roles & {"reward", "value"}:
-            return "it lays critic and reward model beside the policy, and the step has neither"
-        return None
+        work = setting.workload
+        return STRATEGIES[self.strategy].refusal(
+            devices=len(setting.names),
+            roles=work.roles,
+            staleness=work.staleness,
+            division=self.fractions,
+        )
 
 
 @dataclass(slots=True)
@@ -113,11 +104,13 @@ class Candidates:
 
     def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Candidate, int, int, int]]:
         """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
-        most = self.budgets(size)[0]
+        strategy, most = STRATEGIES[variant.strategy], self.budgets(size)[0]
+        if size < strategy.least_devices:
+            return
         # 0.33 of three devices is one of them, as in a run.
         fractions = None if variant.fractions is None else tuple(shares_of(variant.fractions, size))
         base = Candidate(strategy=variant.strategy, devices=size, fractions=fractions, budget=most)
-        if variant.strategy == "separate":
+        if strategy.generates_apart:
             for first in self.cuts(size):
                 yield replace(base, generating=first), first, size - first, size - first
             return

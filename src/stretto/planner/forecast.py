@@ -16,6 +16,7 @@ from stretto.placement.build import shares_of
 from stretto.placement.cluster import Cluster
 from stretto.placement.devices import GB
 from stretto.placement.plan import Plan
+from stretto.placement.strategies import STRATEGIES
 from stretto.planner import explain
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import MemoryFits
@@ -100,11 +101,12 @@ def width_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget
     generating, training = (
         sum(len(cell.devices) for cell in plan.cells if cell.role == role) for role in ("generate", "train")
     )
-    fractions = shares_of(section.fractions, len(plan.devices)) if plan.strategy == "interleave" else None
+    strategy = STRATEGIES[plan.strategy]
+    fractions = shares_of(section.fractions, len(plan.devices)) if strategy.presets else None
     base = Candidate(
         strategy=plan.strategy,
         devices=len(plan.devices),
-        generating=generating if plan.strategy == "separate" else None,
+        generating=generating if strategy.generates_apart else None,
         fractions=None if fractions is None else tuple(fractions),
         recompute=bool(work.recompute),
         budget=max(work.longest, budget),

@@ -12,7 +12,7 @@ from pathlib import Path
 from stretto.errors import RecipeError
 from stretto.models.gguf_header import has_head, read_sizes
 from stretto.models.plausible import implausible_gguf
-from stretto.models.source import cached_config, locate
+from stretto.models.source import locate
 from stretto.planner.cost.shapes import ModelShape, named_shape, read_config, shape_of
 from stretto.recipe.schema import ModelSection, RoleModel, Scratch, Shape
 
@@ -66,9 +66,9 @@ def _of_files(name: str, root: Path, *, field: str) -> ModelShape:
         files = locate(name, root)
     except RecipeError:
         return named_shape(name, field=field)
-    if files.kind == "gguf" and files.folder is not None and files.file is not None:
-        return _of_gguf(files.folder / files.file, field=field)
-    config = cached_config(files.name) if files.kind == "hub" else files.folder and files.folder / "config.json"
+    if files.gguf is not None:
+        return _of_gguf(files.gguf, field=field)
+    config = files.config
     return read_config(config, field=field) if config else named_shape(name, field=field)
 
 

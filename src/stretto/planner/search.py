@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stretto.placement.cluster import Cluster, Host
-from stretto.placement.strategies import PRESETS
+from stretto.placement.strategies import STRATEGIES, Strategy, find_strategy
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import MemoryFit, MemoryFits
 from stretto.planner.cost.stage_times import StageTimes
@@ -146,28 +146,26 @@ def _seconds(forecast: Forecast) -> float:
 
 def variants_of(section: Placement, only: str | None = None) -> tuple[Variant, ...]:
     """The strategies to compare: all, with both presets and the recipe's own fractions, or those of one name."""
-    shares = dict.fromkeys((*PRESETS.values(), _shares(section)))
-    found = [
-        Variant(strategy="flatten"),
-        *(Variant(strategy="interleave", fractions=each) for each in shares),
-        Variant(strategy="separate"),
-        Variant(strategy="elastic"),
-    ]
-    return tuple(variant for variant in found if only in (None, variant.strategy))
+    found = []
+    for name, strategy in STRATEGIES.items():
+        shares = dict.fromkeys((*strategy.presets.values(), _shares(section, strategy)))
+        found += [Variant(strategy=name, fractions=each) for each in shares if only in (None, name)]
+    return tuple(found)
 
 
 def named_by(section: Placement) -> str:
     """The strategy that a recipe itself asks for, as it is listed."""
-    if section.strategy != "interleave":
-        return section.strategy
-    return Variant(strategy="interleave", fractions=_shares(section)).label
+    strategy = find_strategy(section.strategy)
+    return section.strategy if section.strategy == "auto" else strategy.label(_shares(section, strategy))
 
 
-def _shares(section: Placement) -> tuple[Fraction, ...]:
-    """The fractions of a recipe, as exact numbers."""
+def _shares(section: Placement, strategy: Strategy) -> tuple[Fraction, ...] | None:
+    """The fractions of a recipe as exact numbers, or those that are usual; none where there is nothing to divide."""
     told = section.fractions
+    if not strategy.presets:
+        return None
     if told is None or isinstance(told, str):
-        return PRESETS[told or "I1"]
+        return strategy.presets[told] if told else next(iter(strategy.presets.values()))
     return tuple(Fraction(str(share)).limit_denominator(LARGEST) for share in told)
 
 

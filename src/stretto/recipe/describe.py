@@ -11,6 +11,7 @@ from typing import Any
 
 from stretto.algorithms.catalog import CATALOG, estimator_of
 from stretto.checks.rules.base import DEFAULTS, is_default, value_of
+from stretto.placement.strategies import find_strategy
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import (
     AlgorithmSection,
@@ -164,14 +165,6 @@ def roles_of(recipe: Recipe) -> frozenset[str]:
     return frozenset({"generate", "train", *(role for role, there in asked.items() if there)})
 
 
-FLOWS = {
-    "flatten": "every step generates, then scores{asking}, then trains, on all of them",
-    "interleave": "every step generates, then scores{asking}, then trains; what lies side by side runs together",
-    "separate": "some generate, the others score{asking} and train what is finished",
-    "elastic": "all of them generate, and those that are done score{asking} and train what is finished",
-}
-"""Strategy -> what a step is."""
-
 MODELS = {"reward": "reward model", "reference": "reference", "value": "critic"}
 """Role -> the model that only scores."""
 
@@ -194,7 +187,7 @@ def plan_sentence(recipe: Recipe) -> str:
     if strategy == "auto":
         return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now"
     lags = "; what they generate is trained on in the next step (staleness 1)" if recipe.placement.staleness else ""
-    return f"{strategy} on {cluster}: {FLOWS[strategy].format(asking=asking)}{lags}"
+    return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}"
 
 
 NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")

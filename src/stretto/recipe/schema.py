@@ -348,6 +348,8 @@ class EngineSection(Section):
     """Draft tokens where decoding is bound by latency."""
     memory_share: Literal["auto"] | Share = "auto"
     """Share of the device's memory for the KV cache."""
+    graphs: bool = False
+    """native, on a GPU: record decode steps as CUDA graphs and replay them; not tried on GPUs yet."""
     python: str | None = None
     """vllm: the interpreter that has it."""
     url: str | None = None
@@ -378,8 +380,8 @@ class Optimizer(Section):
 class Placement(Section):
     """Where the models live."""
 
-    strategy: Literal["auto", "flatten", "interleave", "separate", "elastic"] = "auto"
-    """How stages share devices; auto: what `stretto plan` finds to be the fastest."""
+    strategy: str = "auto"
+    """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
     """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu, 8xH100, or a file."""
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None

@@ -21,7 +21,7 @@ Note = Callable[[str], None]
 
 def keeps_base(recipe: Recipe, files: ModelFiles) -> bool:
     """True where a run reads a copy of its own."""
-    return files.kind == "scratch" or (files.kind == "gguf" and recipe.model.adapter is not None)
+    return files.scratch or (files.gguf is not None and recipe.model.adapter is not None)
 
 
 def prepare_base(
@@ -45,7 +45,7 @@ def prepare_base(
         return base
     plain = recipe.model.model_copy(update={"adapter": None})
     policy = load(plain, files, seed=recipe.seed, device=device)
-    if files.kind == "scratch":
+    if files.scratch:
         warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
     _store(policy, folder / ".base.draft", base)
     return base

@@ -26,7 +26,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def fetch_models(recipe: Recipe, root: Path, note: Note) -> None:
     """Makes sure that the weights of every model of the hub are in the cache of this host."""
     for name in dict.fromkeys(_names(recipe)):
-        if locate(name, root).kind != "hub" or offline():
+        if not locate(name, root).on_hub or offline():
             continue
         with suppress(Exception):  # whatever a library of the network raises: loading tries again, and tells
             if not _cached(name):

@@ -131,7 +131,6 @@ async def evaluated(
         stop_if_interrupted()
         with clock.stage("evaluate", "generate", step=step, version=parts.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
-            await parts.settle()
     except (asyncio.CancelledError, StrettoError) as error:
         await save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise

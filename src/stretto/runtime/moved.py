@@ -75,4 +75,4 @@ def _base(folder: Path, recipe: Recipe, root: Path) -> Path | None:
         files = locate(recipe.model.name, root)
     except StrettoError:
         return None
-    return files.folder if files.kind == "folder" else None
+    return files.folder if files.portable else None

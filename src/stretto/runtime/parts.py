@@ -24,6 +24,7 @@ from stretto.environments.chat import Sampling
 from stretto.environments.render import Renderer
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
+from stretto.placement.strategies import DEFAULT
 from stretto.planner.enumerate import MICRO_BATCHES
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Placement, Recipe
@@ -92,10 +93,6 @@ class RuntimeBase(ABC):
         """What a checkpoint must hold of them."""
 
     @abstractmethod
-    async def settle(self) -> None:
-        """What was sampled so far is final."""
-
-    @abstractmethod
     async def fetch(self) -> None:
         """Makes ready what a checkpoint is written from."""
 
@@ -154,7 +151,7 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
 def sampling_plan(recipe: Recipe) -> Plan:
     """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step."""
     section = recipe.placement
-    everywhere = {"strategy": "flatten", "fractions": None} if section.cells is None else {}
+    everywhere = {"strategy": DEFAULT, "fractions": None} if section.cells is None else {}
     section = section.model_copy(update={"staleness": 0, **everywhere})
     return make_plan(recipe.model_copy(update={"placement": section})).only({"generate", "reward"})
 

@@ -34,7 +34,7 @@ from stretto.workers.worker import EngineFactory
 from stretto.workers.worker_group import WorkerGroup
 from stretto.workers.worker_spec import WorkerSpec, torch_device
 
-NAMES = ("trainer", "optimizer", "engine")
+NAMES = ("trainer", "optimizer")
 """Parts of a checkpoint that live in the workers."""
 
 
@@ -82,10 +82,6 @@ class Runtime(RuntimeBase):
     def stateful(self) -> tuple[Stateful, ...]:
         """Prompts, lengths, and what the workers hold."""
         return (self.prompts, self.lengths, self.ahead, *(RemoteState(name, self.held) for name in NAMES))
-
-    async def settle(self) -> None:
-        """Every engine."""
-        await self.crew.mend.surviving(self.crew.settle)
 
     async def fetch(self) -> None:
         """State and model of a worker that trains."""

@@ -144,7 +144,6 @@ async def turn(
     notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
     if noted is not None:
         noted(notes)
-    await parts.settle()
     hands.expect_lengths()
     parts.pace.stepped()
     return hands, hands.made(state.accepted)
@@ -192,6 +191,5 @@ async def sample(
     if not drawn:
         return Scored(groups=(), failed=())
     state = StepState(plan, _sampling_terms(parts, plan, parts.pace.speeds(), drawn), spread=parts.lengths.spread)
-    await parts.settle()
     await Driver(state, hands, now=time.monotonic).run(drawn)
     return hands.all_scored()

@@ -151,7 +151,6 @@ async def _fill(
         began = time.monotonic()
         launches = [RolloutStart(prompt=prompt, visit=VISIT, attempt=attempt) for prompt, attempt in batch]
         scored = await sample(parts, launches, temperature=recipe.engine.temperature, seed=0)
-        await parts.settle()
         rows = _rows(scored)
         add_rows(path, made_from, rows)
         guards.reward_errors(recipe.guards, scored, launched=len(launches))

@@ -100,9 +100,7 @@ def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[s
         "rewards": [part.model_dump(mode="json", exclude={"deadline"}) for part in recipe.rewards],
         "code": {kind: contents_digest(modules) for kind, modules in code.items()},
         "environment": recipe.environment.model_dump(mode="json", exclude={"deadline"}),
-        "reference": reference
-        | {"files": weights_digest(files)}
-        | ({"seed": recipe.seed} if files.kind == "scratch" else {}),
+        "reference": reference | {"files": weights_digest(files)} | ({"seed": recipe.seed} if files.scratch else {}),
         "sampler": recipe.engine.model_dump(mode="json", include={"max_new_tokens", "temperature", "top_p"}),
         **_judging(recipe, root),
     }
@@ -114,7 +112,7 @@ def _judging(recipe: Recipe, root: Path) -> dict[str, Any]:
     if judge is None or judge.name is None:
         return {}
     files = locate(judge.name, root)
-    return {"judge": weights_digest(files) if files.kind != "scratch" else ["scratch", recipe.seed]}
+    return {"judge": ["scratch", recipe.seed] if files.scratch else weights_digest(files)}
 
 
 def digest(*texts: str) -> str:

@@ -26,6 +26,8 @@ from stretto.types import Stateful
 
 FOLDER = manifests.NUMBERED
 PART = re.compile(r"[A-Za-z0-9_-]+")
+DROPPED = {"engine"}
+"""Parts that checkpoints of older versions hold and nothing needs any more."""
 
 Skipped = Callable[[Path, str], None]
 """Told of a checkpoint that cannot be used, and why."""
@@ -111,7 +113,7 @@ class Checkpoints:
         wanted = {part.name for part in parts}
         for name in sorted(wanted - set(manifest.parts)):
             raise CheckpointError(f"{path}: holds no state of {name}, which this run needs")
-        for name in sorted(set(manifest.parts) - wanted):
+        for name in sorted(set(manifest.parts) - wanted - DROPPED):
             raise CheckpointError(f"{path}: holds state of {name}, which this run does not have")
         states = [read_state(*_files(path, part.name)) for part in parts]
         for part, state in zip(parts, states, strict=True):

@@ -35,7 +35,7 @@ class CallDeadlines:
 
 KEYS = {
     **dict.fromkeys(("start", "meet", "listen", "unreached", "shut"), "start"),
-    **dict.fromkeys(("generate", "settle"), "generate"),
+    "generate": "generate",
     **dict.fromkeys(("fetch", "holds", "peak_memory"), "publish"),
 }
 """What is called -> the recipe's deadline that it has; that of training, if it is none of these."""

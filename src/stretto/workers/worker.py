@@ -110,10 +110,6 @@ class Worker:
         self.engine.submit(new)
         return partial + self.engine.step(seconds)
 
-    def settle(self) -> None:
-        """What was sampled so far is final."""
-        self.engine.settle()
-
     # Score and train --------------------------------------------------------------------------------------------------
 
     def score(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
@@ -254,17 +250,13 @@ class Worker:
 
     def room(self) -> int:
         """Tokens that the cache of its engine holds."""
-        return self.engine.facts.kv_tokens
+        return self.engine.kv_tokens
 
     def state(self) -> dict[str, Any]:
         """What the next step depends on."""
         assert self.optimizer is not None
         self.sleepers.enter(PUBLISH)
-        return {
-            "trainer": self.trainer.state(),
-            "optimizer": self.optimizer.state(),
-            "engine": dict(self.engine.state()),
-        }
+        return {"trainer": self.trainer.state(), "optimizer": self.optimizer.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, with all of the policy and what it has of the optimizer."""
@@ -273,7 +265,6 @@ class Worker:
         self._hold(state["optimizer"]["masters"])
         if self.optimizer is not None:
             self.optimizer.restore(state["optimizer"])
-        self.engine.restore(state["engine"])
         self.carrier.tell(self.trainer.shared(), self.engine)
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:
@@ -338,4 +329,4 @@ def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
     if policy.apart:
         return UnpackedEngine(policy, memory_share=section.memory_share)
-    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate)
+    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate, graphs=section.graphs)

@@ -251,10 +251,6 @@ class WorkerGroup:
         cells = ", ".join(cell for cell, devices in self.devices.items() if device in devices)
         return f"{device} ({cells})"
 
-    async def settle(self) -> None:
-        """What was sampled so far is final."""
-        await self.all(self.holders, "settle", seconds=self.patience.generate)
-
     async def meet(self) -> None:
         """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
         epoch = next(EPOCHS)

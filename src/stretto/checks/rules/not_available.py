@@ -12,7 +12,8 @@ from typing import Any
 
 from stretto.algorithms.catalog import CATALOG
 from stretto.checks.rules.base import CheckContext, value_of
-from stretto.errors import Problem
+from stretto.errors import Problem, RecipeError
+from stretto.placement.strategies import find_strategy
 from stretto.recipe.schema import Recipe, RoleModel
 from stretto.recipe.validation_errors import nearest
 
@@ -89,6 +90,15 @@ def algorithm_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     close = nearest(name, CATALOG)
     fix = f"did you mean {close}?" if close else f"use one of {', '.join(CATALOG)}"
     yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
+
+
+def strategy_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Names of the table of strategies; where a run is meant, making its plan says so."""
+    if scene.planning:
+        try:
+            find_strategy(recipe.placement.strategy)
+        except RecipeError as error:
+            yield from error.problems
 
 
 def environment_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -81,7 +81,7 @@ def classifier_problems(name: str | None, key: str, root: Path) -> Iterator[Prob
     except RecipeError as error:
         yield from (replace(problem, field=field, fix=fix) for problem in error.problems)
         return
-    if files.kind == "gguf":
+    if files.gguf is not None:
         yield Problem(field=field, reason="a GGUF file holds no classifier", fix=fix)
     elif found is not None and not any(architecture.endswith(ending) for architecture in found.architectures):
         told = ", ".join(found.architectures) or found.family

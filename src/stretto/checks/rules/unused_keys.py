@@ -7,11 +7,13 @@ legal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from stretto.algorithms.catalog import CATALOG, PULLING
 from stretto.checks.rules.base import CheckContext, is_default
-from stretto.errors import Problem
+from stretto.errors import Problem, RecipeError
+from stretto.placement.build import uses_gpu
 from stretto.recipe.resolve import best_was_asked
 from stretto.recipe.schema import Recipe, Vstar
 
@@ -99,6 +101,12 @@ IDLE = (
         fix="leave it out, or raise batch.prompts",
     ),
     UnusedKey(
+        field="engine.graphs",
+        when=lambda recipe: recipe.engine.kind != "native",
+        reason="has no effect: it is about the engine of this project",
+        fix="leave it out, or use engine.kind: native",
+    ),
+    UnusedKey(
         field="model.scratch",
         when=lambda recipe: recipe.model.name != "scratch",
         reason="has no effect unless model.name is scratch",
@@ -160,6 +168,16 @@ def warmup_rate_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
             reason="has no effect while model.scratch.warmup_steps is 0",
             fix="leave it out, or give warmup_steps",
         )
+
+
+def graphs_have_a_gpu(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Where no device is named, one may be a GPU."""
+    if not recipe.engine.graphs:
+        return
+    with suppress(RecipeError):  # a cluster that cannot be read is the plan's problem
+        if not uses_gpu(recipe.placement, visible=True):
+            reason = "has no effect: CUDA graphs are for GPUs, and placement.cluster names none"
+            yield Problem(field="engine.graphs", reason=reason, fix="leave it out, or name GPUs")
 
 
 def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.engines.base import Completion, EngineFacts, Request
+from stretto.engines.base import Completion, Request
 from stretto.engines.native.admission import NOBODY, SameContext, rooms
 from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
@@ -29,11 +28,8 @@ from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
 from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
 from stretto.errors import EngineError, RecipeError
 from stretto.kernels.cuda.decode_graphs import steps_for
-from stretto.models.attention import TreeLayout
 from stretto.models.load import Policy
-from stretto.models.logprob_head import logprobs_of
 from stretto.models.memory import OutOfMemory, memory_errors
-from stretto.training.packing import merge
 from stretto.types import Receipt, StopReason, Weights
 
 PREFILL_TOKENS = 8192
@@ -53,7 +49,6 @@ sequence, 37 ms for 8, 66 ms for 32, 111 ms for 64, on 2026-11-18."""
 class NativeEngine:
     """Generates with a `Policy`."""
 
-    name = "engine"
     packs = True
     """Whether it computes packed rows."""
 
@@ -64,19 +59,18 @@ class NativeEngine:
         memory_share: float | str = "auto",
         slots: int | None = None,
         speculate: bool | str = "auto",
+        graphs: bool = False,
         steps: Steps | None = None,
     ) -> None:
         if policy.apart and self.packs:
             reason = "its layers cannot be given packed rows, which is what is asked of them here"
             raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
         self.policy = policy
-        self.speculate, self.drafts = (
-            bool(speculate),
-            NgramDrafts(),
-        )  # "auto" is yes: how much follows from what it brings
+        self.speculate = bool(speculate)  # "auto" is yes: how much follows from what it brings
+        self.drafts = NgramDrafts()
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
-        self.steps = steps or steps_for(policy, self.kv_tokens)
+        self.steps = steps or steps_for(policy, self.kv_tokens, graphs=graphs)
         self.cache, self.trunks = self.steps.cache, self.steps.trunks
         self.used_trunks = 0
         self.open: dict[bytes, OpenPrefix] = {}
@@ -87,11 +81,6 @@ class NativeEngine:
         self.answers: list[GrowingAnswer] = []
         self.batch: DecodeBatch | None = None
         self.most_slots = slots
-
-    @property
-    def facts(self) -> EngineFacts:
-        """What it can do."""
-        return EngineFacts(keyed_noise=True, slots=self.most_slots or self.kv_tokens, kv_tokens=self.kv_tokens)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests."""
@@ -123,19 +112,6 @@ class NativeEngine:
         ended: dict[int, StopReason] = {row: "abort" for row, request in enumerate(self.active) if request.key in gone}
         return partial + self._retire(ended)
 
-    @torch.no_grad()
-    def score(self, rows: Sequence[NDArray[np.int64]], temperature: float) -> list[NDArray[np.float64]]:
-        """Log-probability of every token but the first of each row."""
-        scores = []
-        for row in rows:
-            tree = merge([row])
-            tokens = torch.as_tensor(row, device=self.policy.device)
-            positions = torch.arange(len(row), device=self.policy.device)
-            hidden = self.policy.hidden(tokens, positions, TreeLayout.of(tree.segments, self.policy.device))
-            logprobs, _ = logprobs_of(hidden[:-1], self.policy.head(), tokens[1:], temperature=temperature)
-            scores.append(logprobs.double().cpu().numpy())
-        return scores
-
     def receive(self, weights: Weights) -> Receipt:
         """Takes over a version; the tensors are the trainer's own."""
         if weights.where != "shared":
@@ -150,18 +126,6 @@ class NativeEngine:
     def holds(self) -> Receipt:
         """Its version; the tensors are the trainer's own."""
         return Receipt(version=self.version, manifest={}, shared=True)
-
-    def settle(self) -> None:
-        """What was learned for drafts is known from now on."""
-        self.drafts.settle()
-
-    def state(self) -> Mapping[str, Any]:
-        """What its drafts are made of: in bf16 the width of a forward can decide a near tie."""
-        return self.drafts.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Guesses as the engine did whose state it was."""
-        self.drafts.restore(state)
 
     def sleep(self, keep: bool) -> None:
         """Gives the cache's memory back, unless something is decoded in it; the weights are the trainer's."""
@@ -190,7 +154,8 @@ class NativeEngine:
     def _admit(self) -> None:
         """Prefills as many waiting requests as there is room for, in their order; one alone always may enter."""
         if self.waiting and not self.active:
-            # What fits together must not depend on what was asked before, or a resumed run would batch differently.
+            # What fits together and what is guessed must not depend on what was asked before, or a resumed run would
+            # batch differently.
             self._clear()
             self.drafts.restart()
         while self.waiting:

@@ -1,21 +1,16 @@
 """Guesses how answers go on, from answers that were finished before: the drafts of speculative decoding.
 
 A draft is only ever a guess that the engine verifies, so nothing here can change what is sampled; it can only make it
-faster. Guesses come from the answers to the same context (siblings of the group, earlier visits of the prompt) and
-from the context itself. How many tokens are worth guessing follows from counts, never from time, so that a run which
-is repeated guesses alike: what was learned in a step is known only after it (`settle`), and a checkpoint holds that.
+faster. Guesses come from the answers to the same context (siblings of the group) and from the context itself. How many
+tokens are worth guessing follows from counts, never from time, and every round begins anew (`restart`), so that a run
+which is repeated or resumed guesses alike.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-
-MOST_TOKENS = 1 << 20
-"""Tokens of answers that are remembered; the contexts that were not met for longest go first."""
 
 ANSWERS = 16
 """Answers remembered per context, the newest."""
@@ -84,25 +79,20 @@ class GrowingAnswer:
 
 
 class NgramDrafts:
-    """Everything an engine remembers to guess by."""
+    """What an engine remembers of a round to guess by."""
 
     def __init__(self) -> None:
-        self.known: OrderedDict[bytes, list[RememberedTokens]] = OrderedDict()
-        self.fresh: dict[bytes, list[RememberedTokens]] = {}
-        self.texts: dict[bytes, tuple[RememberedTokens, ...]] = {}
+        self.known: dict[bytes, tuple[RememberedTokens, ...]] = {}
         self.asked: dict[bytes, RememberedTokens] = {}
         self.right = FIRST_GUESS
 
     def learn(self, context: bytes, answer: Sequence[int]) -> None:
-        """Remembers an answer."""
-        texts = self.fresh.setdefault(context, [])
-        texts.append(RememberedTokens(answer))
-        del texts[:-ANSWERS]
-        self.texts.pop(context, None)
+        """Remembers an answer, the newest last."""
+        self.known[context] = (*self.known.get(context, ()), RememberedTokens(answer))[-ANSWERS:]
 
     def guess(self, answer: GrowingAnswer, count: int) -> list[int]:
         """Up to `count` tokens that may come next; answers that began like this one go before lookalikes."""
-        texts = self._texts(answer.key)
+        texts = self.known.get(answer.key, ())
         if (text := answer.begun_alike(texts)) is not None:
             return text.tokens[len(answer.said) : len(answer.said) + count]
         if (pair := answer.newest) is None:
@@ -113,12 +103,6 @@ class NgramDrafts:
         if answer.key not in self.asked:
             self.asked[answer.key] = RememberedTokens(answer.context.tolist())
         return self.asked[answer.key].follow(pair, count)
-
-    def _texts(self, context: bytes) -> tuple[RememberedTokens, ...]:
-        """Answers to a context, the newest last; the same tuple until there are others."""
-        if context not in self.texts:
-            self.texts[context] = (*self.known.get(context, ()), *self.fresh.get(context, ()))
-        return self.texts[context]
 
     def width(self, sequences: int, fixed: float) -> int:
         """How many tokens per sequence are worth one forward, whose own cost is that of `fixed` tokens."""
@@ -135,32 +119,8 @@ class NgramDrafts:
             self.right += min(0.5, tried / 64) * (right / tried - self.right)
 
     def restart(self) -> None:
-        """A round begins: what the last one taught about guessing is forgotten, so that it does not matter."""
-        self.right = FIRST_GUESS
+        """A round begins: what the last one taught is forgotten. It would be of little use (of the prompts of a step,
+        few were asked before), and a checkpoint would have to hold it."""
+        self.known.clear()
         self.asked.clear()
-
-    def settle(self) -> None:
-        """A step is over: what was learned in it is known."""
-        for context, texts in self.fresh.items():
-            self.known[context] = [*self.known.pop(context, []), *texts][-ANSWERS:]
-        self.fresh.clear()
-        self.texts.clear()
-        size = sum(len(text.tokens) for texts in self.known.values() for text in texts)
-        while size > MOST_TOKENS:
-            _, texts = self.known.popitem(last=False)
-            size -= sum(len(text.tokens) for text in texts)
-
-    def state(self) -> Mapping[str, Any]:
-        """What is known, oldest contexts first."""
-        return {
-            "known": [[context.hex(), [text.tokens for text in texts]] for context, texts in self.known.items()],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Knows what `state` knew."""
-        self.known = OrderedDict(
-            (bytes.fromhex(context), [RememberedTokens(tokens) for tokens in answers])
-            for context, answers in state["known"]
-        )
-        self.fresh.clear()
-        self.texts.clear()
+        self.right = FIRST_GUESS

@@ -34,13 +34,13 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Settings of models whose layers choose among experts."""
 
 
-def steps_for(policy: Policy, most: int) -> Steps:
-    """How to compute decode steps where the policy lives; caches of more than `most` tokens are not kept larger than
-    needed."""
+def steps_for(policy: Policy, most: int, *, graphs: bool = False) -> Steps:
+    """How to compute decode steps where the policy lives, with `graphs` recorded if that is a GPU; caches of more than
+    `most` tokens are not kept larger than needed."""
     config = policy.network.config.get_text_config()
     if packs(policy):
         return PackedSteps(policy)
-    if policy.device.type != "cuda" or any(getattr(config, name, None) for name in EXPERTS):
+    if not graphs or policy.device.type != "cuda" or any(getattr(config, name, None) for name in EXPERTS):
         return Steps(policy)
     return RecordedSteps(policy, most=most, tape=Graph)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from random import Random
 from statistics import NormalDist
 
 from stretto.errors import RecipeError
-from stretto.planner.cost.draws import normals
 from stretto.recipe.schema import Response
 
 Counts = tuple[tuple[int, ...], ...]
@@ -75,7 +74,7 @@ class LengthDistribution:
 
     def sample(self, prompts: int, samples: int, *, seed: int = 0) -> Counts:
         """Lengths of `samples` answers to each of `prompts` prompts, at least 1."""
-        source, mu, most = normals(seed), 0.0 if self.recorded else self.mu, math.log(self.cap)
+        normal, mu, most = Random(seed).gauss, 0.0 if self.recorded else self.mu, math.log(self.cap)
         shared, alone = math.sqrt(PROMPT_SHARE), math.sqrt(1 - PROMPT_SHARE)
 
         def length(z: float) -> int:
@@ -85,8 +84,8 @@ class LengthDistribution:
                 drawn = round(math.exp(min(mu + self.sigma * z, most)))
             return min(max(drawn, 1), self.cap)
 
-        common = [z * shared for z in islice(source, prompts)]
-        return tuple(tuple(length(z + own * alone) for own in islice(source, samples)) for z in common)
+        common = [normal() * shared for _ in range(prompts)]
+        return tuple(tuple(length(z + normal() * alone) for _ in range(samples)) for z in common)
 
     @classmethod
     def of(cls, response: Response, *, field: str = "batch.lengths.response") -> LengthDistribution:

@@ -225,13 +225,6 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
     )
 
 
-def pool_tokens(shape: ModelShape, site: Site, *, share: float = 0.85, precision: Precision = "bfloat16") -> float:
-    """Tokens that the caches of a lane may hold if its engine has this share of the device; below zero if none fit."""
-    fixed = generating(shape, site, 0.0, precision=precision)
-    free = share * site.device.memory - fixed.total
-    return free * site.mesh.dp / Costs().cache_bytes(shape, site, 1.0, precision)
-
-
 def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> float:
     embedding = 0.0 if shape.tied else BYTES[precision] * shape.embedding_params / site.mesh.tp
     return Costs().weight_bytes(shape, site, math.inf, precision) / site.mesh.pp + embedding

@@ -40,35 +40,57 @@ class Stages:
         return self.old + self.reference + self.reward + self.value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlow:
+    """What else a closed form asks of a step."""
+
+    pieces: int
+    """Equal parts in which answers arrive; 1 where training waits for the last of them."""
+    barrier: bool
+    """Whether credit needs all answers of the step."""
+    staleness: int
+    """Versions by which generation is ahead."""
+    lanes: int
+    """Cells that generate."""
+    update: float
+    """Seconds of `Stages.train` that follow its last gradient."""
+    moving: float
+    """Seconds until a cell has turned to other work."""
+
+
+def one_after_the_other(at: Stages, step: StepFlow) -> float:
+    """Stages wait for each other; what lies side by side is told as one stage."""
+    return flatten(at)
+
+
+def side_by_side(at: Stages, step: StepFlow) -> float:
+    """Generation beside everything else: a stream of groups, or the next step's answers beside this step's training."""
+    training = at.forwards + at.train - step.update
+    ending = step.update + at.publish + 2 * at.switch
+    if step.staleness:
+        return max(at.generate, training) + ending
+    return pipeline([at.generate, training], step.pieces) + ending
+
+
+def with_moving_tails(at: Stages, step: StepFlow) -> float:
+    """Half of the lanes turn to training when half of the generation remains."""
+    if step.barrier:
+        return flatten(at)
+    tail = at.generate / 2
+    return elastic(
+        at, ranks=step.lanes, moved=step.lanes // 2, tail=tail, slower_tail=tail, ready=0.5, costs=step.moving
+    )
+
+
 def flatten(at: Stages) -> float:
     """Every role on all devices, one stage after the other."""
     return at.generate + at.forwards + at.train + at.fit + at.publish + 2 * at.switch
-
-
-def interleave_frozen(at: Stages, exchange: float = 0.0) -> float:
-    """I1: actor and critic on all devices, reference on one half beside the reward model on the other.
-
-    `reference` and `reward` are the times on half of the devices, all others on all of them.
-    """
-    frozen = max(at.reference, at.reward) + exchange
-    return at.generate + at.old + at.value + frozen + at.train + at.fit + at.publish + 2 * at.switch
-
-
-def interleave_pairs(at: Stages) -> float:
-    """I2: actor and reference on one half of the devices, critic and reward model on the other."""
-    forwards = max(at.old + at.reference, at.value + at.reward)
-    return at.generate + forwards + max(at.train, at.fit) + at.publish + 2 * at.switch
 
 
 def pipeline(stages: Sequence[float], pieces: int, sync: float = 0.0) -> float:
     """Separation: a step's work flows in equal pieces through stages on devices of their own, each taking this long."""
     each = [stage / pieces for stage in stages]
     return sync + sum(each) + (pieces - 1) * max(each, default=0.0)
-
-
-def one_step_off(at: Stages) -> float:
-    """Separation in which the next step is generated while this one is trained: the longer of the two."""
-    return max(at.generate + at.publish, at.forwards + at.train + at.fit)
 
 
 def elastic(
@@ -83,8 +105,3 @@ def elastic(
     free = max(0.0, slower_tail - costs) * moved / ranks
     early = min(ready * training, free)
     return at.generate - tail + slower_tail + training - early + at.publish + 2 * at.switch
-
-
-def lower_bound(work: Sequence[float], devices: Sequence[int], available: int) -> float:
-    """No plan is faster than all device-seconds over all devices: work[i] seconds on devices[i]."""
-    return sum(seconds * count for seconds, count in zip(work, devices, strict=True)) / available
