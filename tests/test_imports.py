@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
-BASE = {"types", "errors", "extras", "recipe.schema", "algorithms.catalog"}
+BASE = {"types", "errors", "extras", "plugins", "recipe.schema", "algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"bench", "cli", "__main__"}
 MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "models.size"}
@@ -20,10 +20,22 @@ ARROWS = {
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
+    "plugins": {"errors", "recipe.schema", "sandbox"},
     "threads": set(),
     "recipe": BASE | {"checks.rules", "placement.strategies"},
-    "checks": BASE | {"environments", "models", "placement", "recipe", "rewards", "tasks", "threads"},
-    "algorithms": BASE,
+    "checks": BASE
+    | {
+        "algorithms.base",
+        "algorithms.own_facts",
+        "environments",
+        "models",
+        "placement",
+        "recipe",
+        "rewards",
+        "tasks",
+        "threads",
+    },
+    "algorithms": BASE | {"sandbox"},
     "sandbox": BASE,
     "weights": BASE,
     "report": BASE,
@@ -42,7 +54,8 @@ ARROWS = {
     | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
     "runtime": BASE
-    | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "checks.machine", "engines.queue", "environments"}
+    | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts", "checks.machine"}
+    | {"checks.own_code", "engines.queue", "environments", "placement.strategies"}
     | {"models.files", "models.load", "models.memory", "models.source", "placement.build", "placement.cluster"}
     | {"placement.plan", "planner", "recipe", "report", "rewards", "sandbox.imports", "sandbox.pool", "scheduler"}
     | {"storage", "tasks.source", "threads", "training.optimizer", "training.trainer", "workers.deadlines"}
@@ -50,7 +63,8 @@ ARROWS = {
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
     | {"environments.render", "environments.trajectory", "models.load", "models.logprob_head", "models.scratch"}
-    | {"models.source", "placement.build", "placement.plan", "placement.rates", "planner", "recipe.describe"}
+    | {"models.source", "placement.build", "placement.plan", "placement.rates", "placement.strategies", "planner"}
+    | {"recipe.describe"}
     | {"rewards.answer", "rewards.combine", "runtime", "scheduler.asyncio_driver", "scheduler.speed_estimator"}
     | {"tasks.source", "threads", "training.packing", "training.trainer", "workers.launchers.inprocess"}
     | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
@@ -60,7 +74,7 @@ ARROWS = {
 
 FILES = {
     "recipe.schema": set(),
-    "algorithms.catalog": set(),
+    "algorithms.catalog": {"errors"},
     **dict.fromkeys(MODEL_FACTS, BASE | MODEL_FACTS | {"recipe.validation_errors"}),
     # A frozen model that says one number for a sequence is given the rows that a trainer packs.
     "models.scalar_head": BASE | {"models", "training.packing", "training.rows"},
@@ -78,6 +92,7 @@ TORCH_FREE = (
     "errors",
     "extras",
     "threads",
+    "plugins",
     "recipe",
     "tasks",
     "environments",
@@ -91,6 +106,7 @@ TORCH_FREE = (
 TORCH_FREE_FILES = (
     "__init__",
     "algorithms.catalog",
+    "algorithms.own_facts",
     "checks.doctor",
     "checks.machine",
     "checks.recipe",

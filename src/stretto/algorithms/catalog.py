@@ -1,7 +1,8 @@
 """What is known of every algorithm without loading torch: for checks, plans and the objective in words.
 
 The records with the mathematics are built by `stretto.algorithms.base.build`, which finds them through `module` here.
-Adding an algorithm is a file beside this one and an entry below.
+Adding an algorithm to stretto is a file beside this one and an entry below. One of a user's own, by module:name, says
+its facts in its own file (`stretto.algorithms.own_facts`) and is known as long as this process runs.
 """
 
 from __future__ import annotations
@@ -9,28 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stretto.errors import RecipeError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmFacts:
-    """What checks and plans must know of an algorithm."""
+    """What checks and plans must know of an algorithm. The defaults are for those of a user's own."""
 
-    name: str
+    name: str = ""
     """Name in recipes."""
-    module: str
+    module: str = ""
     """Module that defines `build(section) -> Algorithm`."""
-    summary: str
+    summary: str = "An algorithm of one's own."
     """One sentence on what it is."""
-    scope: Literal["sample", "group", "batch"]
+    scope: Literal["sample", "group", "batch"] = "group"
     """How much must be scored before credit can be given."""
-    min_samples: int
+    min_samples: int = 1
     """Fewest samples per prompt that it is defined for."""
-    clip: tuple[float, float] | None
+    clip: tuple[float, float] | None = (0.2, 0.2)
     """Default clip range, or none if it does not clip."""
-    advantage: str
+    advantage: str = "A and L as its file has them"
     """The advantage as a formula."""
-    surrogate: str
+    surrogate: str = "L(rho, A)"
     """What is summed over tokens, with {low} and {high} for the clip range."""
-    average: str
+    average: str = "its mean"
     """The denominator as a prefix of the formula."""
     constant: bool = False
     """True if sums are divided by `algorithm.constant`."""
@@ -187,3 +190,20 @@ CATALOG: dict[str, AlgorithmFacts] = {
     )
 }
 """Every algorithm that can be named in a recipe."""
+
+OWN: dict[str, AlgorithmFacts] = {}
+"""module:name -> the facts of algorithms that recipes of this process have named."""
+
+
+def find_facts(name: str) -> AlgorithmFacts | None:
+    """What is known of an algorithm, or none if there is no such one."""
+    return CATALOG.get(name) or OWN.get(name)
+
+
+def facts_of(name: str) -> AlgorithmFacts:
+    """What is known of an algorithm. RecipeError if there is no such one."""
+    found = find_facts(name)
+    if found is None:
+        fix = f"use one of {', '.join(CATALOG)}, or module:name"
+        raise RecipeError.of("algorithm.name", f"there is no algorithm {name!r}", fix)
+    return found

@@ -16,6 +16,7 @@ from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.placement.strategies import find_strategy
+from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Recipe, RewardPart, TaskSection
 from stretto.types import Prompt
@@ -71,7 +72,7 @@ def _task(task: TaskSection, root: Path, rows: int) -> tuple[Sequence[Prompt], S
 def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
     from stretto.rewards import parts
 
-    return parts.problems(section, [str(root), str(Path.cwd())])
+    return parts.problems(section, folders_of(root))
 
 
 def _plan(recipe: Recipe) -> Iterable[Problem]:

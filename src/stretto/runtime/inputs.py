@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stretto import plugins
 from stretto.errors import ChangedInputsError, Problem, RecipeError, StrettoError
 from stretto.models.files import files_in, files_read
 from stretto.models.source import locate
@@ -86,17 +88,20 @@ Read = Callable[[Path], str | None]
 
 def readers(recipe: Recipe, root: Path, folder: Path) -> dict[str, Callable[[Read], Items]]:
     """Recipe key -> what finds the items that it stands for. Nothing is read before one is called."""
-    paths = [str(root), str(Path.cwd())]
-    source = recipe.task.source
+    folders, source = plugins.folders_of(root), recipe.task.source
     asked = "task.source.path" if source.path else "task.source.name" if source.kind == "hf" else "task.source"
     found: dict[str, Callable[[Read], Items]] = {
         asked: lambda read: prompt_items(load_prompts(recipe.task, root), source.path or source.name or source.kind),
         "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
     }
-    if own := [part.kind for part in recipe.rewards if ":" in part.kind]:
-        found["rewards"] = lambda read: _files(_modules(own, paths), read)
-    if ":" in recipe.environment.kind:
-        found["environment"] = lambda read: _files(_modules([recipe.environment.kind], paths), read)
+    own: dict[str, list[str]] = defaultdict(list)
+    for kind, field, name in plugins.plugins_of(recipe):
+        if kind not in ("source", "logger"):  # prompts are compared themselves, and what logs changes nothing
+            own[field].append(name)
+    own["rewards"] += [part.kind for part in recipe.rewards if plugins.is_plugin(part.kind)]
+    for field, names in own.items():
+        if names:
+            found[field] = partial(_modules, tuple(names), folders)
     for role in ("reference", "critic", "reward_model"):
         section = getattr(recipe.roles, role)
         if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
@@ -138,8 +143,9 @@ def _model(name: str, root: Path, read: Read) -> Items:
     return _files(files_read(locate(name, root)), read)
 
 
-def _modules(targets: Sequence[str], paths: Sequence[str]) -> dict[str, Path]:
-    return {name: path for target in targets for name, path in sources(target, paths).items()}
+def _modules(targets: Sequence[str], folders: Sequence[str], read: Read) -> Items:
+    """The files of the user's that plug-ins are made of."""
+    return _files({name: path for target in targets for name, path in sources(target, folders).items()}, read)
 
 
 def _files(paths: Mapping[str, Path], read: Read) -> Items:

@@ -26,6 +26,7 @@ from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.placement.strategies import DEFAULT
 from stretto.planner.enumerate import MICRO_BATCHES
+from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Placement, Recipe
 from stretto.rewards.base import Ask
@@ -195,15 +196,15 @@ def connect(
     stop: frozenset[int],
 ) -> dict[str, Any]:
     """The fields of `RuntimeBase` that are the same wherever the model is."""
-    paths, start = [str(root), str(Path.cwd())], recipe.deadlines.start
-    pool, values = Pool(workers=judges(), paths=paths, start_deadline=start), task.values
+    folders, start = folders_of(root), recipe.deadlines.start
+    pool, values = Pool(workers=judges(), paths=folders, start_deadline=start), task.values
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
-        "algorithm": build(recipe.algorithm),
-        "environment": resolve_environment(recipe.environment.kind),
+        "algorithm": build(recipe.algorithm, folders),
+        "environment": resolve_environment(recipe.environment.kind, folders),
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,
