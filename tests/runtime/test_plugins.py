@@ -1,5 +1,4 @@
-"""A run whose environment, reward and algorithm are files beside the recipe: one device and several, resumed,
-evaluated."""
+"""Runs whose environment, reward and algorithm are files beside it: one device or several, resumed, evaluated."""
 
 import asyncio
 import json
@@ -64,8 +63,8 @@ class Raising(Log):
     "engines.py": """
 from stretto.engines.scripted import ScriptedEngine
 def one(policy):
-    answer = [policy.tokenizer.convert_tokens_to_ids("1"), *policy.stop_tokens]
-    return ScriptedEngine(lambda request: answer)
+    one = policy.tokenizer.convert_tokens_to_ids("1")
+    return ScriptedEngine(lambda request: [one, *policy.stop_tokens])
 def bad(policy): return policy
 def here(policy): raise RuntimeError("only here")
 """,
@@ -134,6 +133,28 @@ def test_an_engine_of_ones_own_says_what_it_likes(project):
     run = start(project, engine__kind="engines:one", guards__max_k3=None, run__steps=1, evaluate__every=0).folder
     rows = [json.loads(line) for text in samples(run).values() for line in text.splitlines()]
     assert {row["conversations"][0]["text"].rpartition("|>1")[1] for row in rows} == {"|>1"}
+
+
+def test_host_processes_give_the_weights_of_this_process_and_a_death_costs_its_trajectories(project):
+    here = start(project, run__steps=2, evaluate__every=0, **OWN).folder
+    apart = start(project, run__steps=2, evaluate__every=0, environment__hosts=2, **OWN).folder
+    one, two = (tensors(folder / "checkpoints" / "step-000002") for folder in (here, apart))
+    model = [key for key in one if key[0] == "model.safetensors"]
+    assert max(float((one[key] - two[key]).abs().max()) for key in model) < 1e-5
+    dying = "import os\n" + FILES["mygame.py"].replace(
+        "    for turn", "    if prompt.tags['die']: os._exit(3)\n    for turn"
+    )
+    (project / "mygame.py").write_text(dying)
+    rows = [{"id": str(n), "text": f"{n:b}", "answer": f"{n:b}", "die": n > 5} for n in range(8)]
+    (project / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"task__source": {"kind": "jsonl", "path": "data.jsonl"}, "task__holdout": {"prompts": 1}}
+    size = {"batch": {"prompts": 7, "samples": 2}, "guards__reward_error_share": 0.9, "run__steps": 1}
+    run = start(project, environment__hosts=7, evaluate={"every": 0, "prompts": 1}, **source, **size, **OWN).folder
+    failures = [json.loads(line)["failure"] for text in samples(run).values() for line in text.splitlines()]
+    died = [failure for failure in failures if failure]
+    assert 2 <= len(died) < len(failures)
+    few = "group too small after failures"
+    assert {*died} - {few} == {"environment: its host process exited with code 3"}
 
 
 @pytest.mark.parametrize(
