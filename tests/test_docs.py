@@ -372,3 +372,14 @@ def test_the_worked_environment_runs_in_real_steps(monkeypatch, capsys):
     assert float(reward) >= 0
     assert float(length) > 0
     assert text.count("<|user|>") >= 2, "an untrained model is wrong, so it was asked again"
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    drawn, path = {}, []
+    for indent, name in re.findall(r"^    ([| ]*)(?:\+-- )?(\w+Error|WorkerLost) ", errors.__doc__, re.MULTILINE):
+        depth = len(indent) // 4 + (name not in ("StrettoError", "ChangedInputsError"))
+        path = [*path[:depth], name]
+        drawn[name] = path[-2] if depth else None
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    real = {kind.__name__: kind.__base__.__name__ for kind in kinds}
+    assert drawn == real | {"StrettoError": None, "ChangedInputsError": None}
