@@ -11,6 +11,7 @@ from functools import partial
 from stretto.environments.chat import Sampling
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.models.source import locate
+from stretto.placement.devices import DeviceKind
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.rewards.model_scores import rated
@@ -45,7 +46,7 @@ class Sequential:
                 base=base,
                 device=device,
                 roles=frozenset(roles_of(recipe)),
-                token_budget=token_budget(recipe, "cpu"),
+                token_budget=token_budget(recipe, DeviceKind.CPU),
                 sleeps=plan.sleeps_on(device),
             )
         )

@@ -381,3 +381,14 @@ def test_the_worked_environment_and_the_example_are_the_same_code():
         functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef)]
         found.append([[ast.dump(line) for line in function.body] for function in functions])
     assert found[0] == found[1] != []
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    drawn, path = {}, []
+    for indent, name in re.findall(r"^    ([| ]*)(?:\+-- )?(\w+Error|WorkerLost) ", errors.__doc__, re.MULTILINE):
+        depth = len(indent) // 4 + (name not in ("StrettoError", "ChangedInputsError"))
+        path = [*path[:depth], name]
+        drawn[name] = path[-2] if depth else None
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    real = {kind.__name__: kind.__base__.__name__ for kind in kinds}
+    assert drawn == real | {"StrettoError": None, "ChangedInputsError": None}

@@ -10,10 +10,11 @@
     |       +-- SandboxLimitError   ... or came to the limit of its processor time or memory
     +-- RewardError                 more rewards failed than the recipe allows; carries the first failure
     |   +-- VerdictError            one trajectory could not be judged; it is marked and dropped, never given 0
-    +-- EnvironmentFailure          a conversation with the model could not be completed
-    +-- CellLost                    a cell's process died; its work is done again
+    +-- RolloutError                a conversation with the model could not be completed
+    +-- WorkerLost                  a worker's process died; its work is done again
     +-- EngineError                 the generating side failed
     +-- TrainingError               the training side failed (a non-finite loss, no memory for one conversation)
+    |   +-- StateLostError          ... or what only its processes held is gone with them
     +-- WeightsError                sampler and trainer do not hold the same weights
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part

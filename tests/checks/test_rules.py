@@ -75,6 +75,7 @@ WRONG = [
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
+    (["placement.strategy=elastc"], "placement.strategy", "there is no strategy 'elastc'"),
     (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
     (["placement.strategy=separate"], "placement.strategy", "needs two devices, see 1"),
     (["placement.fractions=[1, 1]"], "placement.fractions", "no effect with the strategy auto"),
@@ -414,4 +415,4 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
         prompts, _, complete = PROBES.task(recipe.task, Path.cwd(), 11)
         scene = CheckContext(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
         silent -= {rule.__name__ for rule in RULES if list(rule(recipe, scene))}
-    assert silent == {"clip_is_used", "logs_can_be_written"}
+    assert silent == {"clip_is_used", "logs_can_be_written", "strategy_exists"}

@@ -4,7 +4,7 @@ import pytest
 
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster, read_cluster
-from stretto.placement.devices import DEVICES, GB, find_device
+from stretto.placement.devices import DEVICES, GB, DeviceKind, find_device, kind_of
 from stretto.placement.rates import Rates
 
 
@@ -148,4 +148,10 @@ def test_a_host_without_a_device_is_one_problem():
 
 
 def test_a_thread_of_a_cpu_has_constants_of_its_own():
-    assert Rates.of({}, kind="cpu").phase < Rates.of({}).phase
+    assert Rates.of({}, kind=DeviceKind.CPU).phase < Rates.of({}).phase
+
+
+def test_the_name_of_a_device_tells_its_kind():
+    names = {name: device.kind for name, device in parse_cluster("2xH100+3xcpu").devices.items()}
+    assert names == {name: kind_of(name) for name in names}
+    assert [kind_of(name) for name in names] == [DeviceKind.GPU] * 2 + [DeviceKind.CPU] * 3

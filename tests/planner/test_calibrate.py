@@ -8,6 +8,7 @@ import pytest
 from stretto.errors import RecipeError
 from stretto.placement.build import plan_of
 from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import DeviceKind
 from stretto.placement.rates import THREADS, Rates
 from stretto.planner import saved_calibration as kept
 from stretto.planner.calibrate import MeasuredStep, fit, parts
@@ -116,7 +117,7 @@ def test_constants_that_steps_obeyed_predict_other_steps_as_they_do():
     assert found.after < 0.02
     other, choice = workload(prompts=6, prompt=200, mean=40.0, cap=160), Candidate(strategy="elastic", devices=2)
     steps = []
-    for rates in (TRUE, Rates.of(found.rates, kind="cpu")):
+    for rates in (TRUE, Rates.of(found.rates, kind=DeviceKind.CPU)):
         prices = StageTimes(PlanningProblem(workload=other, cluster=TWO, costs=Costs(rates=rates)))
         steps.append(simulate(prices, choice, MemoryFits(prices.setting).room(choice)).step)
     assert steps[1] == pytest.approx(steps[0], rel=0.05)

@@ -21,6 +21,7 @@ from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked
 from stretto.engines.queue import SLICE
 from stretto.environments.render import Renderer
+from stretto.placement.devices import kind_of
 from stretto.placement.plan import Plan
 from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import (
@@ -114,7 +115,7 @@ class CalibrationSteps:
         await crew.start()
         devices = list(crew.members)
         told = [cell.token_budget for cell in plan.cells if cell.token_budget]
-        budget = max(told, default=token_budget(recipe, "cpu" if "/cpu:" in devices[0] else "cuda"))
+        budget = max(told, default=token_budget(recipe, kind_of(devices[0])))
         await crew.all(devices, "about", recipe, budget, seconds=CALL)
         asked = [
             prompt_of(self.steps * PROMPTS + index, workload.prompt, self.parts.renderer, filler=filler(recipe))

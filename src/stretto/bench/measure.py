@@ -22,7 +22,6 @@ from stretto.placement.rates import Rates
 from stretto.planner.calibrate import MeasuredStep, fit
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.lengths import LengthDistribution
-from stretto.planner.enumerate import MICRO_BATCHES
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.saved_calibration import SavedCalibration, this_machine
 from stretto.planner.search import SearchResult
@@ -149,7 +148,7 @@ def runnable(found: SearchResult, setting: PlanningProblem) -> tuple[Forecast, .
 def own(setting: PlanningProblem) -> Iterator[ProbeStep]:
     """Our own workloads: each on one device and on all of them, some with generation apart."""
     count = len(setting.names)
-    budget = MICRO_BATCHES[setting.ordered[0][1].kind]
+    budget = setting.ordered[0][1].kind.micro_batch
     for probe in PROBES:
         if probe.reference and not _may_score(setting.workload):
             probe = replace(probe, reference=False)

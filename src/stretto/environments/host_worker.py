@@ -63,7 +63,7 @@ class Host:
         try:
             outcome = observed(await self.environment(asked, RemoteModel(self, number)))
             signals = {name: float(value) for name, value in outcome.signals.items()}
-            self.send(done=number, answer=outcome.answer, signals=signals, turn_rewards=outcome.turn_rewards)
+            self.send(done=number, answer=outcome.answer, signals=signals)
         except asyncio.CancelledError:
             self.send(failed=number, error="CancelledError: it was cancelled")
         except RolloutError as error:

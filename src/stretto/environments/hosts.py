@@ -142,9 +142,8 @@ class Host:
                 episode.calls[call] = asyncio.ensure_future(self._chat(episode, message))
             case {"give_up": _, "call": call} if call in episode.calls:
                 episode.calls[call].cancel()
-            case {"done": _, "answer": answer, "signals": signals, "turn_rewards": turns}:
-                rewards = None if turns is None else tuple(turns)
-                episode.outcome.set_result(Outcome(answer=answer, signals=signals, turn_rewards=rewards))
+            case {"done": _, "answer": answer, "signals": signals}:
+                episode.outcome.set_result(Outcome(answer=answer, signals=signals))
             case {"failed": _, "error": error}:
                 episode.outcome.set_exception(RolloutError(error))
 

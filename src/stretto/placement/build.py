@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from stretto.errors import Problem, RecipeError
 from stretto.placement import strategies
 from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import DeviceKind, kind_of
 from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER, PRESETS, STRATEGIES, StrategyInputs, find_strategy
 from stretto.placement.validate import hint, problems
@@ -87,10 +88,10 @@ def devices_for(section: Placement, seen: Sequence[str]) -> tuple[str, ...]:
 def uses_gpu(section: Placement, *, visible: bool) -> bool:
     """True if a recipe would run on GPUs, wherever they are; `visible` tells whether this host has any."""
     if section.cluster == "auto" and (named := named_by_cells(section)):
-        return any("/gpu:" in device for device in named)
+        return any(kind_of(device) is DeviceKind.GPU for device in named)
     if section.cluster in OPEN:
         return section.cluster == "1xgpu" or visible
-    return any(host.device.kind != "cpu" for host in parse_cluster(section.cluster).hosts)
+    return any(host.device.kind is DeviceKind.GPU for host in parse_cluster(section.cluster).hosts)
 
 
 def hosts_of(section: Placement) -> int:

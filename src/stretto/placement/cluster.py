@@ -42,7 +42,7 @@ class Host:
     @property
     def names(self) -> tuple[str, ...]:
         """Of its devices, such as "host0/gpu:3"."""
-        return tuple(f"{self.name}/{self.device.kind}:{index}" for index in range(self.count))
+        return tuple(f"{self.name}/{self.device.kind.value}:{index}" for index in range(self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _named(sizes: list[tuple[Device, int]]) -> Iterator[Host]:
     """Hosts with names: `localhost` if there is only one, `host0` and so on otherwise."""
     for index, (device, count) in enumerate(sizes):
         name = "localhost" if len(sizes) == 1 else f"host{index}"
-        if device.kind == "cpu":
+        if not device.kind.has_own_memory:
             device = replace(device, memory=_own_memory() / count, host_memory=_own_memory() / count)
         yield Host(name=name, device=device, count=count, memory=device.host_memory * count)
 
@@ -205,7 +205,7 @@ def _given(host: Host, memory_gb: float | None) -> Host:
     if memory_gb is None:
         return host
     share = memory_gb * GB / host.count
-    own: dict[str, Any] = {"memory": share} if host.device.kind == "cpu" else {}
+    own: dict[str, Any] = {} if host.device.kind.has_own_memory else {"memory": share}
     return replace(host, memory=memory_gb * GB, device=replace(host.device, host_memory=share, **own))
 
 

@@ -8,12 +8,45 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from stretto.errors import RecipeError
 
 GB = 2**30
 """Bytes of a GB."""
+
+
+class DeviceKind(Enum):
+    """What devices of one kind have in common."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of a micro-batch where a recipe leaves it open; running out of memory lowers it."""
+        return 16_384 if self is DeviceKind.GPU else 2304
+
+    @property
+    def has_own_memory(self) -> bool:
+        """True if its memory is not its host's, so that neighbours take none of it and what sleeps can leave it."""
+        return self is DeviceKind.GPU
+
+    @property
+    def has_matrix_units(self) -> bool:
+        """True if it multiplies narrow numbers faster than full ones."""
+        return self is DeviceKind.GPU
+
+    @property
+    def is_alike_everywhere(self) -> bool:
+        """True if a name says what it can do; threads of a CPU are as fast as their machine."""
+        return self is DeviceKind.GPU
+
+
+def kind_of(device: str) -> DeviceKind:
+    """The kind of a device, of which its name tells: "host0/gpu:3" is a GPU."""
+    return DeviceKind(device.rpartition("/")[2].partition(":")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +75,8 @@ class Device:
     """Devices that `link` joins; may span hosts."""
     host_memory: float = 256.0 * GB
     """This device's share of its host's memory, bytes."""
-    kind: str = "gpu"
-    """gpu or cpu, as in the names of devices."""
+    kind: DeviceKind = field(default=DeviceKind.GPU, hash=False)
+    """Of which its name tells, as in "host0/gpu:3"."""
 
 
 def _gpu(
@@ -68,7 +101,7 @@ def _rack(device: Device) -> Device:
 
 _CPU = Device(
     name="cpu", flops=4e11, matmul=3.5e11, memory=4.0 * GB, bandwidth=1.5e10, link=5e9, nic=1e9, host_link=1e10,
-    per_host=2**16, domain=2**16, host_memory=4.0 * GB, kind="cpu",
+    per_host=2**16, domain=2**16, host_memory=4.0 * GB, kind=DeviceKind.CPU,
 )  # fmt: skip
 
 DEVICES = {

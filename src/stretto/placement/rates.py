@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from stretto.errors import RecipeError
+from stretto.placement.devices import DeviceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Rates:
     """How much faster than bf16 large products in fp8 are."""
 
     @classmethod
-    def of(cls, measured: Mapping[str, float], *, kind: str = "gpu", field: str = "rates") -> Rates:
+    def of(cls, measured: Mapping[str, float], *, kind: DeviceKind = DeviceKind.GPU, field: str = "rates") -> Rates:
         """The defaults for this kind of device with some replaced; a name that is none of ours is refused."""
         known = {item.name for item in fields(cls)}
         unknown = [name for name in measured if name not in known]
@@ -77,7 +78,7 @@ class Rates:
         if wrong:
             fix = f"give numbers up to {LARGE:g}: not below zero, and above it where something is divided by them"
             raise RecipeError.of(field, ", ".join(wrong), fix)
-        return replace(THREADS if kind == "cpu" else cls(), **measured)
+        return replace(cls() if kind.is_alike_everywhere else THREADS, **measured)
 
 
 DIVISORS = (

@@ -17,13 +17,10 @@ from stretto.placement.build import shares_of
 from stretto.placement.strategies import STRATEGIES
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import FixedMemory, MemoryFit, MemoryFits
-from stretto.planner.cost.seconds import MICRO_BATCH
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 
-MICRO_BATCHES = {"cpu": 2304, "gpu": int(MICRO_BATCH)}
-"""Kind of device -> tokens of the largest micro-batch on it."""
 PARTS = 8
 """Parts into which devices are divided where some only generate; hosts and kinds of devices are other places to cut."""
 FEW = 8
@@ -186,7 +183,7 @@ class Candidates:
         _, training = choice.places(work.roles)["train"]
         copies = training > choice.train.width and not work.adapter
         # What sleeps on a CPU stays in the memory in which it was.
-        sleepy = not choice.streamed and self.setting.ordered[0][1].kind != "cpu"
+        sleepy = not choice.streamed and self.setting.ordered[0][1].kind.has_own_memory
         for sleeps in (False, True) if sleepy else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False
@@ -220,10 +217,8 @@ class Candidates:
         if work.budget is not None:
             return [max(work.budget, work.longest)]
         # A budget far above a cell's share would keep the scheduler from dealing work out evenly.
-        usual, fair = (
-            MICRO_BATCHES[self.setting.ordered[0][1].kind],
-            _power(math.ceil(max(1.0, work.load.tokens) / devices)),
-        )
+        share = max(1.0, work.load.tokens) / devices
+        usual, fair = self.setting.ordered[0][1].kind.micro_batch, _power(math.ceil(share))
         most = max(self.least, min(usual, fair))
         return [most >> i for i in range(20) if most >> i >= self.least]
 

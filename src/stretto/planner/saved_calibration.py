@@ -110,5 +110,5 @@ def as_measured(cluster: Cluster) -> tuple[Cluster, str | None]:
     found = kept_for(cluster)
     if found is not None:
         return replace(cluster, rates={**found.rates, **cluster.rates}), str(found)
-    borrowed = not cluster.rates and any(device.kind == "cpu" for device, _ in cluster.pools())
+    borrowed = not cluster.rates and any(not device.kind.is_alike_everywhere for device, _ in cluster.pools())
     return cluster, ELSEWHERE if borrowed else None

@@ -241,7 +241,7 @@ def roomiest(setting: PlanningProblem) -> Host:
 
 def _cluster(setting: PlanningProblem, count: int) -> Cluster:
     host = roomiest(setting)
-    if host.device.kind == "cpu":  # more of them share the same memory
+    if not host.device.kind.has_own_memory:  # more of them share the same memory
         share = len(setting.names) / count
         less = {name: share * getattr(host.device, name) for name in ("memory", "host_memory")}
         host = replace(host, device=replace(host.device, **less))

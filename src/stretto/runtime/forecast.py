@@ -102,7 +102,7 @@ def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
 
 def _usual(recipe: Recipe, setting: PlanningProblem) -> int:
     """Tokens of a micro-batch if nothing goes wrong."""
-    return token_budget(recipe, "cpu" if setting.ordered[0][1].kind == "cpu" else "cuda")
+    return token_budget(recipe, setting.ordered[0][1].kind)
 
 
 def _cluster(recipe: Recipe) -> Cluster:

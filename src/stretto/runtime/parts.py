@@ -24,9 +24,9 @@ from stretto.environments.chat import Sampling
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.placement.build import devices_for, plan_of
+from stretto.placement.devices import DeviceKind
 from stretto.placement.plan import Plan
 from stretto.placement.strategies import DEFAULT
-from stretto.planner.enumerate import MICRO_BATCHES
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Placement, Recipe
@@ -38,9 +38,6 @@ from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.tasks.source import PromptSource, load_prompts, split
 from stretto.types import Prompt, Stateful, Trajectory
-
-AUTO_BUDGET = {"cpu": MICRO_BATCHES["cpu"], "cuda": MICRO_BATCHES["gpu"]}
-"""Tokens in a micro-batch when the recipe leaves it open; running out of memory lowers it."""
 
 MOST_JUDGES = 16
 """Processes for user code. Each keeps the user's modules imported, and memory is finite."""
@@ -241,7 +238,7 @@ def judges() -> int:
     return min(max(2, cores() // 2), MOST_JUDGES)
 
 
-def token_budget(recipe: Recipe, kind: str) -> int:
+def token_budget(recipe: Recipe, kind: DeviceKind) -> int:
     """Tokens in a micro-batch on a device of this kind."""
     budget = recipe.batch.token_budget
-    return AUTO_BUDGET[kind] if budget == "auto" else budget
+    return kind.micro_batch if budget == "auto" else budget

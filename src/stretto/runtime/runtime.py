@@ -23,6 +23,7 @@ from stretto.errors import CheckpointError, StrettoError
 from stretto.models.source import locate
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import kind_of
 from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
 from stretto.recipe.schema import Recipe
@@ -226,7 +227,7 @@ def kinds_of(recipe: Recipe) -> dict[str, str]:
 def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
     """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
     told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
-    return max(told, default=token_budget(recipe, "cpu" if "/cpu:" in device else "cuda"))
+    return max(told, default=token_budget(recipe, kind_of(device)))
 
 
 def patience_of(recipe: Recipe) -> CallDeadlines:

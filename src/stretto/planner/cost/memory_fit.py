@@ -160,7 +160,7 @@ class MemoryFits:
             always += gathered
         beside, reads = {}, always if choice.streamed else always + gathered
         for phase in side.roles:
-            beside[phase] = always if phase == "train" and device.kind != "cpu" else reads
+            beside[phase] = always if phase == "train" and device.kind.has_own_memory else reads
             for role in side.roles if choice.sleeps else ():
                 beside[phase] += self._kept(role, phase, sources, resident[role])
         # While weights are handed over, who generates and who trains is awake.

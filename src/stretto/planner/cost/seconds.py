@@ -98,7 +98,7 @@ class Costs:
         """How much faster than in bf16 a device multiplies: fp8 gains, full precision loses, but not on CPUs."""
         if precision == "fp8":
             return self.rates.fp8_gain
-        return 1.0 if site.device.kind == "cpu" else UNAIDED.get(precision, 1.0)
+        return UNAIDED.get(precision, 1.0) if site.device.kind.has_matrix_units else 1.0
 
     def messages(
         self, shape: ModelShape, site: Site, load: TokenLoad, micro: float, precision: Precision = "bfloat16"
