@@ -37,7 +37,9 @@ ARROWS = {
     "engines": BASE | {"models", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
-    | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"},
+    | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"}
+    # A checkpoint's tensors are written where they are.
+    | {"storage.atomic", "storage.manifest", "storage.tensors"},
     "runtime": EVERYTHING,
     "bench": EVERYTHING | {"bench"},
     "cli": EVERYTHING | {"bench", "cli"},

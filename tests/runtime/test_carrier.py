@@ -112,12 +112,12 @@ def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, 
         made = {"plan": plan, "root": tmp_path, "folder": tmp_path, "note": print}
         first = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
         await steps(first, Clock())
-        state = await first.crew.state()
+        await first.crew.save(tmp_path / "saved")
         await first.close()
         second = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
-        second.held.update(state)
-        await second.restored()
-        receipts = await second.crew.all(DEVICES, "holds", second.crew.trainers, seconds=60)
+        await second.restored(tmp_path / "saved")
+        trainers = second.crew.trainers
+        receipts = await second.crew.all(DEVICES, lambda each: each.holds(trainers, False, False), seconds=60)
         await second.close()
         return receipts
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from crewed import STAGES, STEPS, alone, distance, steps, together, with_parts, with_sleep
+from crewed import STAGES, STEPS, alone, distance, read, steps, together, with_parts, with_sleep
 from faulty import Drops, Flips, Forgets, Misnumbers, Skips, Sound, worker_with
 from running import recipe_in
 from sleepy import Sleepy
@@ -74,11 +74,11 @@ def test_each_holds_about_its_share_of_masters_and_moments(name, tmp_path):
 class Poisoned(Worker):
     """A worker whose second gradient is not finite."""
 
-    def reduce(self, sums):
+    def reduce(self, model, sums):
         if self.trainer.version == 1 and self.assignment.device == DEVICES[1]:
             poison = {name: torch.full_like(weight, math.inf) for name, weight in self.trainer.trained.items()}
             self.trainer.accumulators = dict.fromkeys(self.trainer.terms_by_denominator, poison)
-        super().reduce(sums)
+        super().reduce(model, sums)
 
 
 def test_an_update_that_is_not_finite_is_skipped_by_all_of_them(tmp_path):
@@ -133,18 +133,19 @@ PLACES = {
 
 async def gone_on(recipe, folder, *places):
     """The state after some steps in each of these places, one after the other."""
-    states = None
-    for place in places:
+    states, kept = None, None
+    for number, place in enumerate(places):
         parts = await PLACES[place](recipe, folder)
         try:
             for part in parts.stateful if states else ():
                 part.restore(states[part.name])
-            await steps(parts, Clock())
-            await parts.fetch()
+            await steps(parts, Clock(), kept)
+            kept = folder / f"after-{number}"
+            await parts.crew.files.save(kept)
             states = {part.name: part.state() for part in parts.stateful}
         finally:
             await parts.close()
-    return states
+    return read(kept / "state")
 
 
 @pytest.mark.parametrize(
