@@ -53,7 +53,9 @@ FILES = {
     # A frozen model that says one number for a sequence is given the rows that a trainer packs.
     "models.scalar_head": BASE | {"models", "training.packing", "training.rows"},
     # Ways to decode belong to the native engine, whose cache and steps they work on.
-    "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native"},
+    # Decode steps say what of the weights they read, and whether a copy still is them.
+    "engines.native.decode_backend": BASE | {"engines", "models", "weights.tensors"},
+    "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # The queue of a cell counts the trajectories that wait for its engine.

@@ -16,6 +16,7 @@ from stretto.recipe.describe import roles_of
 from stretto.runtime.parts import make_plan
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
+from stretto.workers import shared_folder
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 
@@ -110,12 +111,26 @@ def test_models_sleep_beside_their_parts(tmp_path):
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-async def crew_of(recipe, folder, devices, change, strategy="flatten"):
+class Elsewhere(Worker):
+    """On a host that does not have the driver's folders."""
+
+    def save(self, folder, there, part, of):
+        return super().save(folder, {}, part, of)
+
+    def save_model(self, folder, there, base):
+        return super().save_model(folder, {}, base)
+
+    def restore(self, folder, there):
+        return folder is None and super().restore(folder, there)
+
+
+async def crew_of(recipe, folder, devices, change, make=Worker):
     """A crew with the optimizer shared, or not."""
     names = tuple(f"localhost/cpu:{index}" for index in range(devices))
-    section = recipe.placement.model_copy(update={"strategy": strategy})
+    section = recipe.placement.model_copy(update={"strategy": "flatten"})
     plan = change(plan_of(section, roles=roles_of(recipe), devices=names))
-    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
+    launcher = ThreadLauncher(make)
+    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
 
 
 async def on_one(recipe, folder):
@@ -127,6 +142,7 @@ PLACES = {
     "one device": on_one,
     "two copies": lambda recipe, folder: crew_of(recipe, folder, 2, lambda plan: plan),
     "two parts": lambda recipe, folder: crew_of(recipe, folder, 2, with_parts),
+    "two parts elsewhere": lambda recipe, folder: crew_of(recipe, folder, 2, with_parts, Elsewhere),
     "three parts": lambda recipe, folder: crew_of(recipe, folder, 3, with_parts),
 }
 
@@ -154,15 +170,17 @@ async def gone_on(recipe, folder, *places):
         ("three parts", "two copies"),
         ("one device", "two parts"),
         ("two parts", "three parts"),
-        ("two parts", "one device"),
+        ("two parts elsewhere", "two parts elsewhere"),
     ],
     ids=" then ".join,
 )
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
-def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path):
+def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_folder, "PIECE", 1000)
     recipe = recipe_in(tmp_path, model__dtype="float64", model__adapter=adapter, run__steps=2 * STEPS)
     single = asyncio.run(gone_on(recipe, tmp_path, "one device", "one device"))["optimizer"]
     other = asyncio.run(gone_on(recipe, tmp_path, *places))["optimizer"]
+    assert list(tmp_path.glob("after-*/*.safetensors"))
     assert other["update"] == single["update"] == 2 * STEPS
     assert list(other["masters"]) == list(single["masters"]) == list(other["moments"])
     assert distance(single["masters"], other["masters"]) < 1e-10

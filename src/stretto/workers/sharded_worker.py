@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stretto.algorithms.base import build
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
-from stretto.weights.tensors import unlike
+from stretto.weights.tensors import checksums, unlike
 from stretto.workers.models import settings_of
 from stretto.workers.process_group import Rendezvous, gathered
 from stretto.workers.worker import Worker
@@ -33,11 +33,12 @@ class ShardedWorker(Worker):
             shards, build(recipe.algorithm), self.optimizer, **settings_of(recipe, self.assignment.token_budget)
         )
 
-    def unlike(self) -> list[str]:
-        """Of its slices; the others hold theirs against what the rest of the copy is."""
+    def claims(self, alone: bool) -> dict[str, str]:
+        """Of the full copy, unless its slices are others than its own; the rest is held against the others' slices."""
         assert self.optimizer is not None
-        slices = {name: self.shards.cut(name, weight.detach()) for name, weight in self.policy.trained().items()}
-        return unlike(slices, self.optimizer.masters)
+        trained = self.policy.trained()
+        slices = {name: self.shards.cut(name, weight.detach()) for name, weight in trained.items()}
+        return checksums(trained.items()) | dict.fromkeys(unlike(slices, self.optimizer.masters), "another slice")
 
     def close(self) -> None:
         """Parts from the others too."""

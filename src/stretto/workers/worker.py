@@ -32,7 +32,7 @@ from stretto.training.trainer import StepReport, Trainer
 from stretto.types import Conversation, Receipt, Sample
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import prove_equal
-from stretto.weights.tensors import checksums, unlike
+from stretto.weights.tensors import checksums
 from stretto.workers.api import MODELS, POLICY
 from stretto.workers.connectivity import ProbeServer, own_address, unreached
 from stretto.workers.models import EngineFactory, FrozenReference, Scorer, load_gauges, make_trainer, native_engine
@@ -208,32 +208,40 @@ class Worker:
         self.trainer.version = version
         self.carrier.tell(self.trainer.shared(), self.engine)
 
-    def holds(self, trainers: Sequence[str], whole: bool = False, alone: bool = False) -> Receipt:
-        """Version and checksums of the tensors that this process's engine reads; with `whole`, of frozen ones too.
+    def holds(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
+        """Version and checksums of what this process's engine reads; with `whole`, of frozen tensors too.
 
         Those of `trainers` come from their own optimizers, and are held against them as well. Where a process is
-        `alone` with the policy there is nobody to compare checksums with, and none are made.
+        `alone` with the policy nobody else has checksums to compare, and tensors that are their own masters need none.
         """
         self.sleepers.enter(PUBLISH)
         trained, network = self.policy.trained(), self.policy.network
-        if self.optimizer is not None and self.assignment.device in trainers:
-            prove_equal(
-                self.unlike(),
-                of=len(trained),
-                version=self.trainer.version,
-                engine=self.assignment.device,
-                source="its optimizer",
-            )
-        if alone:
-            return Receipt(version=self.engine.holds().version, manifest={}, shared=True)
-        read = [*network.named_parameters(), *network.named_buffers()] if whole else trained.items()
-        return Receipt(version=self.engine.holds().version, manifest=checksums(read), shared=False)
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())} if whole else dict(trained)
+        claims = self.claims(alone) if self.optimizer is not None and self.assignment.device in trainers else {}
+        names = claims if alone else tensors
+        read = self.engine.checksums(names)
+        if read is None:  # it has no weights: a script, for tests
+            read = checksums((name, tensors[name]) for name in names)
+        # What was not asked for is told where it is not as it should be.
+        prove_equal(
+            {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names)),
+            of=len(trained),
+            version=self.trainer.version,
+            engine=self.assignment.device,
+            source="its optimizer" if claims else "its trainer",
+        )
+        return Receipt(version=self.engine.holds().version, manifest={} if alone else read, shared=alone)
 
-    def unlike(self) -> list[str]:
-        """Names of the tensors that are not what this process's optimizer made."""
+    def claims(self, alone: bool) -> dict[str, str]:
+        """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
+        tensors that are not their own masters."""
         assert self.optimizer is not None
-        trained, masters = self.policy.trained(), self.optimizer.masters
-        return unlike({name: trained[name] for name in masters}, masters)
+        held = self.optimizer.parameters
+        return checksums(
+            (name, master.to(held[name].dtype))
+            for name, master in self.optimizer.masters.items()
+            if not (alone and master is held[name])
+        )
 
     def peak_memory(self) -> float:
         """Most memory that this process has used, in GB."""

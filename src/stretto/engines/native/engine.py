@@ -70,10 +70,8 @@ class NativeEngine:
             reason = "its layers cannot be given packed rows, which is what is asked of them here"
             raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
         self.policy = policy
-        self.speculate, self.drafts = (
-            bool(speculate),
-            NgramDrafts(),
-        )  # "auto" is yes: how much follows from what it brings
+        # "auto" is yes: how much follows from what it brings.
+        self.speculate, self.drafts = bool(speculate), NgramDrafts()
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens)
@@ -139,9 +137,7 @@ class NativeEngine:
     def receive(self, weights: Weights) -> Receipt:
         """Takes over a version; the tensors are the trainer's own."""
         if weights.where != "shared":
-            raise ValueError(
-                f"the native engine reads the trainer's tensors and cannot fetch weights from {weights.where}"
-            )
+            raise ValueError(f"the native engine reads the trainer's tensors, not weights at {weights.where}")
         self.version = weights.version
         self.open = {}  # what stands in trunks was computed with other weights: nobody joins it any more
         self.steps.weights_changed()
@@ -150,6 +146,10 @@ class NativeEngine:
     def holds(self) -> Receipt:
         """Its version; the tensors are the trainer's own."""
         return Receipt(version=self.version, manifest={}, shared=True)
+
+    def checksums(self, names: Collection[str]) -> dict[str, str]:
+        """Of the tensors that it shares with the trainer, and of copies that decode steps read instead."""
+        return self.steps.checksums(names)
 
     def settle(self) -> None:
         """What was learned for drafts is known from now on."""
