@@ -13,6 +13,8 @@ from stretto.runtime import guards
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
+from stretto.storage.tensors import read_parts
+from stretto.training.parallel.zero1 import whole
 from stretto.workers.launchers.inprocess import ThreadLauncher
 
 STEPS = 3
@@ -55,15 +57,27 @@ async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=N
         if hurt:
             hurt(parts.crew)
         reports = await steps(parts, clock)
-        state = await parts.crew.state()
+        state = await saved(parts.crew, folder)
         return state["optimizer"]["masters"], reports, clock.metrics()
     finally:
         await parts.close()
 
 
-async def steps(parts, clock):
+async def saved(crew, folder):
+    """What a group's workers write for a checkpoint, read again."""
+    await crew.save(folder / "saved")
+    return read(folder / "saved" / "state")
+
+
+def read(state):
+    """What workers have written into a folder."""
+    (trainer,), (engine,) = read_parts(state, "trainer"), read_parts(state, "engine")
+    return {"trainer": trainer, "engine": engine, "optimizer": whole(read_parts(state, "optimizer"))}
+
+
+async def steps(parts, clock, checkpoint=None):
     """The reports of some steps."""
-    await parts.restored()
+    await parts.restored(checkpoint)
     reports = []
     for step in range(1, STEPS + 1):
         clock.begin()

@@ -25,8 +25,8 @@ from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU
 
-STREAMS = {"reference": "reference", "values": "value"}
-"""What an algorithm needs -> the role that says it."""
+STREAMS = {"reference": "reference", "values": "critic"}
+"""What an algorithm needs -> the model that says it."""
 
 
 class Sequential:
@@ -134,12 +134,12 @@ class Sequential:
         """One update, or several over parts shuffled by key; a publish after the last."""
         updates, reports = self.recipe.batch.updates, []
         if updates > 1:
-            old = self.worker.score("train", [sample.conversation for sample in samples])
+            old = self.worker.score("policy", [sample.conversation for sample in samples])
             samples = [replace(sample, old=numbers) for sample, numbers in zip(samples, old, strict=True)]
         parts = minibatches(samples, updates, seed=self.recipe.seed, step=step)
         for number, part in enumerate(parts, 1):
-            self.worker.accumulate(part)
-            report = self.worker.apply(number == len(parts))
+            self.worker.accumulate("policy", part)
+            report = self.worker.apply("policy", number == len(parts))
             reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
         return merged(reports)
 

@@ -7,6 +7,7 @@ from stretto.algorithms.base import build
 from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.training.loss_counters import together
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
+from stretto.training.parallel.zero1 import whole
 from tiny import CPU, SETTINGS, credited, random_groups, scratch_policy
 
 SIZE = 2
@@ -50,11 +51,12 @@ def everywhere(sums):
     return together(found)
 
 
-def told_by_first(state):
-    """The first process's, at all of them."""
-    said = [state]
-    dist.broadcast_object_list(said, src=0)
-    return said[0]
+def put_together(state):
+    """The state of one device, from those of both processes."""
+    found = [None] * SIZE
+    dist.all_gather_object(found, state)
+    joined = whole(found)
+    return {**joined, "masters": dict(joined["masters"]), "moments": dict(joined["moments"])}
 
 
 def in_slices(rank, folder):
@@ -66,8 +68,8 @@ def in_slices(rank, folder):
         held = sum(weight.numel() for weight in shards.slices().values())
         optimizer = ShardedAdamW(shards, Optimizer(lr=0.01), updates=10)
         trainer = ShardedTrainer(shards, build(SECTION), optimizer, **CHOICES)
-        before = told_by_first(optimizer.state())
-        reports, weights, after = taken(trainer, everywhere), dict(shards.gathered()), optimizer.state()
+        before = put_together(optimizer.state())
+        reports, weights, after = taken(trainer, everywhere), dict(shards.gathered()), put_together(optimizer.state())
         optimizer.restore(before)
         again = taken(trainer, everywhere)
         total = everywhere({"held": float(held)})["held"]

@@ -51,22 +51,25 @@ ARROWS = {
     "engines": BASE | {"models", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
-    | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"},
+    | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"}
+    # A checkpoint's tensors are written where they are.
+    | {"storage.atomic", "storage.manifest", "storage.tensors"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
     "runtime": BASE
     | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts", "checks.machine"}
-    | {"checks.own_code", "engines.queue", "environments", "placement.strategies"}
-    | {"models.files", "models.load", "models.memory", "models.source", "placement.build", "placement.cluster"}
-    | {"placement.plan", "planner", "recipe", "report", "rewards", "sandbox.imports", "sandbox.pool", "scheduler"}
-    | {"storage", "tasks.source", "threads", "training.optimizer", "training.trainer", "workers.deadlines"}
-    | {"workers.launchers.inprocess", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    | {"checks.own_code", "engines.queue", "environments", "models.files", "models.load", "models.memory"}
+    | {"models.source", "placement.build", "placement.cluster", "placement.devices", "placement.plan"}
+    | {"placement.strategies", "planner", "recipe", "report", "rewards", "sandbox.imports", "sandbox.pool"}
+    | {"scheduler", "storage", "tasks.source", "threads", "training.optimizer", "training.trainer"}
+    | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
+    | {"workers.worker_group", "workers.worker_spec"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
     | {"environments.render", "environments.trajectory", "models.load", "models.logprob_head", "models.scratch"}
-    | {"models.source", "placement.build", "placement.plan", "placement.rates", "placement.strategies", "planner"}
-    | {"recipe.describe"}
-    | {"rewards.answer", "rewards.combine", "runtime", "scheduler.asyncio_driver", "scheduler.speed_estimator"}
-    | {"tasks.source", "threads", "training.packing", "training.trainer", "workers.launchers.inprocess"}
+    | {"models.source", "placement.build", "placement.devices", "placement.plan", "placement.rates"}
+    | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
+    | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
+    | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
     | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
     "cli": EVERYTHING | {"bench", "cli"},
 }
@@ -79,7 +82,9 @@ FILES = {
     # A frozen model that says one number for a sequence is given the rows that a trainer packs.
     "models.scalar_head": BASE | {"models", "training.packing", "training.rows"},
     # Ways to decode belong to the native engine, whose cache and steps they work on.
-    "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native"},
+    # Decode steps say what of the weights they read, and whether a copy still is them.
+    "engines.native.decode_backend": BASE | {"engines", "models", "weights.tensors"},
+    "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
     # The queue of a cell counts the trajectories that wait for its engine.

@@ -317,7 +317,7 @@ def test_received_weights_are_the_trainers_and_name_the_version_of_what_follows(
     assert (receipt.version, receipt.shared) == (7, True)
     engine.submit(requests_for(2))
     assert {completion.version for completion in drained(engine).values()} == {7}
-    with pytest.raises(ValueError, match="cannot fetch weights from disk"):
+    with pytest.raises(ValueError, match="not weights at disk"):
         engine.receive(Weights(version=8, manifest={}, where="disk"))
 
 

@@ -13,7 +13,7 @@ from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.errors import RecipeError
 from stretto.models.unpacked import continued
 from stretto.recipe.schema import EngineSection
-from stretto.workers.worker import native_engine
+from stretto.workers.models import native_engine
 from tiny import VOCABULARY, policy_from
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*one by one")

@@ -10,8 +10,9 @@ from asked import requests, sampled
 from rounding import forward_sums, rounding
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.engine import NativeEngine
+from stretto.errors import EngineError
 from stretto.kernels.cpu.fused_decoder import is_common
-from stretto.kernels.cpu.packed_linear import PackedSteps, packs
+from stretto.kernels.cpu.packed_linear import PackedSteps, memory_of, packs
 from stretto.models.lora import add_adapter
 from stretto.recipe.schema import Adapter
 from tiny import policy_from, scratch_policy
@@ -173,3 +174,23 @@ def test_adapters_of_some_layers_with_biases_reach_those_layers_only():
     for key, answer in plain.items():
         assert packed[key].tokens.tolist() == answer.tokens.tolist()
         assert packed[key].logprobs == pytest.approx(answer.logprobs, abs=close(policy))
+
+
+@pytest.mark.parametrize(("make", "trained"), [(whole, True), (with_adapter, True), (with_adapter, False)])
+def test_a_copy_that_is_not_its_weight_any_more_is_told(make, trained):
+    engine = NativeEngine(make("float32"))
+    weights = dict(engine.policy.network.named_parameters())
+    sound = engine.checksums(weights)
+    engine.submit(requests(4))
+    engine.step(0.0)
+    assert engine.checksums(weights) == sound
+    copies = [each for each in engine.steps.ordered.values() if each.trained == trained]
+    memory_of(copies[0].weight)[:1] ^= 1
+    spoiled = {name for name, weight in weights.items() if any(weight is each for each in copies[0].made_of)}
+    told = engine.checksums(weights)
+    assert spoiled
+    assert {name for name in weights if told[name] != sound[name]} == spoiled
+    assert engine.checksums([]).keys() == spoiled, "also if nobody asks"
+    if trained:
+        with pytest.raises(EngineError, match="not the weights any more"):
+            engine.abort([request.key for request in requests(4)])

@@ -10,7 +10,8 @@ import pytest
 from crewed import STEPS, alone, distance, steps, together
 from faulty import STEP, Drops, Flips, Forgets, Misnumbers, Silent, Skips, Sound, worker_with
 from running import recipe_in
-from stretto.errors import WeightsError
+from stretto.errors import EngineError, WeightsError
+from stretto.kernels.cpu import packed_linear
 from stretto.placement.build import plan_of
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
@@ -38,6 +39,44 @@ def test_on_one_device(faulty, told, adapter, tmp_path):
         asyncio.run(
             together(recipe, tmp_path, "flatten", devices=1, launcher=ThreadLauncher(worker_with(faulty, DEVICES[0])))
         )
+
+
+def keeps_copies(assignment):
+    """A worker whose engine never sees that a weight has changed, and keeps its copies in another order."""
+    worker = Worker(assignment)
+    worker.engine.steps.rest = worker.engine.steps.weights_changed = lambda: None
+    return worker
+
+
+def test_copies_of_older_weights_are_caught_where_nothing_is_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed_linear, "stamp_of", lambda weights: ())
+    crew = together(recipe_in(tmp_path), tmp_path, "flatten", devices=1, launcher=ThreadLauncher(keeps_copies))
+    with pytest.raises(WeightsError, match=r"after step [12], \d+ of \d+ tensors of localhost/cpu:0 differ"):
+        asyncio.run(crew)
+
+
+class Spoils(Worker):
+    """In its second step a bit of a copy that decode steps read becomes another."""
+
+    def generate(self, new, unwanted, seconds):
+        done = super().generate(new, unwanted, 0.0)
+        if self.trainer.version == STEP - 1 and (copies := list(self.engine.steps.ordered.values())):
+            packed_linear.memory_of(copies[-1].weight)[:1] ^= 1
+        return done
+
+
+@pytest.mark.parametrize(
+    ("adapter", "error", "told"),
+    [
+        (None, EngineError, "copies of weights in another order are not the weights any more\n    fix: stretto resume"),
+        (ADAPTERS[1], (EngineError, WeightsError), "not the weights any more|differ from those of its optimizer"),
+    ],
+    ids=["full", "lora"],
+)
+def test_a_copy_that_is_spoilt_while_it_is_read_stops_the_run(adapter, error, told, tmp_path):
+    recipe = recipe_in(tmp_path, model__adapter=adapter)
+    with pytest.raises(error, match=told):
+        asyncio.run(together(recipe, tmp_path, "flatten", devices=1, launcher=ThreadLauncher(Spoils)))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=["full", "lora"])
@@ -112,12 +151,12 @@ def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, 
         made = {"plan": plan, "root": tmp_path, "folder": tmp_path, "note": print}
         first = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
         await steps(first, Clock())
-        state = await first.crew.state()
+        await first.crew.save(tmp_path / "saved")
         await first.close()
         second = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
-        second.held.update(state)
-        await second.restored()
-        receipts = await second.crew.all(DEVICES, "holds", second.crew.trainers, seconds=60)
+        await second.restored(tmp_path / "saved")
+        trainers = second.crew.trainers
+        receipts = await second.crew.all(DEVICES, lambda each: each.holds(trainers, False, False), seconds=60)
         await second.close()
         return receipts
 

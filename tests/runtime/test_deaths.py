@@ -70,9 +70,9 @@ def whole(tmp_path_factory):
     ("device", "what", "number"),
     [
         *((f"localhost/cpu:{index}", *when) for index in (0, 1) for when in WHEN),
-        ("localhost/cpu:0", "state", 1),
-        ("localhost/cpu:0", "state", 2),
         ("localhost/cpu:0", "save", 1),
+        ("localhost/cpu:0", "save", 2),
+        ("localhost/cpu:0", "save_model", 1),
     ],
 )
 def test_a_death_outside_of_a_step_changes_nothing(device, what, number, whole, tmp_path, monkeypatch):

@@ -239,7 +239,7 @@ def test_a_recipe_that_a_worker_refuses_does_not_stay_in_the_folder(short, tmp_p
     run = stopped(short, tmp_path / "run", after=2)
     before = (run / "recipe.yaml").read_text()
 
-    async def refuses(parts):
+    async def refuses(parts, checkpoint):
         raise CheckpointError("the checkpoint holds the moments of adamw, and optimizer.name is adamw8bit")
 
     with monkeypatch.context() as patch, pytest.raises(CheckpointError):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from crewed import STAGES, STEPS, alone, distance, steps, together, with_parts, with_sleep
+from crewed import STAGES, STEPS, alone, distance, read, steps, together, with_parts, with_sleep
 from faulty import Drops, Flips, Forgets, Misnumbers, Skips, Sound, worker_with
 from running import recipe_in
 from sleepy import Sleepy
@@ -16,6 +16,7 @@ from stretto.recipe.describe import roles_of
 from stretto.runtime.parts import make_plan
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
+from stretto.workers import shared_folder
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 
@@ -82,11 +83,11 @@ def test_each_holds_about_its_share_of_masters_and_moments(name, tmp_path):
 class Poisoned(Worker):
     """A worker whose second gradient is not finite."""
 
-    def reduce(self, sums):
+    def reduce(self, model, sums):
         if self.trainer.version == 1 and self.assignment.device == DEVICES[1]:
             poison = {name: torch.full_like(weight, math.inf) for name, weight in self.trainer.trained.items()}
             self.trainer.accumulators = dict.fromkeys(self.trainer.terms_by_denominator, poison)
-        super().reduce(sums)
+        super().reduce(model, sums)
 
 
 def test_an_update_that_is_not_finite_is_skipped_by_all_of_them(tmp_path):
@@ -118,12 +119,26 @@ def test_models_sleep_beside_their_parts(tmp_path):
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-async def crew_of(recipe, folder, devices, change, strategy="flatten"):
+class Elsewhere(Worker):
+    """On a host that does not have the driver's folders."""
+
+    def save(self, folder, there, part, of):
+        return super().save(folder, {}, part, of)
+
+    def save_model(self, folder, there, base):
+        return super().save_model(folder, {}, base)
+
+    def restore(self, folder, there):
+        return folder is None and super().restore(folder, there)
+
+
+async def crew_of(recipe, folder, devices, change, make=Worker):
     """A crew with the optimizer shared, or not."""
     names = tuple(f"localhost/cpu:{index}" for index in range(devices))
-    section = recipe.placement.model_copy(update={"strategy": strategy})
+    section = recipe.placement.model_copy(update={"strategy": "flatten"})
     plan = change(plan_of(section, roles=roles_of(recipe), devices=names))
-    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
+    launcher = ThreadLauncher(make)
+    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
 
 
 async def on_one(recipe, folder):
@@ -135,24 +150,26 @@ PLACES = {
     "one device": on_one,
     "two copies": lambda recipe, folder: crew_of(recipe, folder, 2, lambda plan: plan),
     "two parts": lambda recipe, folder: crew_of(recipe, folder, 2, with_parts),
+    "two parts elsewhere": lambda recipe, folder: crew_of(recipe, folder, 2, with_parts, Elsewhere),
     "three parts": lambda recipe, folder: crew_of(recipe, folder, 3, with_parts),
 }
 
 
 async def gone_on(recipe, folder, *places):
     """The state after some steps in each of these places, one after the other."""
-    states = None
-    for place in places:
+    states, kept = None, None
+    for number, place in enumerate(places):
         parts = await PLACES[place](recipe, folder)
         try:
             for part in parts.stateful if states else ():
                 part.restore(states[part.name])
-            await steps(parts, Clock())
-            await parts.fetch()
+            await steps(parts, Clock(), kept)
+            kept = folder / f"after-{number}"
+            await parts.crew.files.save(kept)
             states = {part.name: part.state() for part in parts.stateful}
         finally:
             await parts.close()
-    return states
+    return read(kept / "state")
 
 
 @pytest.mark.parametrize(
@@ -160,15 +177,18 @@ async def gone_on(recipe, folder, *places):
     [
         (("three parts", "two copies"), LORA),
         (("one device", "two parts"), None),
+        (("two parts elsewhere", "two parts elsewhere"), LORA),
         pytest.param(("two parts", "three parts"), None, marks=pytest.mark.slow),
-        pytest.param(("two parts", "one device"), LORA, marks=pytest.mark.slow),
+        pytest.param(("two parts elsewhere", "two parts elsewhere"), None, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path):
+def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_folder, "PIECE", 1000)
     recipe = recipe_in(tmp_path, model__dtype="float64", model__adapter=adapter, run__steps=2 * STEPS)
     single = asyncio.run(gone_on(recipe, tmp_path, "one device", "one device"))["optimizer"]
     other = asyncio.run(gone_on(recipe, tmp_path, *places))["optimizer"]
+    assert list(tmp_path.glob("after-*/*.safetensors"))
     assert other["update"] == single["update"] == 2 * STEPS
     assert list(other["masters"]) == list(single["masters"]) == list(other["moments"])
     assert distance(single["masters"], other["masters"]) < 1e-10

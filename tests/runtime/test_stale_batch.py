@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crewed import STEPS, distance
+from crewed import STEPS, distance, saved
 from running import recipe_in
 from sequential import Sequential
 from stretto.errors import StaleSampleError
@@ -22,6 +22,7 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BatchBuffer, BufferedBatch
 from stretto.storage.checkpoint import Checkpoints
 from stretto.types import trajectory_key
+from stretto.workers.checkpoints import NAMES
 from stretto.workers.launchers.inprocess import ThreadLauncher
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
@@ -40,7 +41,7 @@ async def one_after_the_other(recipe, folder):
         for step in range(1, STEPS + 1):
             following = (await plain.sampled()).samples if step < STEPS else ()
             # What the weights that sampled it say of a batch, which is trained on once they have moved.
-            old = plain.worker.score("train", [sample.conversation for sample in following])
+            old = plain.worker.score("policy", [sample.conversation for sample in following])
             reports.append(plain.learn(samples, step=step))
             samples = [replace(sample, old=its) for sample, its in zip(following, old, strict=True)]
         return plain.weights(), reports
@@ -67,7 +68,7 @@ async def some(parts, steps):
         clock = Clock(devices=parts.devices)
         clock.begin()
         taken.append(await run_step(parts, clock, step=step))
-    return taken, (await parts.crew.state())["optimizer"]["masters"]
+    return taken, (await saved(parts.crew, parts.crew.files.draft.parent))["optimizer"]["masters"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,8 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
             before, _ = await some(parts, [1, 2])
             assert before[1].report["grad_norm"] > 1e-3  # what samples from then on must not sample from the start
             await parts.fetch()
-            checkpoints.save(2, parts=parts.stateful, write_model=parts.write_model, metrics={})
+            model = parts.write_model
+            checkpoints.save(2, parts=parts.stateful, written=NAMES, write_model=model, metrics={})
             return await some(parts, range(3, 6))
         finally:
             await parts.close()
@@ -167,8 +169,8 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
     async def resumed():
         parts = await crew_of(recipe, tmp_path)
         try:
-            checkpoints.restore(checkpoints.latest(), parts.stateful)
-            await parts.restored()
+            checkpoints.restore(checkpoints.latest(), parts.stateful, written=NAMES)
+            await parts.restored(checkpoints.latest())
             return await some(parts, range(3, 6))
         finally:
             await parts.close()

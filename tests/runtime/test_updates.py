@@ -22,11 +22,11 @@ def pressing(last):
     pressed = []
 
     class Pressing(Worker):
-        def apply(self, is_last=True):
+        def apply(self, model, is_last):
             if self.trainer.version == 1 and is_last == last and not pressed:
                 pressed.append(True)
                 os.kill(os.getpid(), signal.SIGINT)
-            return super().apply(is_last)
+            return super().apply(model, is_last)
 
     return Pressing
 
@@ -48,8 +48,8 @@ class Poisoned(Worker):
 
     reductions = 0
 
-    def reduce(self, sums):
-        super().reduce(sums)
+    def reduce(self, model, sums):
+        super().reduce(model, sums)
         self.reductions += 1
         if self.reductions == 2:
             for tensors in self.trainer.total.values():

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import CheckpointError
+from stretto.storage import manifest as manifests
 from stretto.storage.atomic import Disk
 from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.storage.manifest import describe, verify, write
+from stretto.storage.tensors import read_parts, write_state
 
 
 class Killed(BaseException):
@@ -234,6 +236,33 @@ def test_a_checkpoint_of_another_format_is_refused_by_its_number(tmp_path):
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         restored(store, path)
+
+
+def test_a_checkpoint_of_an_older_format_is_read(tmp_path, monkeypatch):
+    store = store_in(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests, "FORMAT", 1)
+        path = save(store, 1)
+    assert json.loads((path / "state" / "manifest.json").read_text())["format"] == 1
+    assert restored(store, path)[0] == 1
+
+
+def test_what_those_who_hold_it_have_written_is_part_of_a_checkpoint(tmp_path):
+    store = store_in(tmp_path)
+
+    def model(folder):
+        (folder / "state").mkdir()
+        write_state(folder / "state", "optimizer", {"m": torch.ones(2)}, part=0, of=2)
+        write_state(folder / "state", "optimizer", {"m": torch.zeros(2)}, part=1, of=2)
+
+    path = store.save(1, parts=[], written=["optimizer"], write_model=model, metrics={})
+    assert [part["m"].tolist() for part in read_parts(path / "state", "optimizer")] == [[1, 1], [0, 0]]
+    assert store.restore(path, [], written=["optimizer"]) == 1
+    with pytest.raises(CheckpointError, match="holds no state of trainer"):
+        store.restore(path, [], written=["optimizer", "trainer"])
+    (path / "state" / "optimizer-2-of-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer-2-of-2\.safetensors: cannot be read"):
+        store.restore(path, [], written=["optimizer"])
 
 
 def test_the_last_ones_and_the_best_are_kept_even_after_a_resume(tmp_path):

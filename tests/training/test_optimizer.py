@@ -122,22 +122,6 @@ def test_a_restored_optimizer_goes_on_bitwise(dtype):
         assert torch.equal(restored.masters[name], optimizer.masters[name])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_state_in_memory_is_a_copy_that_no_later_update_changes(dtype):
-    parameters = weights(dtype)
-    optimizer = MasterAdamW(parameters, Optimizer(lr=0.1), updates=4)
-    optimizer.step(gradients(parameters, seed=1))
-    state = optimizer.state()
-    before = copy.deepcopy(state)
-    optimizer.step(gradients(parameters, seed=2))
-    optimizer.restore(state)
-    optimizer.step(gradients(parameters, seed=3))
-    for name, master in before["masters"].items():
-        assert torch.equal(state["masters"][name], master)
-        for key, value in before["moments"][name].items():
-            assert torch.equal(state["moments"][name][key], value), key
-
-
 def test_the_state_of_an_optimizer_that_has_not_stepped_restores_one_that_has():
     fresh, used = weights(torch.float32), weights(torch.float32)
     first, second = MasterAdamW(fresh, SECTION, updates=8), MasterAdamW(used, SECTION, updates=8)

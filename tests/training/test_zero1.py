@@ -53,11 +53,11 @@ def test_parts_step_like_the_whole_and_their_states_put_together_are_its_state(n
     several = [MasterAdamW(part, section, updates=6) for part in deal(dealt, count)]
     for update in range(6):
         if update == 3:  # as if the run had gone on under another number of cells
-            state = whole([{"optimizer": each.state()} for each in several])["optimizer"]
+            state = whole([copy.deepcopy(each.state()) for each in several])
             assert list(state["masters"]) == list(state["moments"]) == list(together)
             several = [MasterAdamW(part, section, updates=6) for part in deal(dealt, 3)]
             for each in several:
-                each.restore(copy.deepcopy(state))
+                each.restore(state)
         generator = torch.Generator().manual_seed(update)
         found = {key: torch.randn(weight.shape, generator=generator) for key, weight in together.items()}
         rate = one.step({key: gradient.clone() for key, gradient in found.items()})
@@ -66,9 +66,18 @@ def test_parts_step_like_the_whole_and_their_states_put_together_are_its_state(n
         assert torch.equal(weight, dealt[key]), key
 
 
-def test_cells_whose_devices_answer_as_one_have_said_all_with_the_first():
-    state = {"trainer": {"version": 3}, "optimizer": {"update": 3, "masters": {"w": 1}, "moments": {"w": {}}}}
-    assert whole([state, {}]) == state
+def test_slices_of_a_parameter_are_put_together_and_numbers_are_the_same_everywhere():
+    def part(first, last):
+        held = {"step": torch.tensor(3.0), "exp_avg": torch.arange(first, last)}
+        return {"update": 3, "masters": {"w": torch.arange(first, last)[:, None]}, "moments": {"w": held}}
+
+    state = whole([part(0, 3), part(3, 5), part(5, 5)])
+    assert state["update"] == 3
+    assert state["masters"]["w"].tolist() == [[0], [1], [2], [3], [4]]
+    assert {key: value.tolist() for key, value in state["moments"]["w"].items()} == {
+        "step": 3.0,
+        "exp_avg": [0, 1, 2, 3, 4],
+    }
 
 
 def test_devices_in_turn_have_neighbouring_parameters():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from crewed import alone, dies, distance, steps
+from crewed import alone, dies, distance, read, steps
 from running import recipe_in
 from sequential import Sequential
 from stretto.errors import TrainingError
@@ -13,6 +13,7 @@ from stretto.recipe.describe import roles_of
 from stretto.runtime.runtime import assemble_crew
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import processes, worker_of
+from stretto.workers.shared_folder import listing
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +38,10 @@ async def wide(recipe, folder, cells, killed):
         if killed:
             dies(killed, "generate")(parts.crew)
         reports = await steps(parts, Clock(devices=parts.devices))
-        await parts.fetch()
+        await parts.crew.files.save(folder / "saved")
         with pytest.raises(TrainingError, match="its part of the optimizer with it"):
             await parts.crew.mend.revive(parts.crew.trainers[1])
-        return parts.held, reports
+        return folder / "saved" / "state", reports
     finally:
         await parts.close()
 
@@ -49,7 +50,7 @@ def weights_on_one(recipe, folder, held):
     """The weights that one device goes on with from this state."""
     plain = Sequential(recipe, folder)
     try:
-        plain.worker.restore(held)
+        assert plain.worker.restore(held, listing(held))
         return plain.weights()
     finally:
         asyncio.run(plain.close())
@@ -75,7 +76,7 @@ def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, chang
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
     single, reports = asyncio.run(alone(recipe, tmp_path))
     held, crewed = asyncio.run(wide(recipe, tmp_path, cells, killed))
-    assert distance(single, held["optimizer"]["masters"]) < 1e-10
+    assert distance(single, read(held)["optimizer"]["masters"]) < 1e-10
     assert distance(single, weights_on_one(recipe, tmp_path, held)) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):
         assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)

@@ -13,6 +13,7 @@ from stretto.placement.build import plan_of
 from stretto.recipe.schema import Placement
 from stretto.threads import beside, left_behind, run
 from stretto.types import Receipt
+from stretto.workers import checkpoints
 from stretto.workers import deadlines as patience
 from stretto.workers import worker_group as crews
 from stretto.workers.deadlines import CallDeadlines, opened
@@ -33,8 +34,10 @@ class Saying:
     async def call(self, what, *arguments):
         if self.hangs:
             await asyncio.sleep(60)
-        state = {"from": self.device, "optimizer": {"masters": {}, "moments": {}}}
-        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "state": state}
+        if what == "save":
+            (arguments[0] / "state").mkdir()
+            (arguments[0] / "state" / "from").write_text(self.device)
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "save": []}
         return said.get(what, self.device)
 
     async def close(self):
@@ -67,39 +70,45 @@ def crew_of(launcher, *, folder=None, **changes):
     return WorkerGroup(plan, launcher, lambda device: device, patience=patience, folder=folder)
 
 
+async def saved_by(crew, folder):
+    """The device that has written the state."""
+    await crew.save(folder / "draft")
+    return (folder / "draft" / "state" / "from").read_text()
+
+
 async def started(**changes):
     crew = crew_of(Sayings(), **changes)
     await crew.start()
     return crew
 
 
-def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_checkpoint():
+def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_checkpoint(tmp_path):
     async def scenario():
         crew = await started()
-        assert (await crew.state())["from"] == DEVICES[0]
+        assert await saved_by(crew, tmp_path) == DEVICES[0]
         crew.members[DEVICES[0]].hangs = True
         with pytest.raises(DeadlineError, match=r"localhost/cpu:0 \(.*\): begin has not answered for 0\.05 s"):
             await crew.begin()
-        assert (await crew.state())["from"] == DEVICES[1]
+        assert await saved_by(crew, tmp_path) == DEVICES[1]
 
     asyncio.run(scenario())
 
 
-def test_a_worker_that_was_just_started_is_not_asked_for_what_it_does_not_have_yet():
+def test_a_worker_that_was_just_started_is_not_asked_for_what_it_does_not_have_yet(tmp_path):
     async def scenario():
         crew = await started()
         crew.mend.lost.add(DEVICES[0])
-        return (await crew.state())["from"]
+        return await saved_by(crew, tmp_path)
 
     assert asyncio.run(scenario()) == DEVICES[1]
 
 
-def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_of_its_parts():
+def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_of_its_parts(tmp_path):
     async def scenario():
         crew = await started(optimizer="sharded")
         crew.silent.add(DEVICES[1])
         with pytest.raises(TrainingError, match=f"no whole optimizer is left to ask, because {DEVICES[1]} does not"):
-            await crew.state()
+            await crew.save(tmp_path)
 
     asyncio.run(scenario())
 
@@ -123,7 +132,7 @@ def test_a_deadline_says_who_does_not_answer_and_where_all_processes_stand(tmp_p
     assert written.endswith("=== the other\nit does not answer; process 7 is stopped\n")
 
 
-def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second_wait():
+def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second_wait(tmp_path):
     async def scenario():
         crew = await started()
         for member in crew.members.values():
@@ -131,20 +140,20 @@ def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second
         with pytest.raises(DeadlineError):
             await crew.begin()
         with pytest.raises(TrainingError, match=rf"no whole optimizer .* {', '.join(DEVICES)} does not answer"):
-            await crew.state()
+            await crew.save(tmp_path)
 
     asyncio.run(scenario())
 
 
-def test_the_last_checkpoint_is_given_little_time(monkeypatch):
-    monkeypatch.setattr(crews, "HURRY", 0.01)
+def test_the_last_checkpoint_is_given_little_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoints, "HURRY", 0.01)
 
     async def scenario():
         crew = await started()
         crew.silent.add(DEVICES[0])
         crew.members[DEVICES[1]].hangs = True
-        with pytest.raises(DeadlineError, match=r"state has not answered for 0\.01 s"):
-            await crew.state()
+        with pytest.raises(DeadlineError, match=r"save has not answered for 0\.01 s"):
+            await crew.save(tmp_path)
 
     asyncio.run(scenario())
 
@@ -186,7 +195,7 @@ def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
         asyncio.run(scenario())
 
 
-def test_who_answers_again_is_silent_no_longer():
+def test_who_answers_again_is_silent_no_longer(tmp_path):
     async def scenario():
         crew = await started()
         crew.members[DEVICES[0]].hangs = True
@@ -194,7 +203,7 @@ def test_who_answers_again_is_silent_no_longer():
             await crew.begin()
         crew.members[DEVICES[0]].hangs = False
         await crew.begin()
-        return (await crew.state())["from"]
+        return await saved_by(crew, tmp_path)
 
     assert asyncio.run(scenario()) == DEVICES[0]
 
@@ -319,7 +328,7 @@ def test_a_worker_that_blocks_in_its_thread_is_left_behind_when_its_crew_is_clos
         def __init__(self, device):
             self.device = device
 
-        def begin(self):
+        def begin(self, model):
             over.wait()
 
         def close(self):

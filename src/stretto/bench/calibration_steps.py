@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from stretto.algorithms.base import build
 from stretto.bench.cases import SEED
 from stretto.bench.cluster_steps import COEF, SharedLauncher, key_of
-from stretto.bench.forced_lengths import ForcedLengthsWorker
+from stretto.bench.forced_lengths import ForcedLengthsWorker, told
 from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked
 from stretto.engines.queue import SLICE
@@ -43,9 +42,10 @@ from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
 from stretto.scheduler.asyncio_driver import EventLog
 from stretto.scheduler.speed_estimator import SpeedEstimator
+from stretto.storage.manifest import STATE
 from stretto.types import Prompt
 from stretto.workers.launchers.inprocess import Launcher
-from stretto.workers.worker import make_trainer
+from stretto.workers.models import make_trainer
 from stretto.workers.worker_group import WorkerGroup
 
 
@@ -79,6 +79,7 @@ class CalibrationSteps:
     def __init__(self, recipe: Recipe, root: Path, launcher: Launcher) -> None:
         self.recipe, self.root, self.launcher = recipe, root, SharedLauncher(launcher)
         self.folder = TemporaryDirectory(prefix="stretto-trials-")
+        self.start = Path(self.folder.name, "start")
         self.steps = 0
         self.paces: dict[str, SpeedEstimator] = {}
         self.parts: Runtime | None = None
@@ -93,7 +94,7 @@ class CalibrationSteps:
             note=lambda text: None,
             launcher=self.launcher,
         )
-        self.start: Mapping[str, Any] = await self.parts.crew.state()
+        await self.parts.crew.save(self.start)
 
     async def step(self, workload: StepWorkload, plan: Plan) -> CalibrationStep:
         """Takes one step."""
@@ -110,13 +111,13 @@ class CalibrationSteps:
         assert self.parts is not None
         self.steps += 1
         recipe = trial_recipe(self.recipe, workload)
-        await self.parts.crew.restore(self.start)
+        await self.parts.crew.restore(self.start / STATE)
         crew = WorkerGroup(plan, self.launcher, self.parts.crew.assign, patience=patience_of(recipe))
         await crew.start()
         devices = list(crew.members)
-        told = [cell.token_budget for cell in plan.cells if cell.token_budget]
-        budget = max(told, default=token_budget(recipe, kind_of(devices[0])))
-        await crew.all(devices, "about", recipe, budget, seconds=CALL)
+        budgets = [cell.token_budget for cell in plan.cells if cell.token_budget]
+        budget = max(budgets, default=token_budget(recipe, kind_of(devices[0])))
+        await crew.all(devices, lambda each: told(each).about(recipe, budget), seconds=CALL)
         asked = [
             prompt_of(self.steps * PROMPTS + index, workload.prompt, self.parts.renderer, filler=filler(recipe))
             for index in range(workload.launched)
@@ -126,7 +127,7 @@ class CalibrationSteps:
             for each, row in zip(asked, workload.drawn, strict=True)
             for attempt, length in enumerate(row)
         }
-        await crew.all(devices, "tell", lengths, {}, False, seconds=CALL)
+        await crew.all(devices, lambda each: told(each).tell(lengths, {}, False), seconds=CALL)
         return replace(
             self.parts,
             recipe=recipe,

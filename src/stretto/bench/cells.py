@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stretto import __version__, threads
 from stretto.bench.cluster_steps import DEVICES, ClusterStep, Launch, SharedLauncher, SharedWorkers, launched, said_in
-from stretto.bench.forced_lengths import Said
+from stretto.bench.forced_lengths import Said, told
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import RATE
 from stretto.bench.prepare import Asked, read_prompts
@@ -127,7 +127,7 @@ def alone(job: Job, *, launch: Launch = launched) -> JobResult:
                 await crews.ready(name, asked, {})
                 taken.append(await crews.step(name))
             crew = crews.parts[name].crew
-            gained = {device: await crew.call(device, "gained", seconds=60) for device in crew.members}
+            gained = {device: await told(crew.worker(device, 60)).gained() for device in crew.members}
             return taken, crews.started[name], gained
         finally:
             await crews.close()
@@ -146,7 +146,7 @@ def agree(job: Job, *, launch: Launch = launched) -> JobResult:
         base = job.plans[0]
         await crews.ready(base, start, {})
         await crews.step(base)  # a fresh adapter equals the reference; from here on it does not
-        crews.start = await crews.parts[base].crew.state()
+        await crews.parts[base].crew.save(crews.start)
         fresh: dict[str, list[ClusterStep]] = {}
         for name in job.plans:
             await crews.ready(name, asked[0], {})

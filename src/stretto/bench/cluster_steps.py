@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.bench.cases import SEED, answer_lengths
-from stretto.bench.forced_lengths import ForcedLengthsWorker, Said
+from stretto.bench.forced_lengths import ForcedLengthsWorker, Said, told
 from stretto.bench.jobs import Job
 from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked, model_section
@@ -45,8 +46,10 @@ from stretto.runtime.batch import StepBatch
 from stretto.runtime.runtime import Runtime, assemble_crew
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
+from stretto.storage.manifest import STATE
 from stretto.types import Trajectory
-from stretto.workers.launchers.inprocess import Launcher, WorkerClient, processes
+from stretto.workers.api import WorkerTransport
+from stretto.workers.launchers.inprocess import Launcher, processes
 from stretto.workers.stacks import ProcessStacks
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -69,8 +72,8 @@ class SharedLauncher:
     """A launcher whose workers serve several crews, one after the other."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self.launcher, self.here = launcher, launcher.here
-        self.members: dict[str, WorkerClient] = {}
+        self.launcher = launcher
+        self.members: dict[str, WorkerTransport] = {}
         self.opened = False
 
     async def open(self) -> None:
@@ -79,7 +82,7 @@ class SharedLauncher:
             await self.launcher.open()
         self.opened = True
 
-    async def start(self, assignment: WorkerSpec) -> WorkerClient:
+    async def start(self, assignment: WorkerSpec) -> WorkerTransport:
         """The worker of a device; it can do whatever any plan asks of it."""
         if assignment.device not in self.members:
             every = frozenset(roles_of(assignment.recipe))
@@ -106,7 +109,7 @@ class SharedLauncher:
 class _Lent:
     """A worker that somebody else will end."""
 
-    def __init__(self, member: WorkerClient) -> None:
+    def __init__(self, member: WorkerTransport) -> None:
         self.call = member.call
 
     async def close(self) -> None:
@@ -147,7 +150,8 @@ class SharedWorkers:
         self.lengths = answer_lengths(job.case)
         self.parts: dict[str, Runtime] = {}
         self.started: dict[str, float] = {}
-        self.start: Mapping[str, Any] = {}
+        self.folder = TemporaryDirectory(prefix="stretto-bench-")
+        self.start = Path(self.folder.name, "start")
 
     async def assemble(self, names: Sequence[str]) -> None:
         """A crew for each plan."""
@@ -164,13 +168,13 @@ class SharedWorkers:
             self.started[name] = time.perf_counter() - begun
             first = next(iter(self.parts.values()), parts)  # one pool judges for all
             self.parts[name] = replace(parts, prompts=InTurn(parts.heldout), pool=first.pool, rewards=first.rewards)
-        self.start = await next(iter(self.parts.values())).crew.state()
+        await next(iter(self.parts.values())).crew.save(self.start)
 
     async def ready(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
         """Gives a plan's workers the weights that all begin with, and what a step is about."""
         parts = self.parts[name]
         await parts.crew.meet()
-        await parts.crew.restore(self.start)
+        await parts.crew.restore(self.start / STATE)
         await self.about(name, asked, said, shows=shows)
 
     async def about(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
@@ -181,7 +185,7 @@ class SharedWorkers:
             for each, row in zip(asked, cycle(self.lengths.tolist()))  # two cells get the same lengths
             for attempt, length in enumerate(row)
         }
-        await crew.all(list(crew.members), "tell", lengths, said, shows, seconds=60)
+        await crew.all(list(crew.members), lambda each: told(each).tell(lengths, said, shows), seconds=60)
         assert isinstance(prompts, InTurn)
         prompts.coming = [each.prompt for each in asked]
         batch = self.recipe.batch.model_copy(update={"prompts": len(asked)})
@@ -209,11 +213,11 @@ class SharedWorkers:
     async def gradient(self, name: str) -> NDArray[np.float64]:
         """Of the plan's last step."""
         crew = self.parts[name].crew
-        found: NDArray[np.float64] = await crew.call(crew.trainers[0], "gradient", seconds=60)
-        return found
+        return await told(crew.worker(crew.trainers[0], 60)).gradient()
 
     async def close(self) -> None:
         """Ends everything."""
+        self.folder.cleanup()
         for parts in self.parts.values():
             await parts.close()
 

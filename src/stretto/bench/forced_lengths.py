@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from stretto.bench.ours import endless
 from stretto.engines.base import Completion, Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy
+from stretto.recipe.schema import Recipe
 from stretto.training.trainer import StepReport
+from stretto.workers.api import WorkerApi
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -85,7 +88,7 @@ class ForcedLengthsWorker(Worker):
         self.engine.tell(lengths, said)
         self.shows = shows
 
-    def apply(self, last: bool = True) -> StepReport:
+    def apply(self, model: str, last: bool) -> StepReport:
         """As always; the mean gradient is kept where it is to be shown."""
         if self.shows:
             trainer = self.trainer
@@ -97,7 +100,7 @@ class ForcedLengthsWorker(Worker):
                 ),
                 np.zeros(()),
             )
-        return super().apply(last)
+        return super().apply(model, last)
 
     def gradient(self) -> NDArray[np.float64]:
         """Of the last update, before clipping; one number after the other."""
@@ -106,6 +109,20 @@ class ForcedLengthsWorker(Worker):
     def gained(self) -> int:
         """Bytes that this process has come to need since it had loaded its modules."""
         return self.memory.gained()
+
+
+class ForcedLengthsApi(WorkerApi, Protocol):
+    """What can be asked of it besides."""
+
+    async def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool, /) -> None: ...
+    async def about(self, recipe: Recipe, budget: int, /) -> None: ...
+    async def gradient(self) -> NDArray[np.float64]: ...
+    async def gained(self) -> int: ...
+
+
+def told(worker: WorkerApi) -> ForcedLengthsApi:
+    """Such a worker, as whoever calls it sees it."""
+    return cast(ForcedLengthsApi, worker)
 
 
 def _flat(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> NDArray[np.float64]:

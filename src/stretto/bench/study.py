@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol, cast
 
 from stretto.algorithms.optimal import optimal_value
 from stretto.bench.cases import SEED, answer_lengths
@@ -25,7 +26,9 @@ from stretto.recipe.schema import AlgorithmSection, EngineSection, Optimizer, Re
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.runtime.runtime import Runtime
 from stretto.types import Trajectory
-from stretto.workers.worker import EngineFactory, Worker
+from stretto.workers.api import WorkerApi
+from stretto.workers.models import EngineFactory
+from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 
 SamplerFactory = Callable[[Policy], ForcedEngine]
@@ -65,6 +68,14 @@ class StudyWorker(Worker):
         return self.sampler.abort(unwanted) + self.sampler.step(seconds)
 
 
+class StudyApi(WorkerApi, Protocol):
+    """What can be asked of it besides."""
+
+    async def estimate(
+        self, new: Sequence[Request], unwanted: Sequence[int], seconds: float, /
+    ) -> list[Completion]: ...
+
+
 class Values:
     """V* of a step's prompts: a number from a table, or the estimate from new answers of the reference."""
 
@@ -79,7 +90,7 @@ class Values:
     async def estimated(self, parts: Runtime, asked: Sequence[Asked]) -> dict[str, float]:
         """V* from new answers of the reference."""
         seconds, device = parts.recipe.deadlines.generate, parts.plan.devices[0]
-        lane = EngineQueue(partial(parts.crew.call, device, "estimate", seconds=seconds), together=True)
+        lane = EngineQueue(cast(StudyApi, parts.crew.worker(device, seconds)).estimate, together=True)
         sampling = parts.sampling(temperature=parts.recipe.engine.temperature, seed=SEED + 1)
 
         async def answer(launch: RolloutStart) -> Trajectory:

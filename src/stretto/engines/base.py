@@ -8,7 +8,7 @@ alone, so the same request draws the same tokens whatever else shares the batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +83,11 @@ class Engine(Protocol):
 
     def holds(self) -> Receipt:
         """Which weights it samples from, read now and not remembered."""
+        ...
+
+    def checksums(self, names: Collection[str]) -> dict[str, str] | None:
+        """Checksums of what its products read of these parameters: the tensors, or copies in another order, computed
+        where they are. A copy that is not its parameter is told even if nobody asks. None if it multiplies nothing."""
         ...
 
     def sleep(self, keep: bool) -> None:

@@ -10,10 +10,7 @@ from stretto.engines.base import Engine
 from stretto.errors import RecipeError
 
 FIELD = "engine.kind"
-ASKED = (
-    "name", "version", "facts", "submit", "step", "abort", "receive", "holds", "settle", "sleep", "wake", "close",
-    "state", "restore",
-)  # fmt: skip
+ASKED = sorted(name for name in vars(Engine) if not name.startswith("_"))
 """What a worker asks of an engine."""
 
 

@@ -98,7 +98,7 @@ class RuntimeBase(ABC):
         """Makes ready what a checkpoint is written from."""
 
     @abstractmethod
-    async def restored(self) -> None:
+    async def restored(self, checkpoint: Path | None = None) -> None:
         """A checkpoint was restored, or there was none: whoever samples begins with these weights."""
 
     @abstractmethod

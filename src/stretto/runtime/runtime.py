@@ -10,10 +10,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,33 +29,13 @@ from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.parts import RuntimeBase, connect, load_task, start_hosts, token_budget
 from stretto.scheduler.speed_estimator import SpeedEstimator
+from stretto.storage.manifest import STATE
 from stretto.types import Stateful
 from stretto.workers.deadlines import CallDeadlines
 from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
-from stretto.workers.worker import EngineFactory
+from stretto.workers.models import EngineFactory
 from stretto.workers.worker_group import WorkerGroup
 from stretto.workers.worker_spec import WorkerSpec, torch_device
-
-NAMES = ("trainer", "optimizer")
-"""Parts of a checkpoint that live in the workers."""
-
-
-@dataclass(slots=True)
-class RemoteState:
-    """One of them; its state is the one that was fetched last, or waits to be sent."""
-
-    name: str
-    """As on one device."""
-    held: dict[str, Mapping[str, Any]]
-    """States by name, shared by all."""
-
-    def state(self) -> Mapping[str, Any]:
-        """As it was fetched."""
-        return self.held[self.name]
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Kept until it is sent."""
-        self.held[self.name] = state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +50,6 @@ class Runtime(RuntimeBase):
     """Device that generates -> tokens that the cache of its engine holds."""
     pace: SpeedEstimator
     """How fast the workers are."""
-    draft: Path | None
-    """Where a worker writes the model before a checkpoint takes it over; none without a run folder."""
-    held: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What was fetched from the workers, or waits to be sent to them."""
 
     @property
     def version(self) -> int:
@@ -83,23 +58,20 @@ class Runtime(RuntimeBase):
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:
-        """Prompts, lengths, and what the workers hold."""
-        return (self.prompts, self.lengths, self.ahead, *(RemoteState(name, self.held) for name in NAMES))
+        """Prompts and lengths; what the workers hold is written and read by them."""
+        return (self.prompts, self.lengths, self.ahead)
 
     async def fetch(self) -> None:
         """State and model of a worker that trains."""
         if self.crew.applying:
             raise CheckpointError("a step's updates were under way, and the workers may hold different weights")
-        self.held.update(await self.crew.state())
-        if self.draft is not None:
-            shutil.rmtree(self.draft, ignore_errors=True)
-            await self.crew.save(self.draft, base=self.base)
+        if draft := self.crew.files.draft:
+            await self.crew.files.save(draft, base=self.base)
 
-    async def restored(self) -> None:
-        """Sends what was restored to everybody."""
-        if self.held:
-            await self.crew.restore(dict(self.held))
-            self.held.clear()  # everybody has it
+    async def restored(self, checkpoint: Path | None = None) -> None:
+        """Everybody reads what a checkpoint holds of theirs."""
+        if checkpoint is not None:
+            await self.crew.restore(checkpoint / STATE)
 
     async def memory(self) -> dict[str, float]:
         """Of each worker; nothing if one has died, because a run that is over does not fail for it."""
@@ -109,16 +81,16 @@ class Runtime(RuntimeBase):
             return {}
 
     def write_model(self, folder: Path) -> None:
-        """The files that a worker has written."""
-        assert self.draft is not None
-        for path in self.draft.iterdir():
+        """The files that workers have written, those of their state among them."""
+        draft = self.crew.files.draft
+        assert draft is not None
+        for path in draft.iterdir():
             shutil.move(path, folder / path.name)
-        self.draft.rmdir()
+        draft.rmdir()
 
     async def close(self) -> None:
         """The workers too."""
-        if self.draft is not None:
-            shutil.rmtree(self.draft, ignore_errors=True)
+        self.crew.files.forget()
         await self.crew.close()
         await RuntimeBase.close(self)
 
@@ -175,12 +147,14 @@ async def _assemble(
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks)
+    # Who only asks must not touch the draft of a run.
+    draft = folder / ".model.draft" if folder and plan_trains else None
+    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft)
     try:
         await crew.start(by=begun + recipe.deadlines.start)
-        tokenizer, context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
+        tokenizer, context, stop = await crew.worker(crew.holders[0], recipe.deadlines.start).facts()
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
-        rooms = await crew.all(generating, "room", seconds=recipe.deadlines.start)
+        rooms = await crew.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
     except BaseException:
         await crew.close()
         raise
@@ -192,7 +166,6 @@ async def _assemble(
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=SpeedEstimator(round_seconds=SLICE),
-        draft=folder / ".model.draft" if folder and plan_trains else None,  # who only asks must not touch that of a run
     )
 
 

@@ -50,7 +50,8 @@ from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.storage.lock import held
 from stretto.storage.run_folder import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.types import Stateful
-from stretto.workers.worker import EngineFactory
+from stretto.workers.checkpoints import NAMES
+from stretto.workers.models import EngineFactory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,10 @@ async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Pat
         if checkpoint is not None:
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
             record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
-            Checkpoints(checkpoint.parent, keep=1, best=None).restore(checkpoint, (record, *parts.stateful))
-        await parts.restored()
+            Checkpoints(checkpoint.parent, keep=1, best=None).restore(
+                checkpoint, (record, *parts.stateful), written=NAMES
+            )
+        await parts.restored(checkpoint)
         return await evaluate(parts, parts.heldout, pass_k=recipe.evaluate.pass_k)
     finally:
         await parts.close()
@@ -223,8 +226,8 @@ async def _run(
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
-                    checkpoints.restore(stand.latest, stateful)
-                await parts.restored()
+                    checkpoints.restore(stand.latest, stateful, written=NAMES)
+                await parts.restored(stand.latest)
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])

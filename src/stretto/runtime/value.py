@@ -35,7 +35,7 @@ from stretto.runtime.session import starting
 from stretto.runtime.value_table import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt, Trajectory
-from stretto.workers.worker import EngineFactory
+from stretto.workers.models import EngineFactory
 
 VISIT = -2
 """V*'s own visit number, so that its noise is never that of a training sample or of an evaluation."""

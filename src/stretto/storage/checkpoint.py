@@ -50,9 +50,12 @@ class Checkpoints:
         parts: Sequence[Stateful],
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
+        written: Sequence[str] = (),
         ready: Callable[[], None] = lambda: None,
     ) -> Path:
         """Stores the run as it is after `step` and returns the folder.
+
+        Of parts that are `written` elsewhere, by those who hold them, `write_model` brings the files, too.
 
         Folders of this and later steps that were there before belong to a course of the run that was given up, and are
         removed; only the step that this store just saved or restored is not written again, unless its metrics changed.
@@ -66,7 +69,7 @@ class Checkpoints:
             if step != self._current or not self._holds(target, metrics):
                 draft.mkdir()
                 try:
-                    self._fill(draft, step, parts, write_model, metrics)
+                    self._fill(draft, step, parts, written, write_model, metrics)
                     ready()
                 except BaseException:
                     with suppress(OSError):  # a full disk needs the room back at once
@@ -107,10 +110,13 @@ class Checkpoints:
         """The checkpoint with the best value of the metric; the earlier one if two are equal."""
         return self._best_of(self._folders())
 
-    def restore(self, path: Path, parts: Sequence[Stateful]) -> int:
-        """Puts every part back as the checkpoint holds it and returns its step; if anything is amiss, none."""
+    def restore(self, path: Path, parts: Sequence[Stateful], *, written: Sequence[str] = ()) -> int:
+        """Puts every part back as the checkpoint holds it and returns its step; if anything is amiss, none.
+
+        Parts that were `written` by those who hold them are read by them, and must only be there.
+        """
         manifest = manifests.verify(path)
-        wanted = {part.name for part in parts}
+        wanted = {*(part.name for part in parts), *written}
         for name in sorted(wanted - set(manifest.parts)):
             raise CheckpointError(f"{path}: holds no state of {name}, which this run needs")
         for name in sorted(set(manifest.parts) - wanted - DROPPED):
@@ -126,15 +132,16 @@ class Checkpoints:
         draft: Path,
         step: int,
         parts: Sequence[Stateful],
+        written: Sequence[str],
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
     ) -> None:
         """Everything a checkpoint holds, the manifest last, and all of it on the medium."""
-        names = tuple(part.name for part in parts)
+        names = (*(part.name for part in parts), *written)
         if len(set(names)) < len(names) or not all(PART.fullmatch(name) for name in names):
             raise CheckpointError(f"parts must have different plain names, not {', '.join(names)}")
         self._disk.write(draft, write_model)
-        (draft / STATE).mkdir()
+        (draft / STATE).mkdir(exist_ok=True)
         for part in parts:
             self._write_part(draft, part)
         share(draft)

@@ -19,8 +19,8 @@ from typing import Any
 from stretto.errors import CheckpointError
 from stretto.storage.atomic import to_json
 
-FORMAT = 1
-"""Version of the layout; a checkpoint of another one is refused."""
+FORMAT = 2
+"""Version of the layout. In the first, nothing was written in parts; a checkpoint of a later one is refused."""
 
 GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
 """What the system says where a file is not there as it was written. All else (an I/O error, a network that is away, no
@@ -80,12 +80,11 @@ def read(folder: Path) -> Manifest:
     path = folder / STATE / "manifest.json"
     try:
         body = json.loads(path.read_text(encoding="ascii"))
-        if (layout := body["format"]) != FORMAT:
+        if (layout := body["format"]) not in range(1, FORMAT + 1):
             newer = isinstance(layout, int) and layout > FORMAT
             by = " by a newer version of stretto" if newer else ""
-            raise CheckpointError(
-                f"{path}: written{by} in format {layout}, this version of stretto reads {FORMAT}", damaged=not newer
-            )
+            told = f"written{by} in format {layout}, this version of stretto reads 1 to {FORMAT}"
+            raise CheckpointError(f"{path}: {told}", damaged=not newer)
         seal = body.pop("seal")
         if seal != _seal(body):
             raise CheckpointError(f"{path}: its content does not match its seal")

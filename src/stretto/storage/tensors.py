@@ -3,7 +3,8 @@
 The mapping may nest and hold tensors anywhere. What JSON cannot say is tagged: a tensor is {"$tensor": its name in the
 safetensors file}, a tuple {"$tuple": [...]}, a float that is not finite {"$float": "nan"}, a mapping with keys other
 than plain strings {"$pairs": [[key, value], ...]}. Nothing is pickled, so a checkpoint cannot run code. Tensors come
-back on the CPU; the part that restores them puts them where it wants them.
+back on the CPU; the part that restores them puts them where it wants them. They are views of the file, read when they
+are used. A state that several processes hold is written by each of them, as NAME-1-of-2 and so on.
 """
 
 from __future__ import annotations
@@ -53,6 +54,20 @@ def read_state(values: Path, tensors: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{values}: the state of {values.stem} is not a mapping")
     return state
+
+
+def write_state(folder: Path, name: str, state: Mapping[str, Any], *, part: int = 0, of: int = 1) -> None:
+    """Writes a state into a folder, or the part of it that one of several holds."""
+    stem = name if of == 1 else f"{name}-{part + 1}-of-{of}"
+    if tensors := write_values(folder / f"{stem}.json", state):
+        write_tensors(folder / f"{stem}.safetensors", tensors)
+
+
+def read_parts(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What `write_state` has written, in the order of its parts."""
+    count = sum(1 for _ in folder.glob(f"{name}-*-of-*.json"))
+    stems = [f"{name}-{part + 1}-of-{count}" for part in range(count)] or [name]
+    return [read_state(folder / f"{stem}.json", folder / f"{stem}.safetensors") for stem in stems]
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:

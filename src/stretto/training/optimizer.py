@@ -21,8 +21,6 @@ from stretto.extras import install
 from stretto.models.logprob_head import wide
 from stretto.recipe.schema import Optimizer as Section
 
-CPU = torch.device("cpu")
-
 
 def learning_rate(section: Section, *, update: int, updates: int) -> float:
     """The rate of update number `update` (from 0) out of `updates`."""
@@ -73,15 +71,12 @@ class MasterAdamW:
             yield from (value for value in moments.values() if isinstance(value, Tensor))
 
     def state(self) -> dict[str, Any]:
-        """Masters, moments and the number of updates made; copies in host memory, which later updates leave alone."""
+        """Masters, moments and the number of updates made. The tensors themselves, which the next update changes."""
         return {
             "update": self.update,
             "kind": self.section.name,
-            "masters": {name: master.detach().to("cpu", copy=True) for name, master in self.masters.items()},
-            "moments": {
-                name: {key: _copied(value, CPU) for key, value in self.adamw.state[master].items()}
-                for name, master in self.masters.items()
-            },
+            "masters": {name: master.detach() for name, master in self.masters.items()},
+            "moments": {name: dict(self.adamw.state[master]) for name, master in self.masters.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

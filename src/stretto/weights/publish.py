@@ -2,8 +2,9 @@
 
 An engine answers with the version it samples from and the checksums of its own tensors, read back. Version and
 checksums must be the trainer's, or the run stops: a sampler that silently holds the wrong weights costs weeks. Where
-engine and trainer share tensors there is nothing to compare, and the receipt says "shared" rather than "proved"; what
-an update made of them is then held against the optimizer's masters (`tensors.unlike`).
+engine and trainer share tensors there is nothing to send, and the receipt says "shared" rather than "proved"; what an
+engine reads of them, in place or as copies in another order, is then held against the optimizer's masters
+(`workers.worker`).
 """
 
 from __future__ import annotations

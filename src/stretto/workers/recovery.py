@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from stretto.errors import StateLostError, TrainingError, WorkerLost
-from stretto.training.parallel.zero1 import whole
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
@@ -53,9 +52,8 @@ class Recovery:
         self.lost.add(device)
         async with self.lock:
             try:  # who else has died is found out before anybody waits for it
-                await self.crew.all(
-                    [d for d in self.crew.members if d not in self.lost], "room", seconds=self.crew.patience.train
-                )
+                asked = [each for each in self.crew.members if each not in self.lost]
+                await self.crew.all(asked, lambda each: each.room(), seconds=self.crew.patience.train)
                 await self._revive(device)
                 self.lost.discard(device)
                 if not self.lost:
@@ -74,6 +72,5 @@ class Recovery:
         with suppress(Exception):
             await self.crew.members[device].close()  # dead, or it came back and lost the one whose state it was to get
         self.crew.members[device] = await self.crew.launch(device)
-        state = whole(await self.crew.all(living, "state", seconds=self.crew.patience.train))
-        await self.crew.call(device, "restore", state, seconds=self.crew.patience.train)
+        await self.crew.files.hand_over(living, device)
         await self.crew.prove([living[0], device], whole=True)

@@ -1,14 +1,31 @@
-"""Conversations dealt to several who answer at the same time."""
+"""Several workers asked at the same time: all alike, or each about a share of conversations."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.errors import WorkerLost
 from stretto.types import Conversation
+
+T = TypeVar("T")
+
+
+def sound(answers: Sequence[T | BaseException]) -> list[T]:
+    """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, WorkerLost)), errors[0])
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """What these calls come to; all of them are over when it raises."""
+    return sound(await asyncio.gather(*calls, return_exceptions=True))
 
 
 async def dealt(

@@ -6,12 +6,11 @@ gathered. It lies on the device if something there asks it, in host memory if no
 
 from __future__ import annotations
 
-from typing import Any
-
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
-from stretto.weights.tensors import unlike
+from stretto.weights.tensors import checksums, unlike
+from stretto.workers.models import settings_of
 from stretto.workers.process_group import Rendezvous, gathered
-from stretto.workers.worker import Worker, settings_of
+from stretto.workers.worker import Worker
 
 
 class ShardedWorker(Worker):
@@ -22,7 +21,7 @@ class ShardedWorker(Worker):
         if kind != "cell":
             super().meet(kind, where)
             return
-        recipe, device, self.first = self.assignment.recipe, self.assignment.torch_device, where.rank == 0
+        recipe, device = self.assignment.recipe, self.assignment.torch_device
         mesh = join(gathered(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
         shards = Shards(self._load(device), mesh, temperature=recipe.engine.temperature, serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
@@ -33,16 +32,12 @@ class ShardedWorker(Worker):
             shards, self.assignment.algorithm(), self.optimizer, **settings_of(recipe, self.assignment.token_budget)
         )
 
-    def unlike(self) -> list[str]:
-        """Of its slices; the others hold theirs against what the rest of the copy is."""
+    def claims(self, alone: bool) -> dict[str, str]:
+        """Of the full copy, unless its slices are others than its own; the rest is held against the others' slices."""
         assert self.optimizer is not None
-        slices = {name: self.shards.cut(name, weight.detach()) for name, weight in self.policy.trained().items()}
-        return unlike(slices, self.optimizer.masters)
-
-    def state(self) -> dict[str, Any]:
-        """Gathered by all of them, and told by the first."""
-        state = super().state()
-        return state if self.first else {}
+        trained = self.policy.trained()
+        slices = {name: self.shards.cut(name, weight.detach()) for name, weight in trained.items()}
+        return checksums(trained.items()) | dict.fromkeys(unlike(slices, self.optimizer.masters), "another slice")
 
     def close(self) -> None:
         """Parts from the others too."""

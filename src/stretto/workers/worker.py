@@ -7,11 +7,9 @@ of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,31 +17,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from stretto.algorithms.base import Algorithm
-from stretto.engines.base import Completion, Engine, Request
-from stretto.engines.native.engine import NativeEngine
-from stretto.engines.native.unpacked import UnpackedEngine
-from stretto.engines.own import own_engine
-from stretto.models.load import DTYPES, Policy, load
+from stretto.engines.base import Completion, Request
+from stretto.errors import CheckpointError, TrainingError
+from stretto.models.load import Policy, load
 from stretto.models.memory import keep_memory, peak_gb
-from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
-from stretto.plugins import is_plugin
-from stretto.recipe.schema import EngineSection, Recipe
+from stretto.storage.atomic import storing
+from stretto.storage.manifest import STATE
+from stretto.storage.tensors import read_parts, write_state
 from stretto.training.optimizer import MasterAdamW
-from stretto.training.parallel.zero1 import deal
+from stretto.training.parallel.zero1 import deal, whole
 from stretto.training.trainer import StepReport, Trainer
 from stretto.types import Conversation, Receipt, Sample
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import prove_equal
-from stretto.weights.tensors import checksums, unlike
+from stretto.weights.tensors import checksums
+from stretto.workers.api import MODELS, POLICY
 from stretto.workers.connectivity import ProbeServer, own_address, unreached
+from stretto.workers.models import EngineFactory, FrozenReference, Scorer, engine_of, load_gauges, make_trainer
 from stretto.workers.offload import PUBLISH, HostBuffer, sleepers_of, spare
 from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
 
-EngineFactory = Callable[[Policy], Engine]
-"""Makes what generates with a policy."""
+ROLES = {model: role for role, model in MODELS.items()}
+"""Model -> the role of the cells that ask it."""
 
 
 class Worker:
@@ -62,6 +60,7 @@ class Worker:
         updates = recipe.run.steps * recipe.batch.updates
         self.parts = deal(self.policy.trained(), len(assignment.sharers) or 1)
         self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
+        self.models: dict[str, Scorer] = {}
         self.trainer = make_trainer(
             self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=assignment.token_budget
         )
@@ -69,7 +68,7 @@ class Worker:
         self.reference = self._load(device) if own else None
         if self.reference is not None:
             self.reference.network.requires_grad_(False)
-        self.gauges = load_gauges(
+        gauges = load_gauges(
             recipe,
             assignment.roles,
             root=assignment.root,
@@ -77,6 +76,8 @@ class Worker:
             device=device,
             token_budget=assignment.token_budget,
         )
+        self.models["reference"] = FrozenReference(self.policy, self.reference, lambda: self.trainer)
+        self.models |= {MODELS[role]: each for role, each in gauges.items()}
         self.engine = make_engine(self.policy) if make_engine else engine_of(self.policy, assignment)
         self.trainer.make_room = partial(spare, self.engine)
         self.sleepers = sleepers_of(
@@ -85,14 +86,30 @@ class Worker:
             readers=assignment.readers,
             optimizer=lambda: self.optimizer,
             reference=self.reference,
-            gauges=self.gauges,
+            gauges=gauges,
             engine=self.engine,
             shelf=self.make_shelf(),
         )
         self.carrier = Carrier()
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
-        self.written: TemporaryDirectory[str] | None = None
+        self.files = HostFolder()
+
+    @property
+    def trainer(self) -> Trainer:
+        """What trains the policy."""
+        return self.trained(POLICY)
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer) -> None:
+        self.models[POLICY] = trainer
+
+    def trained(self, model: str) -> Trainer:
+        """What trains a model."""
+        found = self.models.get(model)
+        if not isinstance(found, Trainer):
+            raise TrainingError(f"{self.assignment.device}: no {model} is trained here")
+        return found
 
     def make_shelf(self) -> HostBuffer:
         """Where what sleeps is."""
@@ -114,28 +131,23 @@ class Worker:
 
     # Score and train --------------------------------------------------------------------------------------------------
 
-    def score(self, role: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
-        """What the model of a role says: of policy and reference, the log-probability of every trained token."""
-        self.sleepers.enter(role)
-        if role in self.gauges:
-            return self.gauges[role].score(conversations)
-        if role == "train":
-            return self.trainer.score(conversations)
-        scorer, without_adapter = self.reference or self.policy, self.reference is None
-        return self.trainer.score(conversations, reference=scorer, without_adapter=without_adapter)
+    def score(self, model: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """What a model says: policy and reference the log-probability of every trained token."""
+        self.sleepers.enter(ROLES[model])
+        return self.models[model].score(conversations)
 
-    def begin(self) -> None:
+    def begin(self, model: str) -> None:
         """Forgets what a step has accumulated here."""
-        self.trainer.begin()
+        self.trained(model).begin()
 
-    def accumulate(self, samples: Sequence[Sample]) -> None:
+    def accumulate(self, model: str, samples: Sequence[Sample]) -> None:
         """Adds the gradients of these samples."""
-        self.sleepers.enter("train")
-        self.trainer.accumulate(samples)
+        self.sleepers.enter(ROLES[model])
+        self.trained(model).accumulate(samples)
 
-    def sums(self) -> dict[str, float]:
+    def sums(self, model: str) -> dict[str, float]:
         """The counters of what was accumulated here."""
-        return dict(self.trainer.meter.sums)
+        return dict(self.trained(model).meter.sums)
 
     # Who reaches whom -------------------------------------------------------------------------------------------------
 
@@ -161,20 +173,22 @@ class Worker:
         if where.size > 1:
             self.groups[kind] = ProcessGroup(where)
 
-    def reduce(self, sums: Mapping[str, float]) -> None:
+    def reduce(self, model: str, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
-        self.sleepers.enter("train")
+        self.sleepers.enter(ROLES[model])
         group = self.groups.get("train")
         keep = not self.assignment.parted  # who parts with its part of the optimizer ends the run anyway
-        self.trainer.reduce(group.add if group else lambda tensor: None, sums, keep=keep)
+        self.trained(model).reduce(group.add if group else lambda tensor: None, sums, keep=keep)
 
-    def apply(self, last: bool = True) -> StepReport:
+    def apply(self, model: str, last: bool) -> StepReport:
         """One update from what was reduced; where the optimizer is shared, all hand round what they have updated.
 
-        The weights have a new version after the `last` one of a step.
+        The policy's weights have a new version after the `last` one of a step.
         """
-        self.sleepers.enter(PUBLISH if last else "train")
-        report = self.trainer.apply()
+        self.sleepers.enter(PUBLISH if last else ROLES[model])
+        report = self.trained(model).apply()
+        if model != POLICY:  # nobody generates with it
+            return report
         if len(self.parts) > 1:
             for owner, part in enumerate(self.parts):
                 self.carrier.bring(part, partial(self.groups["train"].hand_round, source=owner))
@@ -189,32 +203,40 @@ class Worker:
         self.trainer.version = version
         self.carrier.tell(self.trainer.shared(), self.engine)
 
-    def holds(self, trainers: Sequence[str], whole: bool = False, alone: bool = False) -> Receipt:
-        """Version and checksums of the tensors that this process's engine reads; with `whole`, of frozen ones too.
+    def holds(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
+        """Version and checksums of what this process's engine reads; with `whole`, of frozen tensors too.
 
         Those of `trainers` come from their own optimizers, and are held against them as well. Where a process is
-        `alone` with the policy there is nobody to compare checksums with, and none are made.
+        `alone` with the policy nobody else has checksums to compare, and tensors that are their own masters need none.
         """
         self.sleepers.enter(PUBLISH)
         trained, network = self.policy.trained(), self.policy.network
-        if self.optimizer is not None and self.assignment.device in trainers:
-            prove_equal(
-                self.unlike(),
-                of=len(trained),
-                version=self.trainer.version,
-                engine=self.assignment.device,
-                source="its optimizer",
-            )
-        if alone:
-            return Receipt(version=self.engine.holds().version, manifest={}, shared=True)
-        read = [*network.named_parameters(), *network.named_buffers()] if whole else trained.items()
-        return Receipt(version=self.engine.holds().version, manifest=checksums(read), shared=False)
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())} if whole else dict(trained)
+        claims = self.claims(alone) if self.optimizer is not None and self.assignment.device in trainers else {}
+        names = claims if alone else tensors
+        read = self.engine.checksums(names)
+        if read is None:  # it has no weights: a script, for tests
+            read = checksums((name, tensors[name]) for name in names)
+        # What was not asked for is told where it is not as it should be.
+        prove_equal(
+            {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names)),
+            of=len(trained),
+            version=self.trainer.version,
+            engine=self.assignment.device,
+            source="its optimizer" if claims else "its trainer",
+        )
+        return Receipt(version=self.engine.holds().version, manifest={} if alone else read, shared=alone)
 
-    def unlike(self) -> list[str]:
-        """Names of the tensors that are not what this process's optimizer made."""
+    def claims(self, alone: bool) -> dict[str, str]:
+        """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
+        tensors that are not their own masters."""
         assert self.optimizer is not None
-        trained, masters = self.policy.trained(), self.optimizer.masters
-        return unlike({name: trained[name] for name in masters}, masters)
+        held = self.optimizer.parameters
+        return checksums(
+            (name, master.to(held[name].dtype))
+            for name, master in self.optimizer.masters.items()
+            if not (alone and master is held[name])
+        )
 
     def peak_memory(self) -> float:
         """Most memory that this process has used, in GB."""
@@ -222,29 +244,37 @@ class Worker:
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path, base: Path | None) -> None:
-        """Writes the policy for others into a folder of this host; `base` is the run's copy of the base model."""
+    def save_model(self, folder: Path, there: Listing, base: Path | None) -> list[str]:
+        """Writes the policy for others into the driver's folder, in which it has found `there`, or returns the files
+        that it is to fetch; `base` is the run's copy of the base model."""
         self.sleepers.enter(PUBLISH)
-        self.policy.save(folder, base=base)
+        with storing(folder, CheckpointError):
+            self.policy.save(self.files.at(folder, there), base=base)
+        return self.files.names()
 
-    def save_here(self, base: Path | None) -> list[str]:
-        """Writes it where only this process looks, and returns its files, which `saved` hands out: the run folder may
-        be on another host."""
-        self.written = TemporaryDirectory(prefix="stretto-")
-        folder = Path(self.written.name)
-        self.save(folder, base)
-        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    def save(self, folder: Path, there: Listing, part: int, of: int) -> list[str]:
+        """Writes what the next step depends on, or one of several parts of it, like `save_model`, into `state/`."""
+        assert self.optimizer is not None
+        self.sleepers.enter(PUBLISH)
+        with storing(folder, CheckpointError):
+            state = self.files.at(folder, there) / STATE
+            state.mkdir(exist_ok=True)
+            write_state(state, self.optimizer.name, self.optimizer.state(), part=part, of=of)
+            if part == 0:
+                write_state(state, self.trainer.name, self.trainer.state())
+        return self.files.names()
 
-    def saved(self, name: str) -> bytes:
-        """A file of what was written last."""
-        assert self.written is not None
-        return Path(self.written.name, name).read_bytes()
+    def read(self, name: str, start: int) -> bytes:
+        """A piece of a file that the driver is to fetch; an empty one at its end."""
+        return self.files.read(name, start)
 
-    def sweep(self) -> None:
-        """Removes what was written; a process that is killed would leave it behind."""
-        if self.written is not None:
-            self.written.cleanup()
-            self.written = None
+    def append(self, name: str, piece: bytes) -> None:
+        """A piece of a file that is restored from."""
+        self.files.append(name, piece)
+
+    def clear(self) -> None:
+        """Removes files that were fetched, or restored from."""
+        self.files.clear()
 
     def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
         """The model's tokenizer, its longest context, and the tokens that end an answer."""
@@ -254,20 +284,23 @@ class Worker:
         """Tokens that the cache of its engine holds."""
         return self.engine.kv_tokens
 
-    def state(self) -> dict[str, Any]:
-        """What the next step depends on."""
-        assert self.optimizer is not None
-        self.sleepers.enter(PUBLISH)
-        return {"trainer": self.trainer.state(), "optimizer": self.optimizer.state()}
+    def restore(self, folder: Path | None, there: Listing) -> bool:
+        """Goes on from the files of the driver's folder, with all of the policy and what it has of the optimizer.
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there, with all of the policy and what it has of the optimizer."""
+        False if this host does not have the folder; then it is called again once they were sent, without one.
+        """
+        if folder is not None and listing(folder) != there:
+            return False
+        folder = folder or self.files.copy()
         self.sleepers.enter(PUBLISH)
-        self.trainer.restore(state["trainer"])
-        self._hold(state["optimizer"]["masters"])
+        (trainer,) = read_parts(folder, self.trainer.name)
+        optimizer = whole(read_parts(folder, "optimizer"))
+        self.trainer.restore(trainer)
+        self._hold(optimizer["masters"])
         if self.optimizer is not None:
-            self.optimizer.restore(state["optimizer"])
+            self.optimizer.restore(optimizer)
         self.carrier.tell(self.trainer.shared(), self.engine)
+        return True
 
     def _hold(self, masters: Mapping[str, Tensor]) -> None:
         """Takes the policy from masters, as an optimizer rounds them."""
@@ -280,62 +313,4 @@ class Worker:
         self.engine.close()
         self.trainer.close()
         self.groups.clear()
-
-
-def make_trainer(
-    policy: Policy, algorithm: Algorithm, recipe: Recipe, optimizer: MasterAdamW | None, *, token_budget: int
-) -> Trainer:
-    """What trains a policy as a recipe says, in this process or in a worker's."""
-    return Trainer(policy, algorithm, optimizer, **settings_of(recipe, token_budget))
-
-
-def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:
-    """What a trainer takes from a recipe."""
-    return {
-        "token_budget": token_budget,
-        "temperature": recipe.engine.temperature,
-        "clip": recipe.optimizer.clip,
-        "checkpointing": recipe.optimizer.checkpointing,
-        "staleness": recipe.placement.staleness,
-    }
-
-
-def load_gauges(
-    recipe: Recipe,
-    roles: frozenset[str],
-    *,
-    root: Path,
-    base: Path | None,
-    device: torch.device,
-    token_budget: int,
-) -> dict[str, FrozenScorer]:
-    """Role -> its frozen model, of those roles among these that are played by one; the same in every process."""
-    own = base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
-    sections = {"reward": recipe.roles.reward_model, "value": recipe.roles.critic}
-    return {
-        role: load_gauge(
-            role,
-            locate(section.name, root),
-            base=own,
-            dtype=DTYPES[recipe.model.dtype],
-            device=device,
-            seed=recipe.seed,
-            token_budget=token_budget,
-        )
-        for role, section in sections.items()
-        if role in roles and section is not None and section.name is not None
-    }
-
-
-def engine_of(policy: Policy, assignment: WorkerSpec) -> Engine:
-    """What generates with a policy: the recipe's engine, or one of the user's."""
-    if is_plugin(kind := assignment.recipe.engine.kind):
-        return own_engine(kind, policy, assignment.folders, where=assignment.where)
-    return native_engine(policy, assignment.recipe.engine)
-
-
-def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
-    """The engine that reads the policy's own tensors."""
-    if policy.apart:
-        return UnpackedEngine(policy, memory_share=section.memory_share)
-    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate, graphs=section.graphs)
+        self.files.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,39 +17,31 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, TrainingError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, StrettoError, WorkerLost
 from stretto.placement.plan import Plan
+from stretto.storage.tensors import read_parts
 from stretto.threads import beside
-from stretto.training.loss_counters import together
-from stretto.training.parallel.zero1 import whole
+from stretto.training import loss_counters
 from stretto.training.trainer import StepReport
-from stretto.types import Conversation, Receipt, Sample, Weights
+from stretto.types import Conversation, Sample, Weights
 from stretto.weights.publish import prove
+from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, client
+from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
-from stretto.workers.launchers.inprocess import Launcher, WorkerClient
+from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.process_group import Rendezvous, call_off
 from stretto.workers.recovery import Recovery
-from stretto.workers.scatter_gather import dealt
+from stretto.workers.scatter_gather import dealt, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.worker_spec import WorkerSpec
 
 T = TypeVar("T")
 
-HURRY = 5.0
-"""Seconds for the last checkpoint of a run that ends because a worker has fallen silent."""
-
 EPOCHS = itertools.count(1)
 """Numbers of meetings; never the same one twice, because crews may share workers and their store."""
-
-
-def sound(answers: list[Any]) -> list[Any]:
-    """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
-    errors = [answer for answer in answers if isinstance(answer, BaseException)]
-    if errors:
-        raise next((error for error in errors if isinstance(error, WorkerLost)), errors[0])
-    return answers
 
 
 class WorkerGroup:
@@ -63,8 +55,10 @@ class WorkerGroup:
         *,
         patience: CallDeadlines,
         folder: Path | None = None,
+        draft: Path | None = None,
     ) -> None:
-        """`folder` is where it is written down which process stands where when a deadline passes."""
+        """`folder` is where it is written down which process stands where when a deadline passes, `draft` one that it
+        may make for what workers write, and remove."""
         self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
         self.role = {cell.name: cell.role for cell in plan.cells}
@@ -72,7 +66,7 @@ class WorkerGroup:
         self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
         # Devices that hold one whole optimizer together, copy by copy.
         self.copies = [plan.sharers] if plan.sharers else self.training
-        self.members: dict[str, WorkerClient] = {}
+        self.members: dict[str, WorkerTransport] = {}
         self.lanes: dict[str, EngineQueue] = {}
         self.version = 0
         # True from a step's first update until that step is over.
@@ -85,6 +79,7 @@ class WorkerGroup:
         self.by: float | None = None
         self.seen = StackDump(launcher, folder)
         self.mend = Recovery(self)
+        self.files = StateFiles(self, draft)
 
     @property
     def trainers(self) -> list[str]:
@@ -125,15 +120,16 @@ class WorkerGroup:
         store, seconds = self.launcher.store(), self._starting
         if len(devices) < 2 or not isinstance(store, tuple):
             return
-        places = await self.all(devices, "listen", store[0], seconds=seconds)
+        address = store[0]
+        places = await self.all(devices, lambda each: each.listen(address), seconds=seconds)
         doors = dict(zip(devices, places, strict=True))
-        missed = await self.all(devices, "unreached", doors, seconds=seconds)
-        await self.all(devices, "shut", seconds=seconds)
+        missed = await self.all(devices, lambda each: each.unreached(doors), seconds=seconds)
+        await self.all(devices, lambda each: each.shut(), seconds=seconds)
         told = [f"{one} -> {two} at {why}" for one, m in zip(devices, missed, strict=True) for two, why in m.items()]
         if told:
             raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
 
-    async def launch(self, device: str) -> WorkerClient:
+    async def launch(self, device: str) -> WorkerTransport:
         """A worker for a device, loaded."""
         async with self._deadline("start", device, self._starting):
             return await self.launcher.start(self.assign(device))
@@ -143,9 +139,11 @@ class WorkerGroup:
         return EngineQueue(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
 
     def _caller(self, cell: str) -> Callable[..., Any]:
-        async def call(*arguments: Any) -> Any:
+        worker = self.worker(self.device[cell], self.patience.generate)
+
+        async def call(*arguments: Any) -> list[Completion]:
             try:
-                return await self.call(self.device[cell], "generate", *arguments, seconds=self.patience.generate)
+                return await worker.generate(*arguments)
             except (WorkerLost, DeadlineError, EngineError):
                 raise
             except Exception as error:  # the engine's failure, and not that of the environment that asked
@@ -153,8 +151,11 @@ class WorkerGroup:
 
         return call
 
-    async def call(self, device: str, what: str, *arguments: Any, seconds: float) -> Any:
-        """A call of one worker, within a deadline."""
+    def worker(self, device: str, seconds: float) -> WorkerApi:
+        """A worker, each of whose calls ends within a deadline."""
+        return client(partial(self._call, device, seconds))
+
+    async def _call(self, device: str, seconds: float, what: str, *arguments: Any) -> Any:
         overdue = device in self.silent
         async with self._deadline(what, device, seconds):
             answer = await self.members[device].call(what, *arguments)
@@ -163,10 +164,10 @@ class WorkerGroup:
             self.silent.discard(device)
         return answer
 
-    async def all(self, devices: Sequence[str], what: str, *arguments: Any, seconds: float) -> list[Any]:
+    async def all(self, devices: Sequence[str], ask: Callable[[WorkerApi], Awaitable[T]], *, seconds: float) -> list[T]:
         """The same call of several; all of them are over when it raises."""
-        calls = (self.call(device, what, *arguments, seconds=seconds) for device in devices)
-        return sound(await asyncio.gather(*calls, return_exceptions=True))
+        calls = (ask(self.worker(device, seconds)) for device in devices)
+        return await together(calls)
 
     def _deadline(self, stage: str, device: str, seconds: float) -> Deadline:
         return Deadline(stage, device, seconds, self)
@@ -175,14 +176,14 @@ class WorkerGroup:
 
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
-        role, seconds = self.role[cell], self.patience.train
-        if role == "train":  # in lockstep, after which each of them knows all
-            told = await self.all(self.devices[cell], "score", role, conversations, seconds=seconds)
-            return list(told[0])
+        model, seconds = MODELS[self.role[cell]], self.patience.train
+        if model == POLICY:  # in lockstep, after which each of them knows all
+            told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
+            return told[0]
         return await dealt(
             conversations,
             self.devices[cell],
-            lambda device, share: self.call(device, "score", role, share, seconds=seconds),
+            lambda device, share: self.worker(device, seconds).score(model, share),
         )
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
@@ -190,13 +191,14 @@ class WorkerGroup:
         process that died at it has from the others."""
         if self.updated is not None:
             return
-        await self.all(self.devices[cell], "accumulate", list(samples), seconds=self.patience.train)
+        model, devices = MODELS[self.role[cell]], self.devices[cell]
+        await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
         """Every training cell forgets what it has accumulated."""
-        await self.all(self.trainers, "begin", seconds=self.patience.train)
+        await self.all(self.trainers, lambda each: each.begin(POLICY), seconds=self.patience.train)
 
     async def apply(self, *, last: bool = True) -> StepReport:
         """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
@@ -204,8 +206,8 @@ class WorkerGroup:
         if self.updated is None:
             trainers, seconds = self.trainers, self.patience.train
             if len(trainers) > 1:
-                sums = together(await self.all(trainers, "sums", seconds=seconds))
-                await self.all(trainers, "reduce", sums, seconds=seconds)
+                sums = loss_counters.together(await self.all(trainers, lambda each: each.sums(POLICY), seconds=seconds))
+                await self.all(trainers, lambda each: each.reduce(POLICY, sums), seconds=seconds)
             self.applying = True
             await self._update(trainers, last)
         if last:
@@ -216,7 +218,7 @@ class WorkerGroup:
 
     async def _update(self, trainers: Sequence[str], last: bool) -> None:
         """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
-        calls = (self.call(device, "apply", last, seconds=self.patience.train) for device in trainers)
+        calls = (self.worker(device, self.patience.train).apply(POLICY, last) for device in trainers)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         told = dict(zip(trainers, answers, strict=True))
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -233,13 +235,13 @@ class WorkerGroup:
         """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
         holders, seconds = self.holders, self.patience.publish
         if len(holders) > len(self.trainers):
-            await self.all(holders, "fetch", self.version, seconds=seconds)
+            await self.all(holders, lambda each: each.fetch(self.version), seconds=seconds)
         await self.prove(holders)
 
     async def prove(self, holders: Sequence[str], *, whole: bool = False) -> None:
         """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
         alone, seconds = len(holders) == 1, self.patience.publish
-        receipts: list[Receipt] = await self.all(holders, "holds", self.trainers, whole, alone, seconds=seconds)
+        receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
         where = "shared" if alone else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
         source = "the trainer" if alone else self.called(holders[0])
@@ -263,65 +265,31 @@ class WorkerGroup:
         store, size, seconds = self.launcher.store(), len(devices), self.patience.train
         meetings = [Rendezvous(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
         calls = [
-            asyncio.ensure_future(self.call(device, "meet", kind, meeting, seconds=self._starting))
+            asyncio.create_task(self.worker(device, self._starting).meet(kind, meeting))
             for device, meeting in zip(devices, meetings, strict=True)
         ]
         try:
             await asyncio.gather(*calls)
         except Exception:
             await beside(call_off, meetings[0])
-            sound(await asyncio.gather(*calls, return_exceptions=True))
+            await together(calls)
 
     async def memory(self) -> dict[str, float]:
         """Device -> most memory that its worker has used, in GB."""
-        peaks = await self.all(list(self.members), "peak_memory", seconds=self.patience.publish)
+        peaks = await self.all(list(self.members), lambda each: each.peak_memory(), seconds=self.patience.publish)
         return dict(zip(self.members, peaks, strict=True))
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    async def state(self) -> Mapping[str, Any]:
-        """What the next step depends on, as one device would say it."""
-        return await self._of_a_copy(self._state)
+    async def save(self, folder: Path) -> None:
+        """Writes what the next step depends on into `folder/state`."""
+        await self.files.save(folder, model=False)
 
-    async def _state(self, devices: Sequence[str], seconds: float) -> Mapping[str, Any]:
-        return whole(await self.all(devices, "state", seconds=seconds))
-
-    async def restore(self, state: Mapping[str, Any]) -> None:
-        """Everybody goes on from there."""
-        await self.all(self.holders, "restore", state, seconds=self.patience.train)
-        self.version = state["trainer"]["version"]
+    async def restore(self, state: Path) -> None:
+        """Everybody goes on from the files of this folder."""
+        await self.files.restore(self.holders, state)
+        self.version = read_parts(state, "trainer")[0]["version"]
         await self.prove(self.holders)
-
-    async def save(self, folder: Path, *, base: Path | None) -> None:
-        """Writes the policy for others. A worker whose host may not have this folder sends the files."""
-        await self._of_a_copy(partial(self._save, folder, base))
-
-    async def _save(self, folder: Path, base: Path | None, devices: Sequence[str], seconds: float) -> None:
-        if self.launcher.here:
-            await self.call(devices[0], "save", folder, base, seconds=seconds)
-            return
-        for name in await self.call(devices[0], "save_here", base, seconds=seconds):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(await self.call(devices[0], "saved", name, seconds=seconds))
-        await self.call(devices[0], "sweep", seconds=seconds)
-
-    async def _of_a_copy(self, ask: Callable[[Sequence[str], float], Awaitable[T]]) -> T:
-        """What `ask` gets from devices that hold one whole optimizer, in the seconds that it is given.
-
-        Those that have fallen silent are not asked, nor those that were just started and have nothing yet; after a
-        death at it, others are.
-        """
-        while True:
-            gone = self.silent | self.mend.lost
-            answering = [copy for copy in self.copies if not gone & set(copy)]
-            if not answering:
-                silent = ", ".join(device for device in self.trainers if device in gone)
-                raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
-            try:
-                return await ask(answering[0], min(self.patience.train, HURRY) if self.silent else self.patience.train)
-            except WorkerLost as lost:
-                self.mend.lost.add(lost.cell)
 
     # A deadline that passed -------------------------------------------------------------------------------------------
 

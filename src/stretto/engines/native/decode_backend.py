@@ -6,6 +6,8 @@ comes, with the sizes of the batch; on a GPU `graphs.py` stands in its place.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -15,6 +17,7 @@ from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPref
 from stretto.engines.native.sampling import draw_from
 from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
+from stretto.weights.tensors import checksums
 
 
 class Steps:
@@ -61,6 +64,17 @@ class Steps:
 
     def weights_changed(self) -> None:
         """Told after every publish; nothing is kept here that follows from weights."""
+
+    def checksums(self, names: Collection[str]) -> dict[str, str]:
+        """Of what is read of these parameters, and of any that are read as copies which are not the same any more."""
+        network, spoiled = self.policy.network, self.spoiled()
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        read = {name: spoiled.get(id(tensor), tensor) for name, tensor in tensors.items()}
+        return checksums((name, held) for name, held in read.items() if name in names or held is not tensors[name])
+
+    def spoiled(self) -> dict[int, Tensor]:
+        """Id of a weight -> what is read instead of it and is not the same; nothing where weights are read in place."""
+        return {}
 
     def rest(self) -> None:
         """Told when nothing is left to decode: gives back what the next update makes worthless."""

@@ -115,9 +115,7 @@ class NativeEngine:
     def receive(self, weights: Weights) -> Receipt:
         """Takes over a version; the tensors are the trainer's own."""
         if weights.where != "shared":
-            raise ValueError(
-                f"the native engine reads the trainer's tensors and cannot fetch weights from {weights.where}"
-            )
+            raise ValueError(f"the native engine reads the trainer's tensors, not weights at {weights.where}")
         self.version = weights.version
         self.open = {}  # what stands in trunks was computed with other weights: nobody joins it any more
         self.steps.weights_changed()
@@ -126,6 +124,10 @@ class NativeEngine:
     def holds(self) -> Receipt:
         """Its version; the tensors are the trainer's own."""
         return Receipt(version=self.version, manifest={}, shared=True)
+
+    def checksums(self, names: Collection[str]) -> dict[str, str]:
+        """Of the tensors that it shares with the trainer, and of copies that decode steps read instead."""
+        return self.steps.checksums(names)
 
     def sleep(self, keep: bool) -> None:
         """Gives the cache's memory back, unless something is decoded in it; the weights are the trainer's."""

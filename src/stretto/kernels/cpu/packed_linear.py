@@ -12,9 +12,10 @@ out of date.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,13 +24,26 @@ from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
 
 from stretto.engines.native.decode_backend import Steps
+from stretto.errors import EngineError
 from stretto.kernels.cpu.backward import simple
 from stretto.kernels.cpu.fused_decoder import FusedDecoder, LayoutProbe, close, is_common
 from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
+from stretto.weights.tensors import checksum, same_bits
+
+SPOILED = (
+    "the engine's copies of weights in another order are not the weights any more\n"
+    "    fix: stretto resume goes on from the newest checkpoint; if it comes again, look at that device's memory, and "
+    "please report it"
+)
+"""What is said when a copy was spoiled while it was read."""
 
 ROWS = 64
 """How many rows the order is chosen for; products of other sizes come out right as well."""
+
+
+Merged = Callable[[list[Tensor]], Tensor]
+"""Makes one weight of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,27 @@ class Ordered:
     """The copy."""
     trained: bool
     """True if one of them is trained."""
+    made_of: Sequence[Tensor]
+    """The weights that it was made of."""
+    merged: Merged
+    """How several became one."""
+    seal: str
+    """Checksum of the copy's own memory when it was made, where it stays for the whole run."""
+
+    def spoiled(self) -> Tensor | None:
+        """What the copy holds, in the order of the weights, if that is not they; a copy that is out of date is never
+        read again. One that stays was compared when it was made, and is known by its checksum since."""
+        if self.stamp != stamp_of(self.made_of):
+            return None
+        if self.seal and checksum(memory_of(self.weight)) == self.seal:
+            return None
+        held, wanted = self.weight.to_dense(), [weight.detach() for weight in self.made_of]
+        if self.merged is torch.cat:
+            parts = held.split([len(weight) for weight in wanted])
+            sound = all(same_bits(part, weight) for part, weight in zip(parts, wanted, strict=True))
+        else:
+            sound = same_bits(held, self.merged(wanted))
+        return None if sound else held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +138,18 @@ class PackedSteps(Steps):
         self.ready.clear()
         self.ordered = {name: found for name, found in self.ordered.items() if not found.trained}
 
+    def spoiled(self) -> dict[int, Tensor]:
+        """By a fault of this machine or of ours; copies are no word of anybody's, so they are read again."""
+        found = [(each, held) for each in self.ordered.values() if (held := each.spoiled()) is not None]
+        return {id(weight): held for each, held in found for weight in each.made_of}
+
     def rest(self) -> None:
-        """Training follows as a rule, needs the memory, and changes what is trained."""
+        """Training follows as a rule, needs the memory, and changes what is trained.
+
+        What was sampled with copies that go now is trained on only if they were the weights until the end.
+        """
+        if any(each.trained and each.spoiled() is not None for each in self.ordered.values()):
+            raise EngineError(SPOILED)
         self.cache.clear()
         self.trunks.clear()
         self.weights_changed()
@@ -173,13 +218,18 @@ class PackedSteps(Steps):
         )
         return found
 
-    def _order(self, name: Hashable, weights: Sequence[Tensor], merged: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def _order(self, name: Hashable, weights: Sequence[Tensor], merged: Merged) -> Tensor:
         stamp = stamp_of(weights)
         found = self.ordered.get(name)
         if found is None or found.stamp != stamp:
             copy = torch.ops.mkldnn._reorder_linear_weight(merged([weight.detach() for weight in weights]), ROWS)
             trained = any(weight.requires_grad for weight in weights)
-            found = self.ordered[name] = Ordered(stamp, copy, trained)
+            found = Ordered(stamp, copy, trained, weights, merged, "")
+            if not trained:
+                if found.spoiled() is not None:
+                    raise EngineError(SPOILED)
+                found = replace(found, seal=checksum(memory_of(copy)))
+            self.ordered[name] = found
         return found.weight
 
 
@@ -191,6 +241,12 @@ def moment(weight: Tensor) -> tuple[int, int]:
 def stamp_of(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """The moment of each."""
     return tuple(map(moment, weights))
+
+
+def memory_of(ordered: Tensor) -> Tensor:
+    """The memory of a weight in order, as bytes."""
+    place, size = torch.ops.mkldnn.data_ptr(ordered), torch.ops.mkldnn._nbytes(ordered)
+    return torch.frombuffer((ctypes.c_uint8 * size).from_address(place), dtype=torch.uint8)
 
 
 def times(states: Tensor, ordered: Tensor, bias: Tensor | None = None, onto: Tensor | None = None) -> Tensor:

@@ -256,38 +256,28 @@ class ShardedTrainer(Trainer):
 
 
 class ShardedAdamW(MasterAdamW):
-    """The optimizer of one process's slices; its state is that of one device, whoever holds which part of it."""
+    """The optimizer of one process's slices; its state is that of these."""
 
     def __init__(self, shards: Shards, *arguments: Any, **keywords: Any) -> None:
         self.shards = shards
         super().__init__(shards.slices(), *arguments, **keywords)
 
-    def state(self) -> dict[str, Any]:
-        """Gathered; all processes ask together, and the first keeps it, in host memory."""
-        return self._each(super().state(), self._told)
-
-    def _told(self, name: str, part: Tensor) -> Tensor:
-        full = self.shards.whole(name, part)
-        return full.cpu() if self.shards.rank == 0 else full.new_empty(0)
-
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Every process takes its part."""
-        super().restore(self._each(state, self.shards.cut))
+        """Every process takes its part of the state of one device."""
+        super().restore(
+            {
+                **state,
+                "masters": {name: self.shards.cut(name, state["masters"][name]) for name in self.masters},
+                "moments": {name: self._cut(name, state["moments"].get(name, {})) for name in self.masters},
+            }
+        )
         self.shards.serve()
 
-    def _each(self, state: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
-        """Changes the tensors that are as large as their parameter; moments hold numbers as well."""
-
-        def changed(name: str, value: Any) -> Any:
-            return change(name, value) if isinstance(value, Tensor) and value.dim() else value
-
+    def _cut(self, name: str, moments: Mapping[str, Any]) -> dict[str, Any]:
+        """Moments that are as large as their parameter; they hold numbers as well."""
         return {
-            **state,
-            "masters": {name: change(name, master) for name, master in state["masters"].items()},
-            "moments": {
-                name: {key: changed(name, value) for key, value in moments.items()}
-                for name, moments in state["moments"].items()
-            },
+            key: self.shards.cut(name, value) if isinstance(value, Tensor) and value.dim() else value
+            for key, value in moments.items()
         }
 
 

@@ -7,9 +7,10 @@ everybody the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 HELD = ("masters", "moments")
@@ -30,8 +31,34 @@ def deal(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, n
     return parts
 
 
-def whole(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of one device, from those that hold one optimizer, in the order of their parts; some say nothing."""
-    parts = [state["optimizer"] for state in states if state]
-    held = {kind: {name: each for part in parts for name, each in part[kind].items()} for kind in HELD}
-    return {**states[0], "optimizer": {**parts[0], **held}}
+class JoinedParts(Mapping[str, Any]):
+    """What several processes hold of each parameter as one. A parameter is put together when it is asked for."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        self.parts = parts
+        self.names = list(dict.fromkeys(name for part in parts for name in part))
+
+    def __getitem__(self, name: str) -> Any:
+        return _joined([part[name] for part in self.parts if name in part])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _joined(found: Sequence[Any]) -> Any:
+    """One thing from its parts: slices of a tensor one below the other; numbers are the same in all of them."""
+    first = found[0]
+    if len(found) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {key: _joined([each[key] for each in found]) for key in first}
+    return torch.cat(list(found)) if isinstance(first, torch.Tensor) and first.dim() else first
+
+
+def whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The optimizer's state of one device, from those that hold it together, in the order of their parts: each has
+    whole parameters, or slices of all."""
+    return {**parts[0], **{kind: JoinedParts([part[kind] for part in parts]) for kind in HELD}}

@@ -20,34 +20,21 @@ from stretto.checks.machine.programs import RAY, TOO_OLD, too_old
 from stretto.errors import RecipeError
 from stretto.extras import install
 from stretto.threads import Daemons
+from stretto.workers.api import WorkerTransport
+from stretto.workers.models import EngineFactory
 from stretto.workers.stacks import ProcessStacks
-from stretto.workers.worker import EngineFactory, Worker
+from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
-
-
-class WorkerClient(Protocol):
-    """One worker."""
-
-    async def call(self, what: str, *arguments: Any) -> Any:
-        """Calls a method of the worker; calls are served in order. `WorkerLost` if its process has died."""
-        ...
-
-    async def close(self) -> None:
-        """Ends it."""
-        ...
 
 
 class Launcher(Protocol):
     """Starts workers, one for each device."""
 
-    here: bool
-    """True if they live in this process, and so see its files and its tensors."""
-
     async def open(self) -> None:
         """Gets the devices."""
         ...
 
-    async def start(self, assignment: WorkerSpec) -> WorkerClient:
+    async def start(self, assignment: WorkerSpec) -> WorkerTransport:
         """One worker, ready."""
         ...
 
@@ -100,8 +87,6 @@ class ThreadWorker:
 
 class ThreadLauncher:
     """Workers in threads of this process."""
-
-    here = True
 
     def __init__(self, make: Callable[[WorkerSpec], Worker] = Worker) -> None:
         self.make, self.meeting = make, HashStore()

@@ -199,8 +199,6 @@ class PrivateRay:
 class RayLauncher:
     """Starts workers as actors."""
 
-    here = False
-
     def __init__(
         self, devices: Sequence[str], *, seconds: float, make: Make = Worker, kinds: Mapping[str, str] | None = None
     ) -> None:

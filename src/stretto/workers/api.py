@@ -1,0 +1,85 @@
+"""What can be asked of a worker, wherever it runs: one call after the other, each awaited.
+
+`Worker` has methods of the same names and arguments, without `async`; `client` makes the typed end of one from whatever
+carries a call to it (`WorkerTransport`): a thread's queue, or Ray. What is passed are records and files' names, never
+tensors of a model. A model is named: the "policy", a "reference", a "critic", a "reward" model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from stretto.engines.base import Completion, Request
+from stretto.training.trainer import StepReport
+from stretto.types import Conversation, Receipt, Sample
+from stretto.workers.process_group import Rendezvous
+from stretto.workers.shared_folder import Listing
+
+POLICY = "policy"
+"""The model that generates and is trained."""
+
+MODELS = {"train": POLICY, "reference": "reference", "value": "critic", "reward": "reward"}
+"""Role of a cell -> the model that it asks."""
+
+
+class WorkerTransport(Protocol):
+    """Brings calls to one worker."""
+
+    async def call(self, what: str, *arguments: Any) -> Any:
+        """Calls a method of the worker; calls are served in order. `WorkerLost` if its process has died."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+class WorkerApi(Protocol):
+    """One worker; what each method does is said in `Worker`."""
+
+    async def generate(
+        self, new: Sequence[Request], unwanted: Sequence[int], seconds: float, /
+    ) -> list[Completion]: ...
+    async def score(self, model: str, conversations: Sequence[Conversation], /) -> list[NDArray[np.float64]]: ...
+    async def begin(self, model: str, /) -> None: ...
+    async def accumulate(self, model: str, samples: Sequence[Sample], /) -> None: ...
+    async def sums(self, model: str, /) -> dict[str, float]: ...
+    async def reduce(self, model: str, sums: Mapping[str, float], /) -> None: ...
+    async def apply(self, model: str, last: bool, /) -> StepReport: ...
+    async def fetch(self, version: int, /) -> None: ...
+    async def holds(self, trainers: Sequence[str], whole: bool, alone: bool, /) -> Receipt: ...
+    async def save(self, folder: Path, there: Listing, part: int, of: int, /) -> list[str]: ...
+    async def save_model(self, folder: Path, there: Listing, base: Path | None, /) -> list[str]: ...
+    async def restore(self, folder: Path | None, there: Listing, /) -> bool: ...
+    async def read(self, name: str, start: int, /) -> bytes: ...
+    async def append(self, name: str, piece: bytes, /) -> None: ...
+    async def clear(self) -> None: ...
+    async def listen(self, toward: str, /) -> tuple[str, int]: ...
+    async def unreached(self, doors: Mapping[str, tuple[str, int]], /) -> dict[str, str]: ...
+    async def shut(self) -> None: ...
+    async def meet(self, kind: str, where: Rendezvous, /) -> None: ...
+    async def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]: ...
+    async def room(self) -> int: ...
+    async def peak_memory(self) -> float: ...
+
+
+class WorkerClient:
+    """The caller's end: each method of `WorkerApi` is a call."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        return partial(self._call, method)
+
+
+def client(call: Callable[..., Awaitable[Any]]) -> WorkerApi:
+    """A worker, of whose calls each is made by `call(method, *arguments)`."""
+    return cast(WorkerApi, WorkerClient(call))

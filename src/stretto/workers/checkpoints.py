@@ -1,0 +1,102 @@
+"""What a checkpoint takes from the workers, as files: each writes what it holds, and reads what it needs.
+
+A folder with a state has `trainer`, `engine` and `optimizer`, the last in as many parts as devices hold one whole
+optimizer together. Whoever reads it may be another number of devices. The driver sees names of files, and where a
+worker's host does not have the folder (`workers.shared_folder`) pieces of them that it passes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from stretto.errors import CheckpointError, TrainingError, WorkerLost
+from stretto.storage.atomic import storing
+from stretto.storage.manifest import STATE
+from stretto.workers.scatter_gather import together
+from stretto.workers.shared_folder import emptied, fetch, listing, send
+
+if TYPE_CHECKING:
+    from stretto.workers.worker_group import WorkerGroup
+
+NAMES = ("trainer", "optimizer")
+"""Parts of a checkpoint that live in the workers."""
+
+HURRY = 5.0
+"""Seconds for the last checkpoint of a run that ends because a worker has fallen silent."""
+
+
+class StateFiles:
+    """Writes and reads the state of a group's workers."""
+
+    def __init__(self, crew: WorkerGroup, draft: Path | None) -> None:
+        """`draft` is a folder that the group may make and remove."""
+        self.crew, self.draft = crew, draft
+
+    async def save(self, folder: Path, *, base: Path | None = None, model: bool = True) -> None:
+        """The policy for others, and below it in `state/` what the next step depends on. What was there before is gone.
+
+        `base` is the run's copy of the base model. Devices that hold one whole optimizer are asked: not those that have
+        fallen silent, nor those that were just started and have nothing yet. After a death at it, others are.
+        """
+        crew = self.crew
+        while True:
+            gone = crew.silent | crew.mend.lost
+            answering = [copy for copy in crew.copies if not gone & set(copy)]
+            if not answering:
+                silent = ", ".join(device for device in crew.trainers if device in gone)
+                raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
+            seconds = min(crew.patience.train, HURRY) if crew.silent else crew.patience.train
+            try:
+                return await self._save(folder, answering[0], seconds, base=base, model=model)
+            except WorkerLost as lost:
+                crew.mend.lost.add(lost.cell)
+
+    async def _save(
+        self, folder: Path, devices: Sequence[str], seconds: float, *, base: Path | None = None, model: bool = False
+    ) -> None:
+        with storing(folder, CheckpointError):
+            mark = emptied(folder)
+            there = listing(folder)
+
+            async def write(part: int, device: str) -> None:
+                worker = self.crew.worker(device, seconds)
+                written = await worker.save(folder, there, part, len(devices))
+                if model and part == 0:
+                    written = await worker.save_model(folder, there, base)
+                for name in written:
+                    await fetch(folder, name, worker.read)
+                await worker.clear()
+
+            await together(write(part, device) for part, device in enumerate(devices))
+            mark.unlink()
+
+    async def restore(self, devices: Sequence[str], state: Path) -> None:
+        """These devices go on from the files of this folder."""
+        seconds, there = self.crew.patience.train, listing(state)
+
+        async def read(device: str) -> None:
+            worker = self.crew.worker(device, seconds)
+            if not await worker.restore(state, there):
+                for path in sorted(path for name in NAMES for path in state.glob(f"{name}*")):
+                    await send(path, worker.append)
+                await worker.restore(None, {})
+                await worker.clear()
+
+        await together(map(read, devices))
+
+    async def hand_over(self, living: Sequence[str], device: str) -> None:
+        """Gives a new worker the state of one that lives, or of those that hold it together."""
+        with TemporaryDirectory(prefix="stretto-") as beside:
+            folder = self.draft or Path(beside, "state")
+            await self._save(folder, living, self.crew.patience.train)
+            await self.restore([device], folder / STATE)
+            self.forget()
+
+    def forget(self) -> None:
+        """Removes a draft that nobody took."""
+        if self.draft is not None:
+            shutil.rmtree(self.draft, ignore_errors=True)

@@ -1,0 +1,109 @@
+"""How a worker makes its models, and what makes, trains and asks them, from a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stretto.algorithms.base import Algorithm
+from stretto.engines.base import Engine
+from stretto.engines.native.engine import NativeEngine
+from stretto.engines.native.unpacked import UnpackedEngine
+from stretto.engines.own import own_engine
+from stretto.models.load import DTYPES, Policy
+from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
+from stretto.models.source import locate
+from stretto.plugins import is_plugin
+from stretto.recipe.schema import EngineSection, Recipe
+from stretto.training.optimizer import MasterAdamW
+from stretto.training.trainer import Trainer
+from stretto.types import Conversation
+from stretto.workers.worker_spec import WorkerSpec
+
+EngineFactory = Callable[[Policy], Engine]
+"""Makes what generates with a policy."""
+
+
+class Scorer(Protocol):
+    """A model that says something of conversations."""
+
+    def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """Numbers of each conversation."""
+        ...
+
+
+class FrozenReference:
+    """The policy as it was before training: a frozen copy, or the policy without its adapter."""
+
+    def __init__(self, policy: Policy, copy: Policy | None, trainer: Callable[[], Trainer]) -> None:
+        """`trainer` packs and computes; a worker may get another one."""
+        self.policy, self.copy, self.trainer = policy, copy, trainer
+
+    def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
+        """The log-probability of every trained token."""
+        scorer = self.copy or self.policy
+        return self.trainer().score(conversations, reference=scorer, without_adapter=self.copy is None)
+
+
+def make_trainer(
+    policy: Policy, algorithm: Algorithm, recipe: Recipe, optimizer: MasterAdamW | None, *, token_budget: int
+) -> Trainer:
+    """What trains a policy as a recipe says, in this process or in a worker's."""
+    return Trainer(policy, algorithm, optimizer, **settings_of(recipe, token_budget))
+
+
+def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:
+    """What a trainer takes from a recipe."""
+    return {
+        "token_budget": token_budget,
+        "temperature": recipe.engine.temperature,
+        "clip": recipe.optimizer.clip,
+        "checkpointing": recipe.optimizer.checkpointing,
+        "staleness": recipe.placement.staleness,
+    }
+
+
+def load_gauges(
+    recipe: Recipe,
+    roles: frozenset[str],
+    *,
+    root: Path,
+    base: Path | None,
+    device: torch.device,
+    token_budget: int,
+) -> dict[str, FrozenScorer]:
+    """Role -> its frozen model, of those roles among these that are played by one; the same in every process."""
+    own = base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
+    sections = {"reward": recipe.roles.reward_model, "value": recipe.roles.critic}
+    return {
+        role: load_gauge(
+            role,
+            locate(section.name, root),
+            base=own,
+            dtype=DTYPES[recipe.model.dtype],
+            device=device,
+            seed=recipe.seed,
+            token_budget=token_budget,
+        )
+        for role, section in sections.items()
+        if role in roles and section is not None and section.name is not None
+    }
+
+
+def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
+    """What generates with a policy: the recipe's engine, or one of the user's."""
+    if is_plugin(kind := spec.recipe.engine.kind):
+        return own_engine(kind, policy, spec.folders, where=spec.where)
+    return native_engine(policy, spec.recipe.engine)
+
+
+def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
+    """The engine that reads the policy's own tensors."""
+    if policy.apart:
+        return UnpackedEngine(policy, memory_share=section.memory_share)
+    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate, graphs=section.graphs)

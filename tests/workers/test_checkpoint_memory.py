@@ -1,0 +1,18 @@
+"""A checkpoint of two Ray workers does not pass through the process that was started: the evidence, scaled down."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence" / "checkpoint_memory"
+
+
+def test_a_checkpoint_does_not_grow_the_driver():
+    done = subprocess.run([sys.executable, SCRIPT, "150"], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"a state of 1[45]\d MB", done.stdout)) == 2
