@@ -21,8 +21,9 @@ from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.catalog import CATALOG, CLIPPED, AlgorithmFacts
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
-from stretto.cli.recipe import folder_of, open_recipe
+from stretto.api.recipes import open_recipe
 from stretto.errors import StrettoError
+from stretto.recipe.load import folder_of
 from stretto.recipe.schema import AlgorithmSection
 from stretto.runtime import session
 

@@ -8,12 +8,12 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
 BASE = {"types", "errors", "extras", "recipe.schema", "algorithms.catalog"}
 """Everyone may import these."""
-EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"bench", "cli", "__main__"}
+EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
 MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "models.size"}
 """What a model's files say, read without PyTorch."""
 
 ARROWS = {
-    "__init__": {"types", "errors"},
+    "__init__": {"types", "errors", "api", "recipe.schema", "runtime.user_functions"},
     "__main__": {"cli.main"},
     "types": set(),
     "errors": set(),
@@ -40,7 +40,8 @@ ARROWS = {
     | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "threads", "training", "weights"},
     "runtime": EVERYTHING,
     "bench": EVERYTHING | {"bench"},
-    "cli": EVERYTHING | {"bench", "cli"},
+    "api": EVERYTHING | {"api", "bench"},
+    "cli": EVERYTHING | {"api", "bench", "cli"},
 }
 """What each room may import besides itself."""
 
@@ -60,6 +61,7 @@ FILES = {
 """Files with arrows of their own: fewer, or more, and why."""
 
 TORCH_FREE = (
+    "api",
     "types",
     "errors",
     "extras",
@@ -81,9 +83,9 @@ TORCH_FREE_FILES = (
     "checks.machine",
     "checks.recipe",
     "checks.rules",
-    "cli.torchrun",
     "engines.base",
     "engines.scripted",
+    "runtime.user_functions",
     *MODEL_FACTS,
 )
 LONG = {"recipe.schema"}

@@ -12,7 +12,7 @@ from running import Quiet, recipe_in, resume, start
 from stretto.errors import CheckpointError, RecipeError
 from stretto.models.files import files_in
 from stretto.recipe.load import load_recipe
-from stretto.runtime import inputs, session
+from stretto.runtime import inputs, questions, session
 from stretto.runtime.inputs import InputsRecorder, read_record, refuse_changed
 from stretto.runtime.moved import root_in, root_lines
 from stretto.runtime.recipe_changes import FixedRecord, RecipeRecord
@@ -192,10 +192,10 @@ def test_other_prompts_can_be_allowed_too(project):
 def test_an_evaluation_asks_what_the_run_was_trained_with_by_rewards_of_its_own_choice(project):
     root, run = project
     CHANGES["what it imports"][0](root, run)
-    assert session.evaluate_run(run).n == 2
+    assert questions.evaluate_run(run).n == 2
     CHANGES["a bit of base"][0](root, run)
     with pytest.raises(RecipeError, match="base/model"):
-        session.evaluate_run(run)
+        questions.evaluate_run(run)
 
 
 def test_an_older_run_goes_on_with_a_note_and_has_a_record_then(project):
@@ -463,7 +463,7 @@ def test_the_adapters_of_a_moved_run_name_their_base_where_it_is_now(project, tm
     if how == "resume":
         resume(moved, changes=["run.steps=3"], allow=["run.steps"])
     else:
-        session.evaluate_run(moved)
+        questions.evaluate_run(moved)
     assert {base_named(path) for path in (moved / "checkpoints").iterdir()} == {str(moved / "base")}
     newest = {"resume": "step-000003", "eval": "step-000002"}[how]
     assert Checkpoints(moved / "checkpoints", keep=3, best=None).latest().name == newest
@@ -476,7 +476,7 @@ def test_a_project_that_was_moved_as_a_whole_finds_its_data_and_rewards(project,
     run = tmp_path / "moved" / run.name
     assert session.recipe_of(run)[1] == tmp_path / "moved"
     assert refused(run) == {}
-    assert session.evaluate_run(run).n == 2
+    assert questions.evaluate_run(run).n == 2
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "line\nbreak", '"quoted"', "\x85", "ünïcode"])

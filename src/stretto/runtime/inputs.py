@@ -28,6 +28,7 @@ from stretto.runtime.base_copy import Note, keeps_base
 from stretto.runtime.download import fetch_models
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.recipe_changes import allowed
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import COPY
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace as replace_file
@@ -84,7 +85,9 @@ Read = Callable[[Path], str | None]
 """File -> its digest, or none if it is not read now."""
 
 
-def readers(recipe: Recipe, root: Path, folder: Path) -> dict[str, Callable[[Read], Items]]:
+def readers(
+    recipe: Recipe, root: Path, folder: Path, given: UserFunctions = NONE_GIVEN
+) -> dict[str, Callable[[Read], Items]]:
     """Recipe key -> what finds the items that it stands for. Nothing is read before one is called."""
     paths = [str(root), str(Path.cwd())]
     source = recipe.task.source
@@ -93,10 +96,10 @@ def readers(recipe: Recipe, root: Path, folder: Path) -> dict[str, Callable[[Rea
         asked: lambda read: prompt_items(load_prompts(recipe.task, root), source.path or source.name or source.kind),
         "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
     }
-    if own := [part.kind for part in recipe.rewards if ":" in part.kind]:
-        found["rewards"] = lambda read: _files(_modules(own, paths), read)
-    if ":" in recipe.environment.kind:
-        found["environment"] = lambda read: _files(_modules([recipe.environment.kind], paths), read)
+    kinds = {"rewards": [part.kind for part in recipe.rewards], "environment": [recipe.environment.kind]}
+    for key, own in kinds.items():
+        if any(":" in kind or kind in given.nameless for kind in own):
+            found[key] = partial(_code, own, paths, given)
     for role in ("reference", "critic", "reward_model"):
         section = getattr(recipe.roles, role)
         if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
@@ -138,6 +141,15 @@ def _model(name: str, root: Path, read: Read) -> Items:
     return _files(files_read(locate(name, root)), read)
 
 
+def _code(kinds: Sequence[str], paths: Sequence[str], given: UserFunctions, read: Read) -> Items:
+    """The user's files, and functions that were given as objects."""
+    files = _files(_modules([kind for kind in kinds if ":" in kind], paths), read)
+    return files | {
+        kind: InputFile(what=kind, size=1, unit="functions", sha256=digest)
+        for kind, digest in given.sources(kinds).items()
+    }
+
+
 def _modules(targets: Sequence[str], paths: Sequence[str]) -> dict[str, Path]:
     return {name: path for target in targets for name, path in sources(target, paths).items()}
 
@@ -157,7 +169,14 @@ def _files(paths: Mapping[str, Path], read: Read) -> Items:
 
 
 def refuse_changed(
-    folder: Path, recipe: Recipe, root: Path, *, allow: Sequence[str], note: Note, remedy: str = REMEDY
+    folder: Path,
+    recipe: Recipe,
+    root: Path,
+    *,
+    allow: Sequence[str],
+    note: Note,
+    remedy: str = REMEDY,
+    given: UserFunctions = NONE_GIVEN,
 ) -> None:
     """Refuses what is not as `inputs.json` says, but for what is allowed. `recipe` is the one that the record is of."""
     recorded = read_record(folder)
@@ -173,7 +192,9 @@ def refuse_changed(
             f"other versions of packages than when this run began: {', '.join(others)}; its numbers may change a little"
         )
     compared = {
-        key: find for key, find in readers(recipe, root, folder).items() if key in inputs and not allowed(key, allow)
+        key: find
+        for key, find in readers(recipe, root, folder, given).items()
+        if key in inputs and not allowed(key, allow)
     }
     if {"model.name", *(f"roles.{role}.name" for role in ("reference", "critic", "reward_model"))} & compared.keys():
         fetch_models(recipe, root, note)
@@ -210,7 +231,9 @@ def _changes(old: Items, new: Items) -> Iterator[str]:
 
 def _another(was: InputFile | None, now: InputFile) -> bool:
     """True if the contents differ, as far as both are known."""
-    return was is None or was.size != now.size or (was.sha256 or now.sha256) != now.sha256
+    if was is None or was.size != now.size:
+        return True
+    return None not in (was.sha256, now.sha256) and was.sha256 != now.sha256
 
 
 def _patient(note: Note) -> Read:
@@ -267,10 +290,10 @@ def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
 class InputsRecorder:
     """Writes `inputs.json`: at once what is small or known, and the rest as soon as it was read, beside other work."""
 
-    def __init__(self, folder: Path, recipe: Recipe, root: Path) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN) -> None:
         self.folder, self.packages = folder, dict(versions(recipe))
         self.unread: list[Path] = []
-        self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder).items()}
+        self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder, given).items()}
         self._stopped = threading.Event()
         self._write()
         self._thread = threading.Thread(target=self._read_large, name="inputs", daemon=True)

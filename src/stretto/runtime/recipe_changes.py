@@ -36,6 +36,10 @@ IN_CHECKPOINT = {
 """Keys whose work is in the checkpoint, and why another value would not fit."""
 
 
+FREE = ("run.callbacks_strict",)
+"""Keys that may differ without being allowed to, because nothing that is trained depends on them."""
+
+
 def allowed(key: str, allow: Sequence[str]) -> bool:
     """True if the key, or a section that it is in, is among those that may differ."""
     return any(key == given or key.startswith(f"{given}.") for given in allow)
@@ -106,7 +110,9 @@ class RecipeRecord:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Refuses a recipe that differs in keys that were not allowed to, or that cannot."""
-        problems = [problem for key in sorted(differences(state, self.values)) for problem in self._refusal(key, state)]
+        state = completed(state, self.values)
+        changed = [key for key in differences(state, self.values) if key not in FREE]
+        problems = [problem for key in sorted(changed) for problem in self._refusal(key, state)]
         if problems:
             raise RecipeError(*problems)
 
@@ -117,6 +123,19 @@ class RecipeRecord:
             yield Problem(field=key, reason=f"{was}, and a resume cannot change it: {why}", fix=fix)
         elif not allowed(key, self.allow):
             yield Problem(field=key, reason=was, fix=self.remedy.format(key=key))
+
+
+def completed(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None) -> dict[str, Any]:
+    """A recipe of an older version of stretto with the keys that it did not have yet, which were as they are by
+    default."""
+    usual = Recipe().model_dump(mode="json") if defaults is None else defaults
+    found = dict(old)
+    for key, default in usual.items():
+        if key not in old:
+            found[key] = default
+        elif isinstance(default, Mapping) and isinstance(old[key], Mapping) and isinstance(new.get(key), Mapping):
+            found[key] = completed(old[key], new[key], default)
+    return found
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -26,6 +26,7 @@ from stretto.placement.plan import Plan
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.parts import RuntimeBase, connect, load_task, token_budget
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Stateful
 from stretto.workers.deadlines import CallDeadlines
@@ -135,6 +136,7 @@ async def assemble_crew(
     launcher: Launcher | None = None,
     make_engine: EngineFactory | None = None,
     stacks: Path | None = None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
@@ -162,7 +164,7 @@ async def assemble_crew(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop),
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given),
         base=base,
         context=context,
         crew=crew,

@@ -94,7 +94,12 @@ def algorithm_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 def environment_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """One environment so far."""
     kind, known = recipe.environment.kind, ("single_turn", "tools", "game", "memory")
-    if kind == "single_turn":
+    if kind == "single_turn" or kind in scene.probes.functions:
+        return
+    if kind.startswith("<function"):
+        reason = f"{kind} was given as a Python object, and nothing can be found by this name"
+        fix = "give it again, as in stretto.resume(folder, environment=...)"
+        yield Problem(field="environment.kind", reason=reason, fix=fix)
         return
     if kind in known or ":" in kind:
         yield Problem(field="environment.kind", reason=f"{kind} is not available yet", fix="use single_turn")
