@@ -1,7 +1,6 @@
 """What the pages say is true: links, commands, recipe keys, metrics, errors, and the code of the worked examples."""
 
 import ast
-import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -372,20 +371,16 @@ def test_the_worked_algorithm_and_the_example_are_the_same_code(centred):
     def functions(text):
         return {node.name: ast.dump(node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
-    example = functions(text_of(ROOT / "examples" / "own_algorithm.py"))
+    example = functions(text_of(ROOT / "examples" / "own_parts" / "centred.py"))
     worked = functions(centred)
     assert worked.keys() == {"centred", "build"}
     assert all(example[name] == code for name, code in worked.items())
 
 
-def test_the_worked_environment_runs_in_real_steps(monkeypatch, capsys):
-    function, program = marked("guides/your-own-environment.md", "environment")
-    monkeypatch.chdir(ROOT)
-    scope = {}
-    exec(function + program.replace("asyncio.run(steps(2))", ""), scope)
-    asyncio.run(scope["steps"](1))
-    step, reward, length, text = capsys.readouterr().out.split(maxsplit=3)
-    assert step == "1"
-    assert float(reward) >= 0
-    assert float(length) > 0
-    assert text.count("<|user|>") >= 2, "an untrained model is wrong, so it was asked again"
+def test_the_worked_environment_and_the_example_are_the_same_code():
+    (page,) = marked("guides/your-own-environment.md", "environment")
+    found = []
+    for text in (page, text_of(ROOT / "examples" / "own_parts" / "game.py")):
+        functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef)]
+        found.append([[ast.dump(line) for line in function.body] for function in functions])
+    assert found[0] == found[1] != []

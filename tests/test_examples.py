@@ -89,25 +89,23 @@ def test_the_sweep_prints_a_row_for_each_learning_rate(elsewhere, capsys):
         assert 0 <= float(accuracy) <= 1
 
 
-def test_the_algorithm_of_ones_own_is_registered_and_trains(elsewhere, monkeypatch):
-    from stretto.algorithms.catalog import CATALOG
-
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import own_algorithm
-
-    monkeypatch.setitem(CATALOG, "centred", own_algorithm.FACTS)  # so that the entry is gone after the test
-    own_algorithm.main(TINY)
-    folder = elsewhere / "runs" / "own-algorithm-001"
-    assert "name: centred" in (folder / "recipe.yaml").read_text()
+def test_the_example_of_parts_of_ones_own_trains_with_all_of_them(elsewhere):
+    recipe = str(EXAMPLES / "own_parts" / "game.yaml")
+    # The log of this example is one of its parts.
+    assert main(["train", recipe, *(change for change in TINY if change != "log=[]")]) == 0
+    folder = elsewhere / "runs" / "game-001"
     rows = rows_of(folder)
     for row in rows:
+        assert row["reward"]["parts"].keys() == {"early"}
         group = [other for other in rows if (other["step"], other["prompt"]) == (row["step"], row["prompt"])]
         mean = sum(other["reward"]["value"] for other in group) / len(group)
-        (conversation,) = row["conversations"]
-        trained = zip(conversation["advantages"], conversation["trained"], strict=True)
-        assert {advantage for advantage, is_trained in trained if is_trained} == {
-            round(row["reward"]["value"] - mean, 6)
-        }
+        for conversation in row["conversations"]:
+            trained = zip(conversation["advantages"], conversation["trained"], strict=True)
+            assert {advantage for advantage, is_trained in trained if is_trained} == {
+                round(row["reward"]["value"] - mean, 6)
+            }
+    assert any(sum(conversation["trained"]) > 4 for row in rows for conversation in row["conversations"]), "two turns"
+    assert [line.split()[0] for line in (folder / "rewards.txt").read_text().splitlines()] == ["1", "2"]
 
 
 def test_every_example_is_listed(elsewhere):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
-BASE = {"types", "errors", "extras", "recipe.schema", "algorithms.catalog"}
+BASE = {"types", "errors", "extras", "plugins", "recipe.schema", "algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
 MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "models.size"}
@@ -18,10 +18,22 @@ ARROWS = {
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
+    "plugins": {"errors", "recipe.schema", "sandbox"},
     "threads": set(),
     "recipe": BASE | {"checks.rules"},
-    "checks": BASE | {"environments", "models", "placement", "recipe", "rewards", "tasks", "threads"},
-    "algorithms": BASE,
+    "checks": BASE
+    | {
+        "algorithms.base",
+        "algorithms.own_facts",
+        "environments",
+        "models",
+        "placement",
+        "recipe",
+        "rewards",
+        "tasks",
+        "threads",
+    },
+    "algorithms": BASE | {"sandbox"},
     "sandbox": BASE,
     "weights": BASE,
     "report": BASE,
@@ -47,7 +59,7 @@ ARROWS = {
 
 FILES = {
     "recipe.schema": set(),
-    "algorithms.catalog": set(),
+    "algorithms.catalog": {"errors"},
     **dict.fromkeys(MODEL_FACTS, BASE | MODEL_FACTS | {"recipe.validation_errors"}),
     # A frozen model that says one number for a sequence is given the rows that a trainer packs.
     "models.scalar_head": BASE | {"models", "training.packing", "training.rows"},
@@ -66,6 +78,7 @@ TORCH_FREE = (
     "errors",
     "extras",
     "threads",
+    "plugins",
     "recipe",
     "tasks",
     "environments",
@@ -79,6 +92,7 @@ TORCH_FREE = (
 TORCH_FREE_FILES = (
     "__init__",
     "algorithms.catalog",
+    "algorithms.own_facts",
     "checks.doctor",
     "checks.machine",
     "checks.recipe",

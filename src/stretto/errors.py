@@ -58,6 +58,10 @@ class RecipeError(StrettoError):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
 
+    def __reduce__(self) -> tuple[type[RecipeError], tuple[Problem, ...]]:
+        """As it was made, so that it can be sent between processes."""
+        return type(self), self.problems
+
     @classmethod
     def of(cls, field: str, reason: str, fix: str) -> RecipeError:
         """The common case of a single problem."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,13 @@ async def twice(prompt, model):
     reply = await model.chat(prompt.messages)
     again = await model.chat([{"role": "user", "content": "0="}])
     return Outcome(answer=reply.text + again.text, signals={"turns": 2.0})
+
+
+def mine(section):
+    """An algorithm."""
+    from stretto.algorithms.grpo import build
+
+    return replace(build(section), name="mine")
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +132,7 @@ def test_the_recipe_of_the_run_says_what_was_given(trained):
     assert recipe.environment.kind == "<function twice>"
     inputs = json.loads((trained[0].folder / "inputs.json").read_text())["inputs"]
     assert set(inputs["rewards"]) == {"<function longer>", "<function scaled>"}
-    assert inputs["environment"]["<function twice>"]["sha256"]
+    assert inputs["environment.kind"]["<function twice>"]["sha256"]
 
 
 def test_callbacks_are_called_after_each_step_and_a_failure_is_told_once(trained):
@@ -271,9 +278,11 @@ def test_what_is_no_recipe_is_refused(source, field):
 def test_a_dict_is_read_and_not_kept(elsewhere):
     data = {**RECIPE, "run": {"steps": 1}, "batch": {"prompts": 2, "samples": 2}, "seed": 3}
     before = json.dumps(data)
-    run = stretto.train(data, changes=["seed=4", {"evaluate.every": 0}], name="mine", quiet=True)
+    changes = ["seed=4", {"evaluate.every": 0}]
+    run = stretto.train(data, changes=changes, algorithm=mine, name="mine", quiet=True)
     assert json.dumps(data) == before
     assert (run.folder, run.recipe.seed) == (Path("runs/mine-001"), 4)
+    assert run.recipe.algorithm.name.endswith(":mine")
 
 
 def test_a_plan_is_what_the_command_line_prints(elsewhere, capsys):
@@ -308,17 +317,18 @@ async def slow(answer, prompt, signals):
     [
         ({"rewards": [3]}, None, None),
         ({"rewards": longer}, "rewards", r"write rewards=\[...\]"),
-        ({"rewards": [slow]}, "rewards.0", "is async, and it must not be"),
-        ({"rewards": [lambda answer: 1.0]}, "rewards.0", "cannot be called with answer, prompt, signals"),
-        ({"environment": longer}, "environment", "not async, and it has to be"),
-        ({"environment": slow}, "environment", "cannot be called with prompt, model"),
-        ({"environment": 3}, "environment", "is a int and no function"),
+        ({"rewards": [slow]}, "rewards.0", "is async, and nobody would await it"),
+        ({"rewards": [lambda answer: 1.0]}, "rewards.0", r"cannot be called with \(answer, prompt, signals\)"),
+        ({"environment": longer}, "environment", "is not async"),
+        ({"environment": slow}, "environment", r"cannot be called with \(prompt, model\)"),
+        ({"environment": 3}, "environment", "is an object of int without a method run"),
+        ({"algorithm": longer}, "algorithm", r"cannot be called with \(section\)"),
+        ({"algorithm": lambda section: None}, "algorithm.name", "returned NoneType, which is no Algorithm"),
         ({"callbacks": [print, slow]}, "callbacks.1", "is async"),
         ({"callbacks": ["print"]}, "callbacks.0", "is a str and no function"),
         ({"callbacks": longer}, "callbacks", "no list"),
         ({"callbacks": [longer]}, "callbacks.0", "cannot be called with event"),
         ({"callbacks": 3}, "callbacks", "is a int and no list"),
-        ({"algorithm": lambda section: None}, "algorithm", "cannot be imported by name"),
     ],
 )
 def test_a_function_that_does_not_fit_is_named_before_anything_loads(given, field, text):
@@ -361,8 +371,10 @@ def test_a_function_that_workers_find_is_named_as_they_do(elsewhere, monkeypatch
 
 def test_several_devices_need_functions_with_a_name():
     with pytest.raises(RecipeError) as refused:
-        stretto.train(data_with(placement__cluster="2xcpu"), rewards=[longer], environment=twice)
-    assert [problem.field for problem in refused.value.problems] == ["rewards.0.kind", "environment.kind"]
+        stretto.train(data_with(placement__cluster="2xcpu"), rewards=[longer], environment=twice, algorithm=mine)
+    assert [problem.field for problem in refused.value.problems] == [
+        "rewards.0.kind", "environment.kind", "algorithm.name",
+    ]  # fmt: skip
     assert "name it as module:name" in str(refused.value)
     assert not Path("runs").exists()
 

@@ -40,7 +40,7 @@ def test_single_turn_asks_once_and_reports_the_reply(stop: StopReason, truncated
         ("tools", "not available yet"),
         ("game", "not available yet"),
         ("memory", "not available yet"),
-        ("mine:play", "not available yet"),
+        ("mine:play", "there is no module 'mine'"),
         ("singel_turn", "did you mean single_turn?"),
         ("xyzzy", "there is no environment 'xyzzy'"),
     ],

@@ -18,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.algorithms.catalog import CATALOG
+from stretto import plugins
+from stretto.algorithms.catalog import OWN, facts_of
+from stretto.algorithms.own_facts import FIELD, announce, compare
+from stretto.errors import RecipeError, StrettoError
 from stretto.recipe.schema import AlgorithmSection
 from stretto.types import Group, Sample
 
@@ -112,8 +115,26 @@ def keep(group: Group) -> bool:
     return False
 
 
-def build(section: AlgorithmSection) -> Algorithm:
-    """The algorithm a recipe names, with its numbers."""
-    module = importlib.import_module(CATALOG[section.name].module)
-    algorithm: Algorithm = module.build(section)
+def build(section: AlgorithmSection, folders: Sequence[str] = (), *, where: str = "") -> Algorithm:
+    """The algorithm a recipe names, with its numbers; one by module:name is looked for in these folders.
+
+    `where` names the process, if that is not the one of the command.
+    """
+    if not plugins.is_plugin(section.name):
+        built_in: Algorithm = importlib.import_module(facts_of(section.name).module).build(section)
+        return built_in
+    if section.name not in OWN:
+        announce(section.name, folders)
+    function = plugins.resolve("algorithm", section.name, folders, field=FIELD, where=where)
+    try:
+        algorithm = function(section)
+    except StrettoError:
+        raise
+    except Exception as error:
+        reason = f"{section.name} raised {plugins.describe_error(error, folders)}"
+        raise RecipeError.of(FIELD, reason, "mend it; it is called with the recipe's section `algorithm`") from error
+    if not isinstance(algorithm, Algorithm):
+        reason = f"{section.name} returned {type(algorithm).__name__}, which is no Algorithm"
+        raise RecipeError.of(FIELD, reason, "return a stretto.algorithms.base.Algorithm")
+    compare(algorithm, section, folders)
     return algorithm

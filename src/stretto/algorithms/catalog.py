@@ -1,13 +1,16 @@
 """What is known of every algorithm without loading torch: for checks, plans and the objective in words.
 
 The records with the mathematics are built by `stretto.algorithms.base.build`, which finds them through `module` here.
-Adding an algorithm is a file beside this one and an entry below.
+Adding an algorithm to stretto is a file beside this one and an entry below. One of a user's own, by module:name, says
+its facts in its own file (`stretto.algorithms.own_facts`) and is known as long as this process runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from stretto.errors import RecipeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,3 +190,20 @@ CATALOG: dict[str, AlgorithmFacts] = {
     )
 }
 """Every algorithm that can be named in a recipe."""
+
+OWN: dict[str, AlgorithmFacts] = {}
+"""module:name -> the facts of algorithms that recipes of this process have named."""
+
+
+def find_facts(name: str) -> AlgorithmFacts | None:
+    """What is known of an algorithm, or none if there is no such one."""
+    return CATALOG.get(name) or OWN.get(name)
+
+
+def facts_of(name: str) -> AlgorithmFacts:
+    """What is known of an algorithm. RecipeError if there is no such one."""
+    found = find_facts(name)
+    if found is None:
+        fix = f"use one of {', '.join(CATALOG)}, or module:name"
+        raise RecipeError.of("algorithm.name", f"there is no algorithm {name!r}", fix)
+    return found

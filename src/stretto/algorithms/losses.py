@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.base import Denominator, LoggedTerm, Term, TermFunction, TokenStreams
-from stretto.algorithms.catalog import CATALOG, estimator_of
+from stretto.algorithms.catalog import estimator_of, facts_of
 from stretto.algorithms.correction import (
     FARTHEST,
     correction_weight,
@@ -136,7 +136,7 @@ def policy_terms(
 
     `clipped` is none for a surrogate that does not clip; `watched` are further numbers to report.
     """
-    clip = section.clip or CATALOG[section.name].clip or (0.2, 0.2)
+    clip = section.clip or facts_of(section.name).clip or (0.2, 0.2)
     average = partial(scaled, scale=scale, factor=factor)
     watch = {"correction/share": LoggedTerm(numbers=partial(truncated_share, correction=section.correction))}
     if clipped is not None:

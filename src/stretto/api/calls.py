@@ -89,6 +89,7 @@ def resume(
     *,
     rewards: Sequence[RewardLike] | None = None,
     environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
     callbacks: Sequence[Callback] = (),
     callbacks_strict: bool | None = None,
     changes: Changes = (),
@@ -105,7 +106,15 @@ def resume(
     """
     refuse_copies("resume", folder)
     place = _place(folder)
-    recipe, root, functions, own = _recipe_of(place, rewards, environment, changes, callbacks, callbacks_strict)
+    recipe, root, functions, own = _recipe_of(
+        place,
+        changes,
+        callbacks_strict,
+        rewards=rewards,
+        environment=environment,
+        algorithm=algorithm,
+        callbacks=callbacks,
+    )
     check_changed(recipe, root, functions)
 
     def work(given: UserFunctions) -> Run:
@@ -125,6 +134,7 @@ def evaluate(
     *,
     rewards: Sequence[RewardLike] | None = None,
     environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
     changes: Changes = (),
     note: Note | None = None,
 ) -> Evaluation:
@@ -133,13 +143,15 @@ def evaluate(
 
     told = note or _note(quiet=False)
     if (place := _run_folder(target)) is not None:
-        recipe, root, functions, own = _recipe_of(place, rewards, environment, changes)
+        recipe, root, functions, own = _recipe_of(
+            place, changes, rewards=rewards, environment=environment, algorithm=algorithm
+        )
         check_changed(recipe, root, functions)
         with _served(functions) as given:
             return threads.outside_loops(evaluate_run, place, changes=own, note=told, given=given)
     source = _source(target)
     root = folder_of(source)
-    functions, found = collect(rewards=rewards, environment=environment, root=root)
+    functions, found = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
     with _served(functions) as given:
         opened = open_recipe(source, [found, *listed(changes)], deep=True, training=False, functions=functions)
         return threads.outside_loops(evaluate_recipe, opened, root=root, note=told, given=given)
@@ -214,13 +226,14 @@ def check(
     *,
     rewards: Sequence[RewardLike] | None = None,
     environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
     changes: Changes = (),
     deep: bool = False,
 ) -> list[Problem]:
     """Everything wrong with a recipe; an empty list if a run may begin. `deep` also asks tokenizer and prompts."""
     root = folder_of(recipe)
     try:
-        functions, own = collect(rewards=rewards, environment=environment, root=root)
+        functions, own = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
         changed = [own, *listed(changes)]
         _, problems = examine(recipe, changed, root=root, probes=probes(functions))
         if not problems:
@@ -255,18 +268,13 @@ def _served(functions: UserFunctions) -> Iterator[UserFunctions]:
 
 
 def _recipe_of(
-    place: Path,
-    rewards: Sequence[RewardLike] | None,
-    environment: Environment | str | None,
-    changes: Changes,
-    callbacks: Sequence[Callback] = (),
-    callbacks_strict: bool | None = None,
+    place: Path, changes: Changes, callbacks_strict: bool | None = None, **given: Any
 ) -> tuple[Recipe, Path, UserFunctions, Changes]:
     """A run's recipe with what was given, its root, the functions, and all that was changed in it."""
     from stretto.runtime.recipe_file import recipe_of
 
     _, root = recipe_of(place)
-    functions, own = collect(rewards=rewards, environment=environment, callbacks=callbacks, root=root)
+    functions, own = collect(**given, root=root)
     own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}
     changed = [own, *listed(changes)]
     return recipe_of(place, changed)[0], root, functions, changed

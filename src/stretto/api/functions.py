@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from stretto import plugins
 from stretto.environments.base import Environment
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells
@@ -48,6 +49,8 @@ class Collected:
     """Kind -> reward function."""
     environments: dict[str, Environment] = field(default_factory=dict)
     """Kind -> environment."""
+    algorithm: str | None = None
+    """The name of an algorithm that only this process knows."""
     callbacks: list[Callable[[StepEvent], object]] = field(default_factory=list)
     """What is called after each step."""
     problems: list[Problem] = field(default_factory=list)
@@ -74,7 +77,12 @@ def collect(
         _callback(found, callback, f"callbacks.{index}")
     if found.problems:
         raise RecipeError(*found.problems)
-    functions = UserFunctions(rewards=found.rewards, environments=found.environments, callbacks=tuple(found.callbacks))
+    functions = UserFunctions(
+        rewards=found.rewards,
+        environments=found.environments,
+        algorithm=found.algorithm,
+        callbacks=tuple(found.callbacks),
+    )
     return functions, found.changes
 
 
@@ -87,12 +95,12 @@ def refuse_several_devices(functions: UserFunctions, recipe: Recipe) -> None:
     if len(devices) < 2:
         return
     told = {f"rewards.{index}.kind": part.kind for index, part in enumerate(recipe.rewards)}
-    told["environment.kind"] = recipe.environment.kind
+    told |= {"environment.kind": recipe.environment.kind, "algorithm.name": recipe.algorithm.name}
     reason = "{kind} cannot be imported by name, as the processes of a run on several devices would have to"
     problems = [
         Problem(field=key, reason=reason.format(kind=kind), fix=f"{IN_A_FILE}, or use one device")
         for key, kind in told.items()
-        if kind in functions.nameless
+        if kind in functions.nameless or kind == functions.algorithm
     ]
     if problems:
         raise RecipeError(*problems)
@@ -108,8 +116,8 @@ def _rewards(found: Collected, given: Sequence[RewardLike]) -> list[Any]:
         kind, name = part.get("kind"), None
         if callable(kind):
             name = _name(kind)
-            _called(found, f"rewards.{index}", kind, ("answer", "prompt", "signals"), is_async=False)
-            part["kind"] = _kind(found, found.rewards, kind)
+            function = _resolved(found, "reward", kind, f"rewards.{index}")
+            part["kind"] = _kind(found, found.rewards, kind, function)
         elif isinstance(kind, str):
             name = re.sub(r"\W", "_", kind.rpartition(":")[2], flags=re.ASCII)
         if "name" not in part and name:
@@ -121,27 +129,46 @@ def _rewards(found: Collected, given: Sequence[RewardLike]) -> list[Any]:
 def _environment(found: Collected, given: Environment | str) -> str:
     if isinstance(given, str):
         return given
-    _called(found, "environment", given, ("prompt", "model"), is_async=True)
-    return _kind(found, found.environments, given)
+    return _kind(found, found.environments, given, _resolved(found, "environment", given, "environment"))
 
 
 def _algorithm(found: Collected, given: Callable[..., Any] | str) -> str:
-    """An algorithm is built where it trains, so it always has a name."""
+    """An algorithm is built where it trains, which finds it by this name: in a file, or in this process."""
     if isinstance(given, str):
         return given
-    _called(found, "algorithm", given, ("section",), is_async=False)
+    _resolved(found, "algorithm", given, "algorithm")
     named = importable(given, found.paths)
     if named is None:
-        reason = f"{_name(given)} cannot be imported by name, as the workers that train have to"
-        found.problems.append(Problem(field="algorithm", reason=reason, fix=IN_A_FILE))
-    return named or _name(given)
+        found.algorithm = named = plugins.register("algorithm", given)
+    return named
+
+
+def _resolved(found: Collected, kind: plugins.Kind, given: Any, field: str) -> Any:
+    """What is called of something given; notes what is wrong with it."""
+    name = plugins.register(kind, given)
+    try:
+        if problems := list(plugins.problems(kind, name, (), field=field)):
+            found.problems += problems
+            return None
+        return plugins.resolve(kind, name, (), field=field)
+    finally:
+        del plugins.REGISTERED[kind, name]
 
 
 def _callback(found: Collected, given: Any, field: str) -> None:
     """Takes one argument, the event, or two: step and metrics."""
-    two = callable(given) and not _takes(given, 1) and _takes(given, 2)
-    _called(found, field, given, ("step", "metrics") if two else ("event",), is_async=False)
-    found.callbacks.append(_with_two(given) if two else given)
+    reason = ""
+    if not callable(given):
+        reason = f"is a {type(given).__name__} and no function"
+    elif asynchronous(given):
+        reason = f"{_name(given)} is async, and nobody would await it"
+    elif not _takes(given, 1) and not _takes(given, 2):
+        reason = f"{_name(given)} cannot be called with event: it takes {inspect.signature(given)}"
+    if reason:
+        fix = "give a function, def called(event) or def called(step, metrics)"
+        found.problems.append(Problem(field=field, reason=reason, fix=fix))
+        return
+    found.callbacks.append(given if _takes(given, 1) else _with_two(given))
 
 
 def _with_two(callback: Callable[[int, Mapping[str, float]], object]) -> Callable[[StepEvent], object]:
@@ -167,23 +194,6 @@ def _listed(found: Collected, field: str, given: Any) -> Sequence[Any]:
         fix = f"write {field}=[...]"
         found.problems.append(Problem(field=field, reason=f"is a {type(given).__name__} and no list", fix=fix))
         return ()
-
-
-def _called(found: Collected, field: str, given: Any, arguments: tuple[str, ...], *, is_async: bool) -> None:
-    """Notes what is wrong with a function that is called with so many arguments."""
-    how = f"{'async ' if is_async else ''}def {{name}}({', '.join(arguments)})"
-    if not callable(given):
-        fix = f"give a function, {how.format(name='f')}"
-        found.problems.append(Problem(field=field, reason=f"is a {type(given).__name__} and no function", fix=fix))
-        return
-    name = _name(given)
-    fix = f"write it as {how.format(name=name if name.isidentifier() else 'f')}"
-    if asynchronous(given) is not is_async:
-        reason = f"{name} is {'not async, and it has to be' if is_async else 'async, and it must not be'}"
-        found.problems.append(Problem(field=field, reason=reason, fix=fix))
-    if not _takes(given, len(arguments)):
-        reason = f"{name} cannot be called with {', '.join(arguments)}: it is {name}{inspect.signature(given)}"
-        found.problems.append(Problem(field=field, reason=reason, fix=fix))
 
 
 def asynchronous(function: Any) -> bool:
@@ -220,11 +230,11 @@ def importable(function: Any, paths: Sequence[str]) -> str | None:
     return target if getattr(loaded, "__file__", None) == top.origin else None
 
 
-def _kind(found: Collected, functions: dict[str, Any], function: Any) -> str:
-    """What the recipe calls a function: as others can import it, or by a name that only says what it was."""
-    kind = importable(function, found.paths)
+def _kind(found: Collected, functions: dict[str, Any], given: Any, function: Any) -> str:
+    """What the recipe calls what was given: as others can import it, or by a name that only says what it was."""
+    kind = importable(given, found.paths)
     if kind is None:
-        kind = f"<function {_unused(_name(function), [each[len('<function ') : -1] for each in functions])}>"
+        kind = f"<function {_unused(_name(given), [each[len('<function ') : -1] for each in functions])}>"
     functions[kind] = function
     return kind
 

@@ -17,6 +17,7 @@ from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
+from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes, RecipeSource, folder_of
 from stretto.recipe.schema import Recipe, RewardPart, TaskSection
@@ -87,7 +88,7 @@ def _task(task: TaskSection, root: Path, rows: int) -> tuple[Sequence[Prompt], S
 def _rewards(section: Sequence[RewardPart], root: Path, functions: Collection[str] = ()) -> Iterable[Problem]:
     from stretto.rewards import parts
 
-    return parts.problems(section, [str(root), str(Path.cwd())], functions)
+    return parts.problems(section, folders_of(root), functions)
 
 
 def _plan(recipe: Recipe) -> Iterable[Problem]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.checks.rules.task import comparisons
 from stretto.environments import templates
@@ -41,6 +42,8 @@ SHOWN = 3
 def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     """Every problem of the second tier."""
     problems = device_problems(recipe)
+    if own := list(plugin_problems(recipe, root)):
+        return [*problems, *own]
     try:
         prompts = load_prompts(recipe.task, root)
         split(prompts, recipe.task.holdout)

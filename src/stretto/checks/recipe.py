@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stretto.algorithms.own_facts import announce
 from stretto.checks.rules import files as place
-from stretto.checks.rules import limits, roles, task
+from stretto.checks.rules import limits, own_code, roles, task
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext, Lookups, Rule
 from stretto.errors import Problem, RecipeError
+from stretto.plugins import folders_of
 from stretto.recipe.load import Changes, RecipeSource, read_recipe
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import Recipe
@@ -27,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     reserved.environment_exists,
     reserved.reference_is_the_base,
     reserved.logs_exist,
+    own_code.plugins_can_be_found,
     idle.keys_have_an_effect,
     idle.clip_is_used,
     idle.correction_is_used,
@@ -88,6 +91,7 @@ def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False
 
     `planning` is as in `CheckContext`: only what holds without running anything is asked.
     """
+    announce(recipe.algorithm.name, folders_of(root))  # what is filled in follows from the algorithm
     recipe = resolve(recipe)
     if planning:
         scene = CheckContext(root=root, probes=probes, prompts=(), complete=False, planning=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import facts_of
 from stretto.api.recipes import open_recipe
 from stretto.cli import render
 from stretto.errors import RecipeError
@@ -25,7 +25,7 @@ def value(
 ) -> None:
     """Make the table of V* that A*PO reads: sample the reference on every training prompt. It can be interrupted."""
     opened = open_recipe(recipe, changes or (), deep=True, training=False)
-    if "vstar" not in CATALOG[opened.algorithm.name].needs:
+    if "vstar" not in facts_of(opened.algorithm.name).needs:
         reason = f"{opened.algorithm.name} reads no table of V*, so there is nothing to make"
         raise RecipeError.of("algorithm.name", reason, "use astar_po")
     from stretto.report.console import SilentProgress

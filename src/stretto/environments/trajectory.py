@@ -7,6 +7,7 @@ trajectories may run at once as coroutines of one process.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -74,7 +75,7 @@ async def run_trajectory(
     failure: str | None = None
     try:
         async with outside.limit:
-            outcome = await environment(launch.prompt, handle)
+            outcome = observed(await environment(launch.prompt, handle))
     except TimeoutError as error:
         mine = f"not finished within {outside.seconds:g} s outside the engine"
         failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"
@@ -102,6 +103,24 @@ async def run_trajectory(
         rewritten=handle.rewritten,
         full=handle.full,
     )
+
+
+def observed(outcome: object) -> Outcome:
+    """What an environment returned. RolloutError if that is no outcome that can be judged."""
+    if not isinstance(outcome, Outcome):
+        raise RolloutError(f"it returned {type(outcome).__name__}, which is no stretto.Outcome")
+    if not isinstance(outcome.answer, str):
+        raise RolloutError(f"its outcome's answer is {type(outcome.answer).__name__}, not text")
+    if wrong := [name for name, value in dict(outcome.signals).items() if not _is_number(value)]:
+        raise RolloutError(f"its outcome's signal {wrong[0]!r} is no number")
+    return outcome
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return math.isfinite(float(value))  # type: ignore[arg-type]  # whatever it is
+    except (TypeError, ValueError):
+        return False
 
 
 class EnvironmentBudget:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from stretto.errors import Problem
 from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER
+from stretto.plugins import is_plugin
 
 DEGREES = ("dp_shard", "tp", "pp", "ep")
 """Keys of a mesh."""
@@ -219,7 +220,7 @@ def engines_generate(case: PlanContext) -> Iterator[Problem]:
         if cell.role != "generate" and cell.engine is not None:
             reason = f"has no effect, because {cell.name} generates nothing"
             yield Problem(field=f"{field}.engine", reason=reason, fix="leave it out")
-        if cell.role == "generate" and cell.engine not in ENGINES:
+        if cell.role == "generate" and cell.engine not in ENGINES and not is_plugin(cell.engine or ""):
             reason = f"there is no engine {cell.engine!r}" if cell.engine else f"{cell.name} has none"
             yield Problem(field=f"{field}.engine", reason=reason, fix=hint(cell.engine or "", ENGINES))
 

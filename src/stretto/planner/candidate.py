@@ -18,6 +18,7 @@ from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER, PRESETS, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
+from stretto.plugins import is_plugin
 
 Source = Literal["own", "shared", "gather"]
 """Where the weights of a role come from: as in `Cell.weights`, without the cell's name."""
@@ -142,7 +143,7 @@ class Candidate:
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.base != workload.precision, "a quantised base"),
-            (workload.engine != "native", f"the engine {workload.engine}"),
+            (workload.engine != "native" and not is_plugin(workload.engine), f"the engine {workload.engine}"),
         ):
             if asked:
                 yield what

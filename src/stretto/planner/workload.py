@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import facts_of
 from stretto.errors import Problem, RecipeError
 from stretto.planner.cost.lengths import Counts, LengthDistribution
 from stretto.planner.cost.seconds import Precision
@@ -118,7 +118,7 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
     prompt, lengths, assumed = _lengths(recipe, root)
     shapes = _shapes(recipe, root, running=running)
     base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
-    adapter, algorithm, batch = recipe.model.adapter, CATALOG[recipe.algorithm.name], recipe.batch
+    adapter, algorithm, batch = recipe.model.adapter, facts_of(recipe.algorithm.name), recipe.batch
     borrowed = {"generate"} | ({"reference"} if adapter and recipe.roles.reference == "adapter-off" else set())
     borrowed |= {"value"} if "fit" in shapes else set()
     return StepWorkload(
@@ -157,7 +157,7 @@ def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShap
     """Role -> shape. A model that is asked for without name or shape is like the policy."""
     policy = shape_of_model(recipe.model, root, field="model")
     assert policy is not None  # a model has a name
-    needs, roles = CATALOG[recipe.algorithm.name].needs, recipe.roles
+    needs, roles = facts_of(recipe.algorithm.name).needs, recipe.roles
 
     def other(section: RoleModel, field: str) -> ModelShape:
         return (None if section.name == "scratch" else shape_of_model(section, root, field=field)) or policy

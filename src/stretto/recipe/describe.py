@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG, estimator_of
+from stretto.algorithms.catalog import estimator_of, facts_of, find_facts
 from stretto.checks.rules.base import DEFAULTS, is_default, value_of
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import (
@@ -41,7 +41,7 @@ CORRECTIONS = {
 
 def objective(recipe: Recipe) -> str:
     """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
-    facts, section = CATALOG[recipe.algorithm.name], recipe.algorithm
+    facts, section = facts_of(recipe.algorithm.name), recipe.algorithm
     if facts.regresses:
         return "\n".join(_regression(recipe, section.vstar or Vstar()))
     low, high = section.clip or (0.0, 0.0)
@@ -66,7 +66,7 @@ def objective(recipe: Recipe) -> str:
 
 def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
     """A*PO: a squared error instead of a gain."""
-    facts = CATALOG[recipe.algorithm.name]
+    facts = facts_of(recipe.algorithm.name)
     mean = "the largest R" if vstar.beta1 == 0 else f"{vstar.beta1:g} * log of the mean of exp(R / {vstar.beta1:g})"
     return [
         f"loss = {facts.average} of ({vstar.beta2:g}*D - A)^2",
@@ -154,7 +154,7 @@ def _count(number: int, word: str) -> str:
 
 def roles_of(recipe: Recipe) -> frozenset[str]:
     """Roles that a step of this recipe needs."""
-    facts = CATALOG.get(recipe.algorithm.name)
+    facts = find_facts(recipe.algorithm.name)
     needs = facts.needs if facts else frozenset()
     asked = {
         "reference": recipe.algorithm.kl.coef > 0 or "reference" in needs,

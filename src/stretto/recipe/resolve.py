@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG, AlgorithmFacts
+from stretto.algorithms.catalog import AlgorithmFacts, find_facts
+from stretto.plugins import is_plugin
 from stretto.recipe import yaml_io as document
 from stretto.recipe.schema import AlgorithmSection, Correction, Gae, Recipe, RewardPart, Scratch, Source, Vstar
 
@@ -37,7 +38,7 @@ def resolve(recipe: Recipe) -> Recipe:
     model, algorithm, task, checkpoint = recipe.model, recipe.algorithm, recipe.task, recipe.checkpoint
     if model.name == "scratch" and model.scratch is None:
         model = model.model_copy(update={"scratch": Scratch()})
-    if facts := CATALOG.get(algorithm.name):
+    if facts := find_facts(algorithm.name):
         algorithm = algorithm.model_copy(update=open_numbers(algorithm, facts, longest=recipe.engine.max_new_tokens))
     optimizer = recipe.optimizer
     if model.adapter is None and model.name != "scratch" and "lr" not in optimizer.model_fields_set:
@@ -86,7 +87,7 @@ def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
 
 def resolve_source(source: Source) -> Source:
     """A source with what it leaves open; a file has no name of its own."""
-    if source.kind in ("jsonl", "hf") and source.name == Source().name:
+    if (source.kind in ("jsonl", "hf") or is_plugin(source.kind)) and source.name == Source().name:
         return source.model_copy(update={"name": None})
     open_keys = SYNTHETIC.get(source.name or "", {}) if source.kind == "synthetic" else OTHERS.get(source.kind, {})
     return source.model_copy(update={key: value for key, value in open_keys.items() if getattr(source, key) is None})

@@ -19,6 +19,10 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+Plugin = Annotated[str, Field(pattern=":")]
+"""module:name of something in a Python file beside the recipe or in the working folder, or in a package."""
+
+
 class Section(BaseModel):
     """Strict: unknown keys and wrong types are errors, values cannot be changed after loading."""
 
@@ -145,8 +149,8 @@ class Roles(Section):
 class Source(Section):
     """Where prompts come from."""
 
-    kind: Literal["synthetic", "jsonl", "hf", "reasoning_gym", "arc"] = "synthetic"
-    """Kind of source; arc is not available yet."""
+    kind: Literal["synthetic", "jsonl", "hf", "reasoning_gym", "arc"] | Plugin = "synthetic"
+    """Kind of source, or module:name for a function that returns rows; arc is not available yet."""
     name: str | None = "addition"
     """synthetic: addition, reverse, sort or copy; hf: a dataset of the hub; reasoning_gym, arc: the task."""
     path: str | None = None
@@ -168,7 +172,8 @@ class Source(Section):
     seed: int | None = None
     """reasoning_gym: which prompts (default 0); apart from the run's seed, so that runs compare on the same ones."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """reasoning_gym: the task's own settings, such as min_terms and max_terms of chain_sum."""
+    """reasoning_gym: the task's own settings, such as min_terms and max_terms of chain_sum; module:name: what the
+    function is called with."""
 
 
 class Holdout(Section):
@@ -197,7 +202,7 @@ class EnvironmentSection(Section):
     """What happens between the prompt and the verdict."""
 
     kind: Annotated[str, Field(min_length=1)] = "single_turn"
-    """single_turn; tools, game, memory and module:name are not available yet."""
+    """single_turn, or module:name for an async function or a class; tools, game and memory are not available yet."""
     deadline: Seconds = 60.0
     """Seconds one trajectory may spend outside the engine."""
 
@@ -274,7 +279,7 @@ class AlgorithmSection(Section):
     """How a reward becomes a gradient."""
 
     name: str = "grpo"
-    """Name in the catalog."""
+    """Name in the catalog, or module:name for a function that builds an algorithm."""
     clip: tuple[NotNegative, NotNegative] | None = None
     """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while `batch.updates` is 1 and
     `placement.staleness` 0."""
@@ -336,8 +341,8 @@ class BatchSection(Section):
 class EngineSection(Section):
     """How answers are generated."""
 
-    kind: Literal["native", "vllm"] = "native"
-    """native runs on the very modules that are trained."""
+    kind: Literal["native", "vllm"] | Plugin = "native"
+    """native runs on the very modules that are trained; module:name: a function that makes an engine of a policy."""
     max_new_tokens: Count = 24
     """Longest answer of one call."""
     temperature: Positive = 1.0
@@ -490,7 +495,7 @@ class Recipe(Section):
     """When to stop."""
     deadlines: Deadlines = Deadlines()
     """How long waits may take."""
-    log: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
-    """Where else metrics go; wandb is not available yet."""
+    log: tuple[Literal["tensorboard", "wandb"] | Plugin, ...] = ("tensorboard",)
+    """Where else metrics go, module:name for a class of one's own; wandb is not available yet."""
     run: RunSection = RunSection()
     """How long, and where to."""

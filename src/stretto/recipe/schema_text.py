@@ -86,7 +86,9 @@ def _expected(kind: KeyType) -> str:
     if kind.type in (int, float):
         return f"{'a whole number' if kind.type is int else 'a number'}{_bounds(kind)}"
     if kind.type is str:
-        if pattern := _limit(kind, "pattern"):
+        if (pattern := _limit(kind, "pattern")) == ":":
+            return "module:name"
+        if pattern:
             return f"text that matches {pattern}"
         shortest = _limit(kind, "min_length") or 0
         if shortest > 1:

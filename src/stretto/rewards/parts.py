@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 
+from stretto import plugins
 from stretto.errors import Problem, VerdictError
 from stretto.extras import missing_extra
 from stretto.recipe.schema import RewardPart
@@ -17,7 +18,6 @@ from stretto.rewards import answer
 from stretto.rewards.base import Verdict
 from stretto.rewards.scorers import Scorer
 from stretto.sandbox.pool import Pool
-from stretto.sandbox.target import exists, foreign
 from stretto.types import Outcome, Trajectory
 
 COMPARING = frozenset({"exact", "math", "numeric", "regex"})
@@ -59,12 +59,8 @@ def problems(
 
 
 def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Problem]:
-    if ":" in part.kind:
-        missing = exists(part.kind, paths) or foreign(part.kind, paths)
-        if missing is not None:
-            fix = "write the function into a Python file beside the recipe and name it as file:function"
-            fix += "" if exists(part.kind, paths) else "; such a file may import what packages have"
-            yield Problem(field=f"{field}.kind", reason=missing, fix=fix)
+    if plugins.is_plugin(part.kind):
+        yield from plugins.problems("reward", part.kind, paths, field=f"{field}.kind")
     elif part.kind.startswith("<function"):
         yield Problem(field=f"{field}.kind", reason=NOT_GIVEN.format(kind=part.kind), fix=GIVE_AGAIN)
     elif part.kind in PLANNED:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stretto import plugins
 from stretto.errors import ChangedInputsError, Problem, RecipeError, StrettoError
 from stretto.models.files import files_in, files_read
 from stretto.models.source import locate
@@ -89,17 +91,22 @@ def readers(
     recipe: Recipe, root: Path, folder: Path, given: UserFunctions = NONE_GIVEN
 ) -> dict[str, Callable[[Read], Items]]:
     """Recipe key -> what finds the items that it stands for. Nothing is read before one is called."""
-    paths = [str(root), str(Path.cwd())]
-    source = recipe.task.source
+    folders, source = plugins.folders_of(root), recipe.task.source
     asked = "task.source.path" if source.path else "task.source.name" if source.kind == "hf" else "task.source"
     found: dict[str, Callable[[Read], Items]] = {
         asked: lambda read: prompt_items(load_prompts(recipe.task, root), source.path or source.name or source.kind),
         "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
     }
-    kinds = {"rewards": [part.kind for part in recipe.rewards], "environment": [recipe.environment.kind]}
-    for key, own in kinds.items():
-        if any(":" in kind or kind in given.nameless for kind in own):
-            found[key] = partial(_code, own, paths, given)
+    own: dict[str, list[str]] = defaultdict(list)
+    for kind, field, name in plugins.plugins_of(recipe):
+        if kind not in ("source", "logger"):  # prompts are compared themselves, and what logs changes nothing
+            own[field].append(name)
+    functions = given.nameless
+    own["rewards"] += [part.kind for part in recipe.rewards if plugins.is_plugin(part.kind) or part.kind in functions]
+    own["environment.kind"] += [recipe.environment.kind] if recipe.environment.kind in functions else []
+    for field, names in own.items():
+        if names:
+            found[field] = partial(_code, tuple(names), folders, given)
     for role in ("reference", "critic", "reward_model"):
         section = getattr(recipe.roles, role)
         if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
@@ -141,17 +148,14 @@ def _model(name: str, root: Path, read: Read) -> Items:
     return _files(files_read(locate(name, root)), read)
 
 
-def _code(kinds: Sequence[str], paths: Sequence[str], given: UserFunctions, read: Read) -> Items:
-    """The user's files, and functions that were given as objects."""
-    files = _files(_modules([kind for kind in kinds if ":" in kind], paths), read)
-    return files | {
+def _code(kinds: Sequence[str], folders: Sequence[str], given: UserFunctions, read: Read) -> Items:
+    """The files of the user's that plug-ins are made of, and functions that were given as objects."""
+    named = [kind for kind in kinds if plugins.is_plugin(kind)]
+    files = {name: path for target in named for name, path in sources(target, folders).items()}
+    return _files(files, read) | {
         kind: InputFile(what=kind, size=1, unit="functions", sha256=digest)
         for kind, digest in given.sources(kinds).items()
     }
-
-
-def _modules(targets: Sequence[str], paths: Sequence[str]) -> dict[str, Path]:
-    return {name: path for target in targets for name, path in sources(target, paths).items()}
 
 
 def _files(paths: Mapping[str, Path], read: Read) -> Items:

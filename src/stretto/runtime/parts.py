@@ -25,6 +25,7 @@ from stretto.environments.render import Renderer
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.planner.enumerate import MICRO_BATCHES
+from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Placement, Recipe
 from stretto.rewards.base import Ask
@@ -200,16 +201,16 @@ def connect(
     given: UserFunctions = NONE_GIVEN,
 ) -> dict[str, Any]:
     """The fields of `RuntimeBase` that are the same wherever the model is."""
-    paths, start = [str(root), str(Path.cwd())], recipe.deadlines.start
-    pool, values = Pool(workers=judges(), paths=paths, start_deadline=start, server=given.server), task.values
+    folders, start = folders_of(root), recipe.deadlines.start
+    pool, values = Pool(workers=judges(), paths=folders, start_deadline=start, server=given.server), task.values
     kind = recipe.environment.kind
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
-        "algorithm": build(recipe.algorithm),
-        "environment": given.environments.get(kind) or resolve_environment(kind),
+        "algorithm": build(recipe.algorithm, folders),
+        "environment": given.environments.get(kind) or resolve_environment(kind, folders),
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto import threads
+from stretto.checks.own_code import import_plugins
 from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
@@ -102,6 +103,7 @@ async def _ask(
 ) -> T:
     if question is evaluated and recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
+    import_plugins(recipe, root)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     fetch_models(recipe, root, lambda text: None)
     with starting(recipe, stacks):

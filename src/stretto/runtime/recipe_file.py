@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stretto.algorithms.own_facts import announce
 from stretto.errors import RecipeError
+from stretto.plugins import folders_of
 from stretto.recipe.load import Changes, load_recipe, read_text
 from stretto.recipe.resolve import dump, resolve
 from stretto.recipe.schema import Recipe
@@ -16,7 +18,9 @@ def recipe_of(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
     path = folder / "recipe.yaml"
     if not path.is_file():
         raise RecipeError.of(str(folder), "is not a run: it holds no recipe.yaml", "name a folder that train made")
-    return resolve(load_recipe(path, changes)), root_in(read_text(path), folder)
+    root, recipe = root_in(read_text(path), folder), load_recipe(path, changes)
+    announce(recipe.algorithm.name, folders_of(root))
+    return resolve(recipe), root
 
 
 def recipe_text(recipe: Recipe, root: Path, folder: Path) -> str:

@@ -23,6 +23,7 @@ from stretto.models.source import locate
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
+from stretto.plugins import folders_of
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.parts import RuntimeBase, connect, load_task, token_budget
@@ -183,6 +184,7 @@ def _assignment(
     return WorkerSpec(
         recipe=recipe,
         root=root,
+        folders=folders_of(root),
         base=base,
         device=device,
         roles=frozenset(cell.role for cell in mine),

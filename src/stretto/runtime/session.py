@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto import threads
+from stretto import plugins, threads
+from stretto.checks.own_code import import_plugins
 from stretto.errors import CheckpointError, StateLostError, StrettoError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress, console_for
+from stretto.report.own_logger import own_logger
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.download import fetch_models
@@ -151,8 +153,6 @@ async def _run(
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         screen.note(f"{told}\nrun folder {folder}".lstrip())
-        recipe = settled(recipe, root, screen.note)
-        course = planned(recipe, root, screen.note)
         every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
         stand = standing(checkpoints, every=every, note=screen.note)
         done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
@@ -160,6 +160,8 @@ async def _run(
             refuse_fewer_steps(recipe, done)  # here and below: while nothing is touched yet
             refuse_changed(folder, before or recipe, root, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
+        import_plugins(recipe, root)  # those that are as they were
+        course = planned(recipe := settled(recipe, root, screen.note), root, screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
@@ -213,9 +215,13 @@ def _journal(
     recipe: Recipe, folder: Path, *, root: Path, plan: PlannedRun, done: int | None, pending: bool, note: Note
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
-    board = "tensorboard" in recipe.log
     after = None if done is None else done - pending
-    sinks = [TensorBoard(folder / "tensorboard", after=after)] if board else []
+    sinks = [
+        own_logger(name, folder, plugins.folders_of(root), note)
+        if plugins.is_plugin(name)
+        else TensorBoard(folder / "tensorboard", after=after)
+        for name in recipe.log
+    ]
     if done is not None:
         return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
     return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)

@@ -45,6 +45,8 @@ class UserFunctions:
     """Kind in the recipe -> reward function."""
     environments: Mapping[str, Environment] = field(default_factory=dict)
     """Kind in the recipe -> environment."""
+    algorithm: str | None = None
+    """The name of an algorithm that only this process knows."""
     callbacks: tuple[Callable[[StepEvent], object], ...] = ()
     """What is called after each step."""
     server: ForkServer | None = None

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto import threads
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import facts_of
+from stretto.checks.own_code import import_plugins
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import StateLostError, StrettoError, WorkerLost
 from stretto.recipe.schema import Recipe, Vstar
@@ -79,13 +80,14 @@ def value(
 ) -> ValueResult:
     """Makes the recipe's table of V*, or what is missing of it."""
     began = time.monotonic()
+    import_plugins(recipe, root)
     section = recipe.algorithm.vstar or Vstar()
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         recipe = settled(recipe, root, screen.note)
         path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
-        values = table.values(training, section, largest=not CATALOG[recipe.algorithm.name].regresses)
+        values = table.values(training, section, largest=not facts_of(recipe.algorithm.name).regresses)
         return ValueResult(
             table=str(path),
             prompts=len(training),

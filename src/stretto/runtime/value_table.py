@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import facts_of
 from stretto.algorithms.optimal import optimal_value
 from stretto.errors import Problem, RecipeError
 from stretto.models.files import files_read
 from stretto.models.source import ModelFiles, locate
+from stretto.plugins import folders_of, is_plugin
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.precision import settled
@@ -91,15 +92,15 @@ class Table:
 def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[str, Any]:
     """Everything that the rewards of the reference's answers depend on, large parts as digests."""
     files = locate(recipe.model.name, root)
-    paths = [str(root), str(Path.cwd())]
-    code = {part.kind: sources(part.kind, paths) for part in recipe.rewards if ":" in part.kind}
+    own = [recipe.environment.kind, *(part.kind for part in recipe.rewards)]
+    code = {name: sources(name, folders_of(root)) for name in own if is_plugin(name)}
     asked = sorted(to_json([p.id, list(p.messages), p.reference, dict(p.tags)]) for p in prompts)
     reference = recipe.model.model_dump(mode="json", exclude={"adapter", "shape"})
     return {
         "prompts": digest(*asked),
         "rewards": [part.model_dump(mode="json", exclude={"deadline"}) for part in recipe.rewards],
         "code": {kind: contents_digest(modules) for kind, modules in code.items()},
-        "environment": recipe.environment.model_dump(mode="json", exclude={"deadline"}),
+        "environment": recipe.environment.model_dump(mode="json", exclude={"deadline", "hosts"}),
         "reference": reference
         | {"files": weights_digest(files)}
         | ({"seed": recipe.seed} if files.kind == "scratch" else {}),
@@ -191,7 +192,7 @@ def _whole(file: BinaryIO) -> int:
 
 def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
     """What is wrong with the table that training would read. Loads no model."""
-    if "vstar" not in CATALOG[recipe.algorithm.name].needs:
+    if "vstar" not in facts_of(recipe.algorithm.name).needs:
         return []
     try:
         _ready(settled(recipe, root), root)
@@ -202,7 +203,7 @@ def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
 
 def run_values(recipe: Recipe, root: Path, folder: Path) -> dict[str, float] | None:
     """V* for a run, from the copy in its folder, which is made here the first time; none if nothing reads it."""
-    facts = CATALOG[recipe.algorithm.name]
+    facts = facts_of(recipe.algorithm.name)
     if "vstar" not in facts.needs:
         return None
     copy = folder / COPY

@@ -26,7 +26,7 @@ def exists(target: str, paths: Sequence[str] = ()) -> str | None:
     module, _, name = target.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return f"{target!r} is not of the form module:name"
-    spec, missing = _find(module, [os.path.abspath(path) for path in paths])
+    spec, missing = find_module(module, [os.path.abspath(path) for path in paths])
     if spec is None:
         where = ", ".join(str(path) for path in paths) or "the installed packages"
         return f"there is no module {missing!r} in {where}"
@@ -56,7 +56,7 @@ def foreign(target: str, paths: Sequence[str] = ()) -> str | None:
     """
     module, _, name = target.partition(":")
     top = module.partition(".")[0]
-    spec, _ = _find(module, [os.path.abspath(path) for path in paths])
+    spec, _ = find_module(module, [os.path.abspath(path) for path in paths])
     origin = spec.origin if spec else None
     own = origin is not None and _within(origin, paths)
     if top in sys.stdlib_module_names:
@@ -73,7 +73,7 @@ def foreign(target: str, paths: Sequence[str] = ()) -> str | None:
 
 def _imported(name: str, file: str) -> Iterator[str]:
     """The modules of Python's own from which a file imports a name."""
-    for node in ast.walk(_tree(file)):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
             top = (node.module or "").partition(".")[0]
             if node.level == 0 and top in sys.stdlib_module_names:
@@ -86,7 +86,7 @@ def _within(origin: str, paths: Sequence[str]) -> bool:
     return "site-packages" not in Path(origin).parts and any(origin.startswith(place) for place in places)
 
 
-def _find(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
+def find_module(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
     """The module's spec, and the dotted name that is missing where there is none. Imports no package on the way."""
     importlib.invalidate_caches()
     top, *rest = module.split(".")
@@ -105,10 +105,10 @@ def _find(module: str, paths: list[str]) -> tuple[ModuleSpec | None, str]:
 
 def _names(file: str) -> set[str]:
     """Every name that the module's top level binds."""
-    return set(_bound(_tree(file).body))
+    return set(_bound(tree_of(file).body))
 
 
-def _tree(file: str) -> ast.Module:
+def tree_of(file: str) -> ast.Module:
     """What a file says; old-fashioned escapes in it are nobody's concern here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

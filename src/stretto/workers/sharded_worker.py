@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.algorithms.base import build
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
 from stretto.weights.tensors import unlike
 from stretto.workers.process_group import Rendezvous, gathered
@@ -31,7 +30,7 @@ class ShardedWorker(Worker):
         self.optimizer = ShardedAdamW(shards, recipe.optimizer, updates=updates)
         self.trainer.close()
         self.trainer = ShardedTrainer(
-            shards, build(recipe.algorithm), self.optimizer, **settings_of(recipe, self.assignment.token_budget)
+            shards, self.assignment.algorithm(), self.optimizer, **settings_of(recipe, self.assignment.token_budget)
         )
 
     def unlike(self) -> list[str]:

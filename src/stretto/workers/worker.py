@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from stretto.algorithms.base import Algorithm, build
+from stretto.algorithms.base import Algorithm
 from stretto.engines.base import Completion, Engine, Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.unpacked import UnpackedEngine
+from stretto.engines.own import own_engine
 from stretto.models.load import DTYPES, Policy, load
 from stretto.models.memory import keep_memory, peak_gb
 from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
+from stretto.plugins import is_plugin
 from stretto.recipe.schema import EngineSection, Recipe
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.parallel.zero1 import deal
@@ -61,7 +63,7 @@ class Worker:
         self.parts = deal(self.policy.trained(), len(assignment.sharers) or 1)
         self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
         self.trainer = make_trainer(
-            self.policy, build(recipe.algorithm), recipe, self.optimizer, token_budget=assignment.token_budget
+            self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=assignment.token_budget
         )
         own = "reference" in assignment.roles and self.policy.adapted is None
         self.reference = self._load(device) if own else None
@@ -75,7 +77,7 @@ class Worker:
             device=device,
             token_budget=assignment.token_budget,
         )
-        self.engine = make_engine(self.policy) if make_engine else native_engine(self.policy, recipe.engine)
+        self.engine = make_engine(self.policy) if make_engine else engine_of(self.policy, assignment)
         self.trainer.make_room = partial(spare, self.engine)
         self.sleepers = sleepers_of(
             assignment.sleeps,
@@ -332,6 +334,13 @@ def load_gauges(
         for role, section in sections.items()
         if role in roles and section is not None and section.name is not None
     }
+
+
+def engine_of(policy: Policy, assignment: WorkerSpec) -> Engine:
+    """What generates with a policy: the recipe's engine, or one of the user's."""
+    if is_plugin(kind := assignment.recipe.engine.kind):
+        return own_engine(kind, policy, assignment.folders, where=assignment.where)
+    return native_engine(policy, assignment.recipe.engine)
 
 
 def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from stretto.algorithms.base import Algorithm, build
 from stretto.recipe.schema import Recipe
 
 
@@ -19,6 +21,8 @@ class WorkerSpec:
     """What is trained."""
     root: Path
     """What the recipe's relative paths count from."""
+    folders: tuple[str, ...] = ()
+    """Where modules of the user's are looked for."""
     base: Path | None
     """The run's own copy of the base model, if it has one."""
     device: str
@@ -35,6 +39,15 @@ class WorkerSpec:
     """Devices that share the optimizer, in the order of their parts; none if whoever trains has all of it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
+
+    @property
+    def where(self) -> str:
+        """This worker, for messages about what only it cannot do."""
+        return f"the worker of {self.device} on {socket.gethostname()}"
+
+    def algorithm(self) -> Algorithm:
+        """What its trainer computes, built where it is used."""
+        return build(self.recipe.algorithm, self.folders, where=self.where)
 
     @property
     def torch_device(self) -> torch.device:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from stretto.algorithms.catalog import CATALOG, PULLING
+from stretto.algorithms.catalog import PULLING, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.extras import install
@@ -34,7 +34,7 @@ HIGHEST_RANK = 8192
 
 def group_is_large_enough(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A baseline from the group needs a group."""
-    facts, samples = CATALOG.get(recipe.algorithm.name), recipe.batch.samples
+    facts, samples = find_facts(recipe.algorithm.name), recipe.batch.samples
     if facts and samples < facts.min_samples:
         yield Problem(
             field="batch.samples",
@@ -223,7 +223,7 @@ def kl_has_a_reference(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
     """KL is measured against something, and so is V*."""
     if recipe.roles.reference is not None:
         return
-    facts, coef = CATALOG.get(recipe.algorithm.name), recipe.algorithm.kl.coef
+    facts, coef = find_facts(recipe.algorithm.name), recipe.algorithm.kl.coef
     if coef > 0:
         reason, fix = f"is null, but algorithm.kl.coef is {coef:g}", "use adapter-off, or set algorithm.kl.coef to 0"
         yield Problem(field="roles.reference", reason=reason, fix=fix)
@@ -247,7 +247,7 @@ def kl_in_the_reward_pulls(recipe: Recipe, scene: CheckContext) -> Iterator[Prob
 
 def stale_answers_are_corrected(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Answers of older weights are trained on with importance weights, or not at all."""
-    facts, lag = CATALOG.get(recipe.algorithm.name), recipe.placement.staleness
+    facts, lag = find_facts(recipe.algorithm.name), recipe.placement.staleness
     if not lag or recipe.algorithm.correction.kind != "none":
         return
     if facts and facts.regresses:

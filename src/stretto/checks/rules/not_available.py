@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stretto import environments
 from stretto.algorithms.catalog import CATALOG
 from stretto.checks.rules.base import CheckContext, value_of
 from stretto.errors import Problem
+from stretto.plugins import is_plugin
 from stretto.recipe.schema import Recipe, RoleModel
 from stretto.recipe.validation_errors import nearest
 
@@ -31,6 +33,8 @@ class OnlyValues:
     """What to do."""
     planned: bool = False
     """True if other values can be planned with, though not run."""
+    plugins: bool = False
+    """True if module:name works too; another rule looks for it."""
 
 
 NOT_YET = "{value} is not available yet"
@@ -55,7 +59,7 @@ ONLY = (
     OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
-    OnlyValues(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True),
+    OnlyValues(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True, plugins=True),
     OnlyValues(
         field="engine.top_p",
         values=(1.0,),
@@ -67,7 +71,7 @@ ONLY = (
     OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
-        reason="environments with user code of their own, which this limits, are not available yet",
+        reason="single calls of an environment, which this limits, are not available yet",
         fix="leave it out; environment.deadline limits what a trajectory spends outside the engine",
     ),
 )
@@ -77,34 +81,26 @@ def keys_wait_for_their_part(recipe: Recipe, scene: CheckContext) -> Iterator[Pr
     """Every row of the table."""
     for row in ONLY:
         value = value_of(recipe, row.field)
-        if value not in row.values and not (scene.planning and row.planned):
+        own = row.plugins and is_plugin(str(value))
+        if value not in row.values and not own and not (scene.planning and row.planned):
             yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
 
 
 def algorithm_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Names of the catalog."""
+    """Names of the catalog, or module:name, which another rule looks for."""
     name = recipe.algorithm.name
-    if name in CATALOG:
+    if name in CATALOG or is_plugin(name):
         return
     close = nearest(name, CATALOG)
-    fix = f"did you mean {close}?" if close else f"use one of {', '.join(CATALOG)}"
+    fix = f"did you mean {close}?" if close else f"use one of {', '.join(CATALOG)}, or module:name"
     yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
 
 
 def environment_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """One environment so far."""
-    kind, known = recipe.environment.kind, ("single_turn", "tools", "game", "memory")
-    if kind == "single_turn" or kind in scene.probes.functions:
-        return
-    if kind.startswith("<function"):
-        reason = f"{kind} was given as a Python object, and nothing can be found by this name"
-        fix = "give it again, as in stretto.resume(folder, environment=...)"
-        yield Problem(field="environment.kind", reason=reason, fix=fix)
-        return
-    if kind in known or ":" in kind:
-        yield Problem(field="environment.kind", reason=f"{kind} is not available yet", fix="use single_turn")
-        return
-    yield Problem(field="environment.kind", reason=f"there is no environment {kind!r}", fix="use single_turn")
+    """One environment so far, and those of one's own."""
+    kind = recipe.environment.kind
+    if not is_plugin(kind) and kind not in scene.probes.functions:
+        yield from environments.problems(kind)
 
 
 def reference_is_the_base(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from stretto.algorithms.catalog import CATALOG
+from stretto.algorithms.catalog import find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
@@ -24,7 +24,7 @@ UNSAID = 2
 
 def values_have_a_critic(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A critic is there where an algorithm reads its values, and only there."""
-    known = CATALOG.get(recipe.algorithm.name)
+    known = find_facts(recipe.algorithm.name)
     needed, critic = known is not None and "values" in known.needs, recipe.roles.critic
     if needed and critic is None:
         reason = f"is null, but algorithm.name is {recipe.algorithm.name}, which needs a critic"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stretto.algorithms.catalog import CATALOG, PULLING
+from stretto.algorithms.catalog import PULLING, AlgorithmFacts, find_facts
 from stretto.checks.rules.base import CheckContext, is_default
 from stretto.errors import Problem
 from stretto.recipe.resolve import best_was_asked
@@ -44,13 +44,23 @@ def _no_estimate(recipe: Recipe) -> bool:
     return kl.coef == 0 and kl.estimator != PULLING[kl.where]
 
 
+def _known(recipe: Recipe, fact: Callable[[AlgorithmFacts], bool]) -> bool:
+    """Whether something is true of the recipe's algorithm; an unknown one is another rule's problem."""
+    facts = find_facts(recipe.algorithm.name)
+    return facts is not None and fact(facts)
+
+
 def _without(need: str) -> Callable[[Recipe], bool]:
-    """Whether the recipe's algorithm can do without a stream; an unknown algorithm is another rule's problem."""
-    return lambda recipe: recipe.algorithm.name in CATALOG and need not in CATALOG[recipe.algorithm.name].needs
+    """Whether the recipe's algorithm can do without a stream."""
+    return lambda recipe: _known(recipe, lambda facts: need not in facts.needs)
+
+
+def _never_drops(recipe: Recipe) -> bool:
+    return _known(recipe, lambda facts: not facts.drops)
 
 
 def _regresses(recipe: Recipe) -> bool:
-    return recipe.algorithm.name in CATALOG and CATALOG[recipe.algorithm.name].regresses
+    return _known(recipe, lambda facts: facts.regresses)
 
 
 IDLE = (
@@ -82,7 +92,7 @@ IDLE = (
     ),
     UnusedKey(
         field="algorithm.constant",
-        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].constant,
+        when=lambda recipe: _known(recipe, lambda facts: not facts.constant),
         reason="has no effect, because algorithm.name divides by counts alone",
         fix="leave it out, or use dr_grpo",
     ),
@@ -94,7 +104,7 @@ IDLE = (
     ),
     UnusedKey(
         field="batch.oversample",
-        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
+        when=_never_drops,
         reason="has no effect but to throw answers away, because algorithm.name drops no groups",
         fix="leave it out, or raise batch.prompts",
     ),
@@ -112,7 +122,7 @@ IDLE = (
     ),
     UnusedKey(
         field="batch.max_rounds",
-        when=lambda recipe: recipe.algorithm.name in CATALOG and not CATALOG[recipe.algorithm.name].drops,
+        when=_never_drops,
         reason="has no effect, because algorithm.name drops no groups and so never samples again",
         fix="leave it out",
     ),
@@ -128,7 +138,7 @@ def keys_have_an_effect(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
 
 def clip_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Some algorithms do not clip."""
-    facts = CATALOG.get(recipe.algorithm.name)
+    facts = find_facts(recipe.algorithm.name)
     if facts and facts.clip is None and recipe.algorithm.clip is not None:
         yield Problem(field="algorithm.clip", reason=f"has no effect: {facts.name} does not clip", fix="leave it out")
 
@@ -143,7 +153,7 @@ def correction_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
 def betas_are_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The course's variant takes the largest reward and regresses on nothing."""
     given = recipe.algorithm.vstar
-    if given is None or recipe.algorithm.name not in CATALOG or _regresses(recipe) or _without("vstar")(recipe):
+    if given is None or _regresses(recipe) or not _known(recipe, lambda facts: "vstar" in facts.needs):
         return
     for key in ("beta1", "beta2"):
         if getattr(given, key) != getattr(Vstar(), key):

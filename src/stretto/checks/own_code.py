@@ -1,0 +1,43 @@
+"""Imports the code that a recipe names by module:name, before anything is loaded for it, and says what is wrong there.
+
+The first tier (`checks.rules.own_code`) has only read the files. Rewards are left to their own processes, which import
+them when they are first needed; environments that run in host processes to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stretto import plugins
+from stretto.algorithms.base import build
+from stretto.algorithms.own_facts import announce
+from stretto.errors import Problem, RecipeError
+from stretto.recipe.schema import Recipe
+
+
+def import_plugins(recipe: Recipe, root: Path) -> None:
+    """RecipeError with everything that is wrong. Afterwards the facts of the recipe's algorithm are known."""
+    if problems := list(plugin_problems(recipe, root)):
+        raise RecipeError(*problems)
+
+
+def plugin_problems(recipe: Recipe, root: Path) -> Iterator[Problem]:
+    """What importing shows, and what building the algorithm shows."""
+    folders = plugins.folders_of(root)
+    announce(recipe.algorithm.name, folders)
+    for kind, field, name in plugins.plugins_of(recipe):
+        try:
+            if kind == "algorithm":
+                yield from _too_few(recipe, build(recipe.algorithm, folders).min_samples)
+            elif kind != "source":  # whoever loads prompts reads it
+                plugins.resolve(kind, name, folders, field=field)
+        except RecipeError as error:
+            yield from error.problems
+
+
+def _too_few(recipe: Recipe, needed: int) -> Iterator[Problem]:
+    """What files alone do not say of an algorithm that has written down no facts."""
+    if recipe.batch.samples < needed:
+        reason = f"{recipe.batch.samples} is too few for {recipe.algorithm.name}, which compares {needed} or more"
+        yield Problem(field="batch.samples", reason=reason, fix=f"use at least {needed}")

@@ -1,0 +1,24 @@
+"""Code of the user's that a recipe names by module:name: is it there, and may it be called as it will be?
+
+Nothing of it is run here; `checks.deep` imports it. Rewards have a rule of their own, in `checks.rules.task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stretto import plugins
+from stretto.algorithms.own_facts import announce
+from stretto.checks.rules.base import CheckContext
+from stretto.errors import Problem
+from stretto.recipe.schema import Recipe
+
+
+def plugins_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """As far as files tell. A source is read, and judged, with the task."""
+    folders = plugins.folders_of(scene.root)
+    for kind, field, name in plugins.plugins_of(recipe):
+        if kind == "algorithm":
+            yield from announce(name, folders)
+        elif kind != "source":
+            yield from plugins.problems(kind, name, folders, field=field)

@@ -1,0 +1,31 @@
+"""An engine of the user's, by module:name: a function that makes one of the policy, in the worker that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stretto import plugins
+from stretto.engines.base import Engine
+from stretto.errors import RecipeError
+
+FIELD = "engine.kind"
+ASKED = (
+    "name", "version", "facts", "submit", "step", "abort", "receive", "holds", "settle", "sleep", "wake", "close",
+    "state", "restore",
+)  # fmt: skip
+"""What a worker asks of an engine."""
+
+
+def own_engine(name: str, policy: Any, folders: Sequence[str], *, where: str) -> Engine:
+    """The engine that is made for a policy. RecipeError if none is; `where` names the worker."""
+    make = plugins.resolve("engine", name, folders, field=FIELD, where=where)
+    try:
+        engine: Engine = make(policy)
+    except Exception as error:
+        reason = f"{name} raised {plugins.describe_error(error, folders)}"
+        raise RecipeError.of(FIELD, reason, "mend it; it is called with the policy") from error
+    if lacking := [part for part in ASKED if not hasattr(engine, part)]:
+        reason = f"{name} made {type(engine).__name__}, which has no {', '.join(lacking)}"
+        raise RecipeError.of(FIELD, reason, "make what stretto.engines.base.Engine describes")
+    return engine
