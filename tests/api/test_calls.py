@@ -3,12 +3,14 @@
 import asyncio
 import inspect
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -319,6 +321,8 @@ async def slow(answer, prompt, signals):
         ({"rewards": longer}, "rewards", r"write rewards=\[...\]"),
         ({"rewards": [slow]}, "rewards.0", "is async, and nobody would await it"),
         ({"rewards": [lambda answer: 1.0]}, "rewards.0", r"cannot be called with \(answer, prompt, signals\)"),
+        ({"rewards": [eval]}, "rewards.0", "is no function of a Python file of yours"),
+        ({"rewards": [partial(os.system)]}, "rewards.0", "is no function of a Python file of yours"),
         ({"environment": longer}, "environment", "is not async"),
         ({"environment": slow}, "environment", r"cannot be called with \(prompt, model\)"),
         ({"environment": 3}, "environment", "is an object of int without a method run"),

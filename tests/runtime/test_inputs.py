@@ -363,13 +363,25 @@ def test_a_model_that_was_moved_away_may_get_its_new_name(tmp_path):
     (tmp_path / "old" / "config.json").write_text("{}")
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     recipe = recipe_in(tmp_path)
-    old, new = ({"model": {"name": name}} for name in ("old", "new"))
+    whole = recipe.model_dump(mode="json")
+    old, new = (whole | {"model": whole["model"] | {"name": name}} for name in ("old", "new"))
     record = RecipeRecord(recipe, allow=["model"], held=FixedRecord(folder=tmp_path / "run", root=tmp_path))
     record.values = new
     with pytest.raises(RecipeError, match="which is still there"):
         record.restore(old)
     (tmp_path / "old").rename(tmp_path / "new")
     record.restore(old)
+
+
+def test_a_checkpoint_from_before_a_key_existed_had_its_default(tmp_path):
+    recipe = recipe_in(tmp_path, evaluate__pass_k=2)
+    old = recipe.model_dump(mode="json")
+    for section, key in (("guards", "non_finite"), ("run", "callbacks_strict"), ("evaluate", "pass_k")):
+        del old[section][key]
+    del old["model"]["scratch"]["warmup_lr"]
+    with pytest.raises(RecipeError) as refused:
+        RecipeRecord(recipe).restore(old)
+    assert [problem.field for problem in refused.value.problems] == ["evaluate.pass_k"]
 
 
 def test_a_recipe_edited_by_hand_is_refused_for_the_same_reasons(project):

@@ -24,6 +24,7 @@ from stretto.placement.cluster import parse_cluster
 from stretto.recipe.load import plain
 from stretto.recipe.schema import Recipe, RewardPart
 from stretto.runtime.user_functions import Callback, StepEvent, UserFunctions
+from stretto.sandbox import worker
 from stretto.sandbox.target import exists, foreign
 
 RewardFunction = Callable[[str, dict[str, Any], dict[str, float]], float | None]
@@ -147,10 +148,15 @@ def _resolved(found: Collected, kind: plugins.Kind, given: Any, field: str) -> A
     """What is called of something given; notes what is wrong with it."""
     name = plugins.register(kind, given)
     try:
+        if kind == "reward" and callable(given):
+            worker.refuse_foreign(given, _name(given))  # it is given what a model wrote
         if problems := list(plugins.problems(kind, name, (), field=field)):
             found.problems += problems
             return None
         return plugins.resolve(kind, name, (), field=field)
+    except TypeError as error:
+        found.problems.append(Problem(field=field, reason=str(error), fix="write a function that returns a number"))
+        return None
     finally:
         del plugins.REGISTERED[kind, name]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import locate
 from stretto.recipe.schema import Recipe
@@ -110,7 +112,7 @@ class RecipeRecord:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Refuses a recipe that differs in keys that were not allowed to, or that cannot."""
-        state = completed(state, self.values)
+        state = completed(state)
         changed = [key for key in differences(state, self.values) if key not in FREE]
         problems = [problem for key in sorted(changed) for problem in self._refusal(key, state)]
         if problems:
@@ -125,17 +127,12 @@ class RecipeRecord:
             yield Problem(field=key, reason=was, fix=self.remedy.format(key=key))
 
 
-def completed(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None) -> dict[str, Any]:
-    """A recipe of an older version of stretto with the keys that it did not have yet, which were as they are by
-    default."""
-    usual = Recipe().model_dump(mode="json") if defaults is None else defaults
-    found = dict(old)
-    for key, default in usual.items():
-        if key not in old:
-            found[key] = default
-        elif isinstance(default, Mapping) and isinstance(old[key], Mapping) and isinstance(new.get(key), Mapping):
-            found[key] = completed(old[key], new[key], default)
-    return found
+def completed(old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe of an older version of stretto with the keys that it did not have yet, at their defaults."""
+    try:
+        return Recipe.model_validate_json(json.dumps(old)).model_dump(mode="json")
+    except ValidationError:  # of another time altogether; what differs is said key by key
+        return old
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -69,7 +69,8 @@ class ForkServer:
 
     def start(self, fd: int, paths: Sequence[str]) -> ForkedChild:
         """A new worker that serves calls on this descriptor. OSError if the server is gone."""
-        with self._asking:
+        answer = b""
+        with self._asking, suppress(OSError):
             socket.send_fds(self._socket, [SEPARATOR.join(["start", *paths]).encode()], [fd])
             answer = self._socket.recv(LONGEST)
         if not answer:
