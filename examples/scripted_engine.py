@@ -14,12 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stretto.cli.recipe import folder_of, open_recipe
+from stretto.api.recipes import open_recipe
 from stretto.engines.base import Request
 from stretto.engines.scripted import ScriptedEngine
 from stretto.environments.render import Renderer
 from stretto.errors import StrettoError
 from stretto.models.load import Policy
+from stretto.recipe.load import folder_of
 from stretto.runtime import session
 
 RECIPE = Path(__file__).parent / "own_reward" / "letters.yaml"

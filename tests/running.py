@@ -12,8 +12,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from stretto.api.recipes import PROBES
 from stretto.checks.recipe import checked_recipe
-from stretto.cli.recipe import PROBES
 from stretto.engines.scripted import ScriptedEngine
 from stretto.runtime import session
 

@@ -11,18 +11,18 @@ import pytest
 import typer
 import yaml
 
-from running import END, ZERO, lines, start
+from running import END, ZERO, lines, start, written
 from stretto import errors
 from stretto.algorithms.base import build
 from stretto.algorithms.catalog import CATALOG, CLIPPED, AlgorithmFacts
 from stretto.algorithms.gae import generalised_advantages
 from stretto.algorithms.optimal import optimal_value
+from stretto.api.recipes import PROBES
 from stretto.checks.recipe import check, examine
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext
 from stretto.cli.main import app_of
-from stretto.cli.recipe import PROBES
 from stretto.recipe import schema_text as words
 from stretto.recipe.load import parse_recipe, read_recipe
 from stretto.recipe.schema import AlgorithmSection, Recipe
@@ -146,6 +146,22 @@ def test_the_recipe_on_the_first_page_has_nothing_wrong_with_it(tmp_path, monkey
     reading = read_recipe(path)
     assert reading.problems == ()
     assert [str(problem) for problem in check(reading.recipe, root=tmp_path, probes=PROBES)] == []
+
+
+def test_the_ten_lines_of_python_on_the_first_page_run_as_they_are(tmp_path, monkeypatch, capsys):
+    """In a folder whose recipes/tiny.yaml is a recipe as tiny as those of tests."""
+    (body,) = blocks(ROOT / "README.md", "python")
+    assert len(body.splitlines()) <= 10
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    characters = "0123456789="
+    written(tmp_path / "recipes", model__scratch__characters=characters, run__steps=1, evaluate__every=0)
+    exec(compile(body, "README.md", "exec"), {})
+    numbers, answers = capsys.readouterr().out.splitlines()[-2:]
+    row = lines(tmp_path / "runs" / "tiny-001" / "metrics.jsonl")[-1]
+    assert float(numbers.split()[0]) == row["reward/mean"]
+    assert {key for key in row if key.startswith("reward/part/")} == {"reward/part/exact", "reward/part/length"}
+    assert len(ast.literal_eval(answers)) == 2
 
 
 def exists(key):
@@ -282,8 +298,9 @@ def test_the_table_of_rooms_is_the_one_that_is_enforced():
     table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
     rooms = {room: allowed - BASE for room, allowed in ARROWS.items() if (ROOT / "src" / "stretto" / room).is_dir()}
     assert table.pop("cli") == "everything"
+    assert table.pop("api") == "everything but `cli`"
     said = {room: set(re.findall(r"`([\w.]+)`", text)) for room, text in table.items()}
-    assert said == {room: allowed for room, allowed in rooms.items() if room != "cli"}
+    assert said == {room: allowed for room, allowed in rooms.items() if room not in ("api", "cli")}
 
 
 def test_the_loop_follows_a_batch_through_at_most_fifteen_files():

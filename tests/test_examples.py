@@ -77,6 +77,18 @@ def test_the_scripted_engine_says_what_the_script_says_and_prints_the_verdicts(e
     assert len(printed) == 8
 
 
+def test_the_sweep_prints_a_row_for_each_learning_rate(elsewhere, capsys):
+    runpy.run_path(str(EXAMPLES / "sweep.py"))["main"]([*TINY, "evaluate.prompts=4"])
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head == ["lr", "reward", "accuracy", "run"]
+    assert [row[0] for row in rows] == ["5e-04", "2e-03", "8e-03"]
+    for number, (rate, reward, accuracy, run) in enumerate(rows, start=1):
+        assert run == f"runs/sweep-{number:03d}"
+        assert f"lr: {float(rate)}" in (elsewhere / run / "recipe.yaml").read_text()
+        assert float(reward) == pytest.approx(lines(elsewhere / run / "metrics.jsonl")[-1]["reward/mean"], abs=1e-3)
+        assert 0 <= float(accuracy) <= 1
+
+
 def test_the_example_of_parts_of_ones_own_trains_with_all_of_them(elsewhere):
     recipe = str(EXAMPLES / "own_parts" / "game.yaml")
     # The log of this example is one of its parts.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stretto.api.recipes import PROBES
 from stretto.checks.recipe import examine
-from stretto.cli.recipe import PROBES
 from stretto.errors import Problem
 from stretto.models import source as locate
 from stretto.tasks import hf

@@ -136,8 +136,52 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         made.set_default_executor(Daemons())
         return made
 
+    async def noted() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        _TASKS[threading.get_ident()] = (asyncio.get_running_loop(), task)
+        try:
+            return await work
+        finally:
+            del _TASKS[threading.get_ident()]
+
     with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(work)
+        try:
+            return runner.run(noted())
+        except asyncio.CancelledError:  # who cancels the whole of it wants what Ctrl-C does
+            raise KeyboardInterrupt from None
+
+
+_TASKS: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
+"""Thread -> what `run` runs in it."""
+
+
+def outside_loops(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
+    """A call that begins an event loop of its own: here, or beside a loop that runs in this thread, as in a notebook.
+
+    Ctrl-C reaches what runs there as it would here: once to finish in good order, twice to be left behind.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return function(*arguments, **named)
+    there = SimpleQueue[int]()
+
+    def called() -> T:
+        there.put(threading.get_ident())
+        return function(*arguments, **named)
+
+    call, pressed = begun(called), False
+    thread = there.get()
+    while True:
+        try:
+            return call.result()
+        except KeyboardInterrupt:
+            if call.done() or pressed or thread not in _TASKS:
+                raise
+            pressed = True
+            loop, task = _TASKS[thread]
+            loop.call_soon_threadsafe(task.cancel)
 
 
 def left_behind() -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stretto.algorithms.catalog import CATALOG
+from stretto.api.recipes import PROBES
 from stretto.checks.recipe import RULES, check, checked_recipe, examine
 from stretto.checks.rules.base import CheckContext
-from stretto.cli.recipe import PROBES
 from stretto.errors import RecipeError
 from stretto.recipe.load import parse_recipe
 from stretto.recipe.overrides import apply

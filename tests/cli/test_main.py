@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stretto import __version__
+from stretto.api import recipes as opening
 from stretto.cli import main as entry
-from stretto.cli import recipe as opening
 from stretto.cli.main import main
 from stretto.errors import DeadlineError, EngineError
 from stretto.recipe.load import load_recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from running import written
+from stretto.api.torchrun import first_of
 from stretto.cli.main import main
-from stretto.cli.torchrun import first_of
 from stretto.errors import RecipeError
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

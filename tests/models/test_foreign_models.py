@@ -13,10 +13,10 @@ import torch
 import yaml
 
 from running import data_with
+from stretto.api.recipes import PROBES
 from stretto.checks.deep import deep_problems
 from stretto.checks.recipe import examine
 from stretto.cli.main import main
-from stretto.cli.recipe import PROBES
 from stretto.environments.templates import shared
 from stretto.errors import RecipeError
 from stretto.models.load import load

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from stretto.cli.recipe import recipe_to_plan
+from stretto.api.recipes import recipe_to_plan
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster
 from stretto.planner.forecast import choose
@@ -178,7 +178,7 @@ def test_what_cannot_be_planned_is_refused_with_its_field(planned, changes, fiel
 
 
 def test_training_still_refuses_what_can_only_be_planned(planned, tmp_path):
-    from stretto.cli.recipe import open_recipe
+    from stretto.api.recipes import open_recipe
 
     changes = ["model.shape=qwen2.5-7b", "engine.kind=vllm", "batch.lengths={prompt: 9}"]
     with pytest.raises(RecipeError) as caught:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.algorithms.catalog import CATALOG
+from stretto.api.recipes import PROBES
 from stretto.checks.recipe import check
-from stretto.cli.recipe import PROBES
 from stretto.recipe.load import load_recipe, parse_recipe
 from stretto.recipe.resolve import FULL_RATE, SYNTHETIC, dump, resolve
 from stretto.recipe.schema import Recipe, Source, TaskSection

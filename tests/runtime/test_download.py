@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from running import recipe_in
-from stretto.runtime import download, session
+from stretto.runtime import download, questions
 
 PARTS = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
 
@@ -82,8 +82,8 @@ def test_models_that_are_here_are_left_alone(tmp_path, monkeypatch):
 
 
 def test_the_deadline_of_loading_begins_after_it(tmp_path, monkeypatch):
-    order, starting = [], session.starting
-    monkeypatch.setattr(session, "fetch_models", lambda *rest: order.append("fetched"))
-    monkeypatch.setattr(session, "starting", lambda *rest: order.append("loading") or starting(*rest))
-    session.evaluate_recipe(recipe_in(tmp_path), root=tmp_path)
+    order, starting = [], questions.starting
+    monkeypatch.setattr(questions, "fetch_models", lambda *rest: order.append("fetched"))
+    monkeypatch.setattr(questions, "starting", lambda *rest: order.append("loading") or starting(*rest))
+    questions.evaluate_recipe(recipe_in(tmp_path), root=tmp_path)
     assert order == ["fetched", "loading"]

@@ -10,7 +10,7 @@ from running import END, ONE, ZERO, metrics, recipe_in, scripted, start
 from stretto.errors import CheckpointError, RecipeError, RewardError
 from stretto.recipe.schema import Guards, Holdout
 from stretto.rewards.score import Scored
-from stretto.runtime import guards, session
+from stretto.runtime import guards, questions, session
 from stretto.runtime.evaluate import evaluate, pass_at_k, wilson
 from stretto.runtime.loop import unjudged
 from stretto.runtime.parts import make_plan
@@ -108,7 +108,7 @@ def test_a_run_says_over_how_many_prompts_its_accuracy_is(tmp_path, capsys):
     (_, evaluation), *_ = run.evaluations
     assert evaluation.prompts == "6 of 7 prompts" in "\n".join(session.summary(run))
     assert "accuracy is over 6 of 7 prompts" in unjudged(evaluation, step=1)
-    assert session.evaluate_run(run.folder).document().items() >= {"n": 6, "asked": 7}.items()
+    assert questions.evaluate_run(run.folder).document().items() >= {"n": 6, "asked": 7}.items()
     with pytest.raises(RewardError, match="evaluation: 1 of 7 answers have no verdict"):
         start(tmp_path, **recipe, **(lenient | {"guards__reward_error_share": 0.1}))
 
@@ -206,18 +206,18 @@ def test_the_held_out_prompts_are_those_of_the_split(tmp_path):
 
 def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
     run = start(tmp_path, evaluate__pass_k=2)
-    result = session.evaluate_run(run.folder)
+    result = questions.evaluate_run(run.folder)
     last = metrics(run.folder)[-1]
     assert result.accuracy == last["eval/accuracy"]
     assert result.interval == pytest.approx((last["eval/low"], last["eval/high"]))
     assert result.pass_at_k == {1: last["eval/pass_at_1"], 2: last["eval/pass_at_2"]}
-    more = session.evaluate_run(run.folder, changes=["evaluate.pass_k=3", "engine.temperature=0.5"])
+    more = questions.evaluate_run(run.folder, changes=["evaluate.pass_k=3", "engine.temperature=0.5"])
     changed, _ = session.recipe_of(run.folder, ["rewards=[{name: accuracy, kind: exact}, {name: o, kind: overlong}]"])
     assert changed.rewards[1].longest == changed.engine.max_new_tokens, "what a change leaves open is filled in"
     assert (more.accuracy, more.pass_at_k.keys()) == (result.accuracy, {1, 2, 3})
-    assert session.evaluate_run(run.folder, changes=["placement.cluster=1xcpu"]).accuracy == result.accuracy
+    assert questions.evaluate_run(run.folder, changes=["placement.cluster=1xcpu"]).accuracy == result.accuracy
     with pytest.raises(RecipeError) as caught:
-        session.evaluate_run(run.folder, changes=["optimizer.lr=1.0"])
+        questions.evaluate_run(run.folder, changes=["optimizer.lr=1.0"])
     assert [problem.field for problem in caught.value.problems] == ["optimizer.lr"]
 
 
@@ -225,11 +225,11 @@ def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
 def test_a_run_on_two_devices_is_evaluated_on_both_and_nothing_there_trains(tmp_path, monkeypatch):
     run = start(tmp_path, placement__cluster="2xcpu", placement__strategy="separate")
     plans = []
-    there = session.assembled
+    there = questions.assemble_crew
     monkeypatch.setattr(
-        session, "assembled", lambda recipe, **rest: plans.append(rest["plan"]) or there(recipe, **rest)
+        questions, "assemble_crew", lambda recipe, **rest: plans.append(rest["plan"]) or there(recipe, **rest)
     )
-    assert session.evaluate_run(run.folder).accuracy == metrics(run.folder)[-1]["eval/accuracy"]
+    assert questions.evaluate_run(run.folder).accuracy == metrics(run.folder)[-1]["eval/accuracy"]
     assert [(cell.role, *cell.devices) for cell in plans[0].cells] == [
         ("generate", "localhost/cpu:0"),
         ("generate", "localhost/cpu:1"),
@@ -239,7 +239,7 @@ def test_a_run_on_two_devices_is_evaluated_on_both_and_nothing_there_trains(tmp_
 def test_evaluating_a_recipe_gives_what_its_run_begins_with_and_leaves_no_trace(tmp_path):
     recipe = recipe_in(tmp_path)
     before = sorted(tmp_path.iterdir())
-    result = session.evaluate_recipe(recipe, root=tmp_path)
+    result = questions.evaluate_recipe(recipe, root=tmp_path)
     assert sorted(tmp_path.iterdir()) == before
     assert result.accuracy == metrics(start(tmp_path, run__steps=1).folder)[0]["eval/accuracy"]
 
@@ -256,7 +256,7 @@ def test_a_run_without_a_checkpoint_cannot_be_evaluated(tmp_path):
         start(tmp_path, at=die)
     (run,) = tmp_path.glob("run*")
     with pytest.raises(CheckpointError, match="no sound checkpoint yet"):
-        session.evaluate_run(run)
+        questions.evaluate_run(run)
 
 
 def test_evaluation_does_not_change_what_is_trained(tmp_path):

@@ -12,7 +12,7 @@ from running import Quiet, recipe_in, resume, start
 from stretto.errors import CheckpointError, RecipeError
 from stretto.models.files import files_in
 from stretto.recipe.load import load_recipe
-from stretto.runtime import inputs, session
+from stretto.runtime import inputs, questions, session
 from stretto.runtime.inputs import InputsRecorder, read_record, refuse_changed
 from stretto.runtime.moved import root_in, root_lines
 from stretto.runtime.recipe_changes import FixedRecord, RecipeRecord
@@ -192,10 +192,10 @@ def test_other_prompts_can_be_allowed_too(project):
 def test_an_evaluation_asks_what_the_run_was_trained_with_by_rewards_of_its_own_choice(project):
     root, run = project
     CHANGES["what it imports"][0](root, run)
-    assert session.evaluate_run(run).n == 2
+    assert questions.evaluate_run(run).n == 2
     CHANGES["a bit of base"][0](root, run)
     with pytest.raises(RecipeError, match="base/model"):
-        session.evaluate_run(run)
+        questions.evaluate_run(run)
 
 
 def test_an_older_run_goes_on_with_a_note_and_has_a_record_then(project):
@@ -363,13 +363,25 @@ def test_a_model_that_was_moved_away_may_get_its_new_name(tmp_path):
     (tmp_path / "old" / "config.json").write_text("{}")
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     recipe = recipe_in(tmp_path)
-    old, new = ({"model": {"name": name}} for name in ("old", "new"))
+    whole = recipe.model_dump(mode="json")
+    old, new = (whole | {"model": whole["model"] | {"name": name}} for name in ("old", "new"))
     record = RecipeRecord(recipe, allow=["model"], held=FixedRecord(folder=tmp_path / "run", root=tmp_path))
     record.values = new
     with pytest.raises(RecipeError, match="which is still there"):
         record.restore(old)
     (tmp_path / "old").rename(tmp_path / "new")
     record.restore(old)
+
+
+def test_a_checkpoint_from_before_a_key_existed_had_its_default(tmp_path):
+    recipe = recipe_in(tmp_path, evaluate__pass_k=2)
+    old = recipe.model_dump(mode="json")
+    for section, key in (("guards", "non_finite"), ("run", "callbacks_strict"), ("evaluate", "pass_k")):
+        del old[section][key]
+    del old["model"]["scratch"]["warmup_lr"]
+    with pytest.raises(RecipeError) as refused:
+        RecipeRecord(recipe).restore(old)
+    assert [problem.field for problem in refused.value.problems] == ["evaluate.pass_k"]
 
 
 def test_a_recipe_edited_by_hand_is_refused_for_the_same_reasons(project):
@@ -463,7 +475,7 @@ def test_the_adapters_of_a_moved_run_name_their_base_where_it_is_now(project, tm
     if how == "resume":
         resume(moved, changes=["run.steps=3"], allow=["run.steps"])
     else:
-        session.evaluate_run(moved)
+        questions.evaluate_run(moved)
     assert {base_named(path) for path in (moved / "checkpoints").iterdir()} == {str(moved / "base")}
     newest = {"resume": "step-000003", "eval": "step-000002"}[how]
     assert Checkpoints(moved / "checkpoints", keep=3, best=None).latest().name == newest
@@ -476,7 +488,7 @@ def test_a_project_that_was_moved_as_a_whole_finds_its_data_and_rewards(project,
     run = tmp_path / "moved" / run.name
     assert session.recipe_of(run)[1] == tmp_path / "moved"
     assert refused(run) == {}
-    assert session.evaluate_run(run).n == 2
+    assert questions.evaluate_run(run).n == 2
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "line\nbreak", '"quoted"', "\x85", "ünïcode"])

@@ -5,9 +5,9 @@ import itertools
 from recipe.test_mutations import mutants
 from running import Quiet
 from small_recipe import RIGHT
+from stretto.api.recipes import PROBES
 from stretto.checks.deep import deep_problems
 from stretto.checks.recipe import check
-from stretto.cli.recipe import PROBES
 from stretto.engines.scripted import ScriptedEngine
 from stretto.errors import RecipeError, StrettoError
 from stretto.recipe.load import parse_recipe

@@ -11,7 +11,7 @@ from running import END, EQUALS, ONE, ZERO, Quiet, assert_same_run, lines, recip
 from stretto.cli.main import main
 from stretto.errors import RecipeError, RewardError
 from stretto.models.source import ModelFiles
-from stretto.runtime import session
+from stretto.runtime import questions
 from stretto.runtime import value as making
 from stretto.runtime.value import value
 from stretto.runtime.value_table import ingredients, read_table, table_path, value_problems, weights_digest
@@ -184,9 +184,9 @@ def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_unti
     run = start(tmp_path, **ASTAR, **own, engine=scripted(zero_but_for("nobody"))).folder
     asked = {row["prompt"] for path in (run / "samples").iterdir() for row in lines(path)}
     assert asked == {prompt.id for prompt in training[1:]}
-    usual = session.assemble_crew
-    monkeypatch.setattr(session, "assemble_crew", partial(usual, make_engine=scripted(zero_but_for("nobody"))))
-    assert session.evaluate_run(run).n > 0
+    usual = questions.assemble_crew
+    monkeypatch.setattr(questions, "assemble_crew", partial(usual, make_engine=scripted(zero_but_for("nobody"))))
+    assert questions.evaluate_run(run).n > 0
     again = value(recipe, root=tmp_path, progress=Quiet(), make_engine=scripted(zero_but_for("nobody")))
     assert (again.generated, again.unjudged) == (3, 0)
 

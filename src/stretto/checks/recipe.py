@@ -7,7 +7,6 @@ and a model without weights, is `stretto.checks.deep`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
@@ -18,7 +17,7 @@ from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext, Lookups, Rule
 from stretto.errors import Problem, RecipeError
 from stretto.plugins import folders_of
-from stretto.recipe.load import read_recipe
+from stretto.recipe.load import Changes, RecipeSource, read_recipe
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import Recipe
 
@@ -106,14 +105,14 @@ def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False
 
 
 def examine(
-    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Lookups, planning: bool = False
+    source: RecipeSource, changes: Changes = (), *, root: Path, probes: Lookups, planning: bool = False
 ) -> tuple[Recipe | None, tuple[Problem, ...]]:
-    """A recipe file, resolved, with everything the first tier finds in it.
+    """A recipe, resolved, with everything the first tier finds in it.
 
     Rules are run on what is left without the keys that could not be read; what a rule then says about such a key, or by
     way of it, is left out, because it would judge a value that nobody gave.
     """
-    reading = read_recipe(path, changes)
+    reading = read_recipe(source, changes)
     if reading.recipe is None:
         return None, reading.problems
     found = check(reading.recipe, root=root, probes=probes, planning=planning)
@@ -122,10 +121,10 @@ def examine(
 
 
 def checked_recipe(
-    path: Path, changes: Sequence[str] = (), *, root: Path, probes: Lookups, planning: bool = False
+    source: RecipeSource, changes: Changes = (), *, root: Path, probes: Lookups, planning: bool = False
 ) -> Recipe:
-    """The resolved recipe of a file; raises a RecipeError with everything that the first tier finds wrong with it."""
-    recipe, problems = examine(path, changes, root=root, probes=probes, planning=planning)
+    """The resolved recipe; raises a RecipeError with everything that the first tier finds wrong with it."""
+    recipe, problems = examine(source, changes, root=root, probes=probes, planning=planning)
     if problems or recipe is None:
         raise RecipeError(*problems)
     return recipe

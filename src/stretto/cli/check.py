@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from stretto.api.recipes import open_recipe
 from stretto.cli import render
-from stretto.cli.recipe import open_recipe
 from stretto.recipe.describe import batch_sentence, changes_of, objective, plan_sentence
 from stretto.recipe.resolve import dump
 from stretto.recipe.schema import Recipe

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from stretto.api.recipes import open_recipe
 from stretto.cli import render
-from stretto.cli.recipe import folder_of, open_recipe
+from stretto.recipe.load import folder_of
 
 
 def doctor(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from stretto.api import calls as api
 from stretto.cli import render
-from stretto.cli.recipe import check_changed, folder_of, open_recipe
 
 
 def evaluate(
@@ -19,19 +19,12 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Ask the held-out prompts: a run's newest checkpoint, or the model of a recipe before training."""
-    from stretto.runtime.evaluate import of_asked
-    from stretto.runtime.recipe_file import recipe_of
-    from stretto.runtime.session import evaluate_recipe, evaluate_run
-
-    if target.is_dir():
-        check_changed(*recipe_of(target, changes or ()))
-        result = evaluate_run(target, changes=changes or (), note=render.note)
-    else:
-        opened = open_recipe(target, changes or (), deep=True, training=False)
-        result = evaluate_recipe(opened, root=folder_of(target), note=render.note)
+    result = api.evaluate(target, changes=changes or (), note=render.note)
     if json:
         render.document(result.document())
         return
+    from stretto.runtime.evaluate import of_asked
+
     low, high = result.interval
     lines = [f"accuracy     {result.accuracy:.3f}  (95 % interval {low:.3f} to {high:.3f}, {result.prompts})"]
     for k, chance in result.pass_at_k.items():

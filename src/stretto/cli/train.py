@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Annotated
 
 import typer
 
+from stretto.api import calls as api
 from stretto.cli import render
-from stretto.cli.recipe import check_changed, check_deeply, folder_of, open_recipe
-from stretto.recipe.schema import Recipe
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
@@ -24,14 +22,8 @@ def train(
     changes: Changes = None,
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
-    _once(f"train {recipe}")
     _outlive_terminal()
-    opened = open_recipe(recipe, changes or (), deep=False)
-    _fit(opened, folder_of(recipe))
-    check_deeply(opened, folder_of(recipe))
-    from stretto.runtime.session import start
-
-    start(opened, name=recipe.stem, root=folder_of(recipe))
+    api.train(recipe, changes=changes or (), note=render.note)
 
 
 def resume(
@@ -45,35 +37,12 @@ def resume(
     ] = False,
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
-    _once(f"resume {run}")
     _outlive_terminal()
-    from stretto.runtime.recipe_file import recipe_of
-    from stretto.runtime.session import resume as go_on
-
-    recipe, root = recipe_of(run, changes or ())
-    check_changed(recipe, root)
-    _fit(recipe, root)
     allowed = [key for given in allow or () for key in given.split(",")]
-    go_on(run, changes=changes or (), allow=allowed, restart=restart)
-
-
-def _once(command: str) -> None:
-    """Ends copies of the command that a launcher started beside this one; the first of them says why."""
-    from stretto.cli.torchrun import first_of
-
-    if not first_of(os.environ, command=command):
-        raise typer.Exit
+    api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)
 
 
 def _outlive_terminal() -> None:
     """Has a terminal that is closed not end the run, nor the processes that it starts. Ctrl-C is as ever."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def _fit(recipe: Recipe, root: Path) -> None:
-    """Refuses a machine on which the run could not go well; says what of it would have no work."""
-    from stretto.checks.doctor import admit
-
-    for remark in admit(recipe, root=root):
-        render.note(remark)

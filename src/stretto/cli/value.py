@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from stretto.algorithms.catalog import facts_of
+from stretto.api.recipes import open_recipe
 from stretto.cli import render
-from stretto.cli.recipe import folder_of, open_recipe
 from stretto.errors import RecipeError
+from stretto.recipe.load import folder_of
 
 
 def value(

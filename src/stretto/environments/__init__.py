@@ -28,6 +28,11 @@ def problems(kind: str, folders: Sequence[str] = ()) -> Iterator[Problem]:
     if plugins.is_plugin(kind):
         yield from plugins.problems("environment", kind, folders, field=FIELD)
         return
+    if kind.startswith("<function"):
+        reason = f"{kind} was given as a Python object, and nothing can be found by this name"
+        fix = "give it again, as in stretto.resume(folder, environment=...)"
+        yield Problem(field=FIELD, reason=reason, fix=fix)
+        return
     others = f"use {' or '.join(BUILT)}, or module:name"
     near = get_close_matches(kind, [*BUILT, *PLANNED], n=1)
     reason = f"{kind} is not available yet" if kind in PLANNED else f"there is no environment {kind!r}"

@@ -1,4 +1,4 @@
-"""A recipe file and `key=value` overrides into a Recipe, or every problem with them at once.
+"""A recipe file, or the same in Python, and changes to it into a Recipe, or every problem with them at once.
 
 Only form is judged here: names, types and bounds of single keys. What keys mean together is `checks.recipe`'s. Nothing
 is guessed and nothing is filled in; defaults come from the schema, dependent values from `recipe.resolve`.
@@ -6,21 +6,20 @@ is guessed and nothing is filled in; defaults come from the schema, dependent va
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stretto.errors import Problem, RecipeError
 from stretto.recipe import schema_text as words
 from stretto.recipe import yaml_io as document
-from stretto.recipe.overrides import apply
+from stretto.recipe.overrides import apply, put
 from stretto.recipe.schema import Recipe
 from stretto.recipe.schema_text import dotted
 from stretto.recipe.validation_errors import explain, intended, nearest
@@ -50,9 +49,16 @@ class RecipeText:
     """Full names of keys whose value in `recipe` may not be what the user meant, because theirs could not be used."""
 
 
-def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `key=value` changes applied in order; raises a RecipeError with every problem."""
-    return _whole(read_recipe(path, changes))
+RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Recipe
+"""A recipe as it may be given: the path of its file, its sections as dicts, or a `Recipe`."""
+
+Changes = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""Changes to a recipe: `"optimizer.lr=1e-4"` as on a command line, dotted names with values, or both in a list."""
+
+
+def load_recipe(source: RecipeSource, changes: Changes = ()) -> Recipe:
+    """The recipe, with the changes applied in order; raises a RecipeError with every problem."""
+    return _whole(read_recipe(source, changes))
 
 
 def parse_recipe(data: object) -> Recipe:
@@ -66,23 +72,66 @@ def _whole(reading: RecipeText) -> Recipe:
     return reading.recipe
 
 
-def read_recipe(path: Path, changes: Sequence[str] = ()) -> RecipeText:
+def read_recipe(source: RecipeSource, changes: Changes = ()) -> RecipeText:
     """As `load_recipe`, but returns the problems, with what can be used of the recipe without the keys at fault."""
     try:
-        data, problems = document.read(read_text(path), name=str(path))
+        data, problems = _data(source)
     except RecipeError as error:
         return RecipeText(recipe=None, problems=error.problems, doubtful=frozenset())
-    for change in changes:
+    for change in listed(changes):
         try:
-            data = apply(data, change)
+            if isinstance(change, str):
+                data = apply(data, change)
+            else:
+                for key, value in change.items():
+                    data = put(data, key, plain(value))
         except RecipeError as error:
             problems += error.problems
     reading = read_data(data, problems)
     if reading.recipe is None or reading.recipe.placement.cluster == "auto":
         return reading
     section = reading.recipe.placement
-    section = section.model_copy(update={"cluster": cluster_path(section.cluster, path.parent)})
+    section = section.model_copy(update={"cluster": cluster_path(section.cluster, folder_of(source))})
     return replace(reading, recipe=reading.recipe.model_copy(update={"placement": section}))
+
+
+def listed(changes: Changes) -> list[str | Mapping[str, Any]]:
+    """Changes one by one."""
+    return [changes] if isinstance(changes, str | Mapping) else list(changes)
+
+
+def folder_of(source: RecipeSource) -> Path:
+    """The folder that a recipe's own paths are looked for in first: its file's, or the working directory."""
+    return Path(os.path.abspath(source)).parent if isinstance(source, str | os.PathLike) else Path.cwd()
+
+
+def _data(source: object) -> tuple[Any, list[Problem]]:
+    """The recipe as plain data, and what is wrong with how it is written.
+
+    Of a `Recipe` these are the keys that were given, so that nobody takes a default for a wish; they are validated
+    again, because a copy of it may hold anything.
+    """
+    if isinstance(source, str | os.PathLike):
+        return document.read(read_text(Path(source)), name=str(source))
+    if isinstance(source, Recipe | Mapping):
+        return plain(source), []
+    fix = "give the path of a recipe, a dict of its sections, or a stretto.Recipe"
+    raise RecipeError.of("recipe", f"is a {type(source).__name__}", fix)
+
+
+def plain(value: Any) -> Any:
+    """A copy of a value of Python as YAML would have it; what it has no word for is left to be refused."""
+    if isinstance(value, BaseModel):
+        return {key: plain(item) for key, item in vars(value).items() if key in value.model_fields_set}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
+        return value.item()
+    return value
 
 
 def cluster_path(told: str, folder: Path) -> str:
@@ -127,7 +176,7 @@ def read_data(data: object, problems: Sequence[Problem] = ()) -> RecipeText:
     """Validates plain data. Keys at fault are taken out and the rest is read again, so that it can be checked too."""
     found = list(problems)
     doubtful = {problem.field for problem in found}
-    data = copy.deepcopy(data)
+    data = plain(data)
     wrong = dict(_unusable(data))
     for _ in range(ROUNDS):
         found += [problem for problem in wrong.values() if problem.field not in doubtful]
@@ -171,6 +220,8 @@ def _unusable(data: object, path: words.Path = ()) -> Iterator[tuple[words.Path,
         reason, fix = f"{data} is not a finite number", "give a finite number"
     elif isinstance(data, int) and abs(data) > EXACT:
         reason, fix = f"{words.given(data)} is too large", f"give a number of at most {EXACT}"
+    elif data is not None and not isinstance(data, str | int | float):
+        reason, fix = f"is a {type(data).__name__}, which no recipe can hold", "give text, a number, a list or a dict"
     elif isinstance(data, str) and not _is_text(data):
         reason, fix = "holds a character that is no text (a NUL or half of a surrogate pair)", "take the character out"
     if reason:

@@ -15,12 +15,16 @@ from stretto.recipe.schema import Recipe
 
 
 def apply(data: Any, change: str) -> Any:
-    """The data with the change made, in place. Data that is no section at all is left to validation."""
+    """The data with a change `key=value` made, in place. Data that is no section at all is left to validation."""
     key, equals, text = change.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(key.strip().split(".")):
         raise RecipeError.of(change, "is no `key=value`", "write it like batch.samples=4")
-    value = _value(key, text)
+    return put(data, key.strip(), _value(key, text))
+
+
+def put(data: Any, key: str, value: Any) -> Any:
+    """The same with a value that needs no reading."""
+    parts = key.split(".")
     if not isinstance(data, dict):
         return data
     here: Any = data

@@ -462,6 +462,8 @@ class RunSection(Section):
     """Steps."""
     folder: Annotated[str, Field(min_length=1)] = "auto"
     """auto: runs/<recipe>-<NNN>, the next free one; an explicit folder must not exist."""
+    callbacks_strict: bool = False
+    """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""
 
 
 class Recipe(Section):

@@ -31,7 +31,7 @@ class Rewards:
 
     def __init__(self, parts: Sequence[RewardPart], pool: Pool) -> None:
         """RecipeError if a part makes no sense. The pool stays the caller's to close."""
-        wrong = tuple(problems(parts, pool.paths))
+        wrong = tuple(problems(parts, pool.paths, pool.functions))
         if wrong:
             raise RecipeError(*wrong)
         self._parts = tuple(parts)

@@ -7,7 +7,7 @@ Patterns, scorers and Python functions run in the pool, under the part's deadlin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 
 from stretto import plugins
@@ -36,15 +36,22 @@ PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """The kinds that another package judges."""
 PLANNED = ("code",)
 """Kinds that the recipe format has names for, and this version does not do."""
+NOT_GIVEN = "{kind} was given as a Python object, and nothing can be found by this name"
+GIVE_AGAIN = "give it again, as in stretto.resume(folder, rewards=[...]); or put it in a .py file, named as module:name"
+"""What to do about a function that was given to a run and is missing now."""
 KINDS = (*sorted(COMPARING), *sorted(SCORING), *sorted(SHAPING))
 """What a part's `kind` may be, apart from module:name."""
 
 
-def problems(parts: Sequence[RewardPart], paths: Sequence[str] = ()) -> Iterator[Problem]:
-    """What is wrong with a recipe's `rewards`; `paths` is where module:name is looked for first."""
+def problems(
+    parts: Sequence[RewardPart], paths: Sequence[str] = (), functions: Collection[str] = ()
+) -> Iterator[Problem]:
+    """What is wrong with a recipe's `rewards`; `paths` is where module:name is looked for first, and `functions` are
+    kinds that were given as objects."""
     names = [part.name for part in parts]
     for index, part in enumerate(parts):
-        yield from _kind(part, f"rewards.{index}", paths)
+        if part.kind not in functions:
+            yield from _kind(part, f"rewards.{index}", paths)
         yield from _settings(part, f"rewards.{index}")
         if part.name in names[:index]:
             reason = f"a part before it is called {part.name!r} too"
@@ -54,6 +61,8 @@ def problems(parts: Sequence[RewardPart], paths: Sequence[str] = ()) -> Iterator
 def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Problem]:
     if plugins.is_plugin(part.kind):
         yield from plugins.problems("reward", part.kind, paths, field=f"{field}.kind")
+    elif part.kind.startswith("<function"):
+        yield Problem(field=f"{field}.kind", reason=NOT_GIVEN.format(kind=part.kind), fix=GIVE_AGAIN)
     elif part.kind in PLANNED:
         fix = f"use one of {', '.join(KINDS)}, or module:name"
         yield Problem(field=f"{field}.kind", reason=f"{part.kind} is not available yet", fix=fix)

@@ -30,6 +30,7 @@ from stretto.runtime.base_copy import Note, keeps_base
 from stretto.runtime.download import fetch_models
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.recipe_changes import allowed
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import COPY
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace as replace_file
@@ -86,7 +87,9 @@ Read = Callable[[Path], str | None]
 """File -> its digest, or none if it is not read now."""
 
 
-def readers(recipe: Recipe, root: Path, folder: Path) -> dict[str, Callable[[Read], Items]]:
+def readers(
+    recipe: Recipe, root: Path, folder: Path, given: UserFunctions = NONE_GIVEN
+) -> dict[str, Callable[[Read], Items]]:
     """Recipe key -> what finds the items that it stands for. Nothing is read before one is called."""
     folders, source = plugins.folders_of(root), recipe.task.source
     asked = "task.source.path" if source.path else "task.source.name" if source.kind == "hf" else "task.source"
@@ -98,10 +101,12 @@ def readers(recipe: Recipe, root: Path, folder: Path) -> dict[str, Callable[[Rea
     for kind, field, name in plugins.plugins_of(recipe):
         if kind not in ("source", "logger"):  # prompts are compared themselves, and what logs changes nothing
             own[field].append(name)
-    own["rewards"] += [part.kind for part in recipe.rewards if plugins.is_plugin(part.kind)]
+    functions = given.nameless
+    own["rewards"] += [part.kind for part in recipe.rewards if plugins.is_plugin(part.kind) or part.kind in functions]
+    own["environment.kind"] += [recipe.environment.kind] if recipe.environment.kind in functions else []
     for field, names in own.items():
         if names:
-            found[field] = partial(_modules, tuple(names), folders)
+            found[field] = partial(_code, tuple(names), folders, given)
     for role in ("reference", "critic", "reward_model"):
         section = getattr(recipe.roles, role)
         if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
@@ -143,9 +148,14 @@ def _model(name: str, root: Path, read: Read) -> Items:
     return _files(files_read(locate(name, root)), read)
 
 
-def _modules(targets: Sequence[str], folders: Sequence[str], read: Read) -> Items:
-    """The files of the user's that plug-ins are made of."""
-    return _files({name: path for target in targets for name, path in sources(target, folders).items()}, read)
+def _code(kinds: Sequence[str], folders: Sequence[str], given: UserFunctions, read: Read) -> Items:
+    """The files of the user's that plug-ins are made of, and functions that were given as objects."""
+    named = [kind for kind in kinds if plugins.is_plugin(kind)]
+    files = {name: path for target in named for name, path in sources(target, folders).items()}
+    return _files(files, read) | {
+        kind: InputFile(what=kind, size=1, unit="functions", sha256=digest)
+        for kind, digest in given.sources(kinds).items()
+    }
 
 
 def _files(paths: Mapping[str, Path], read: Read) -> Items:
@@ -163,7 +173,14 @@ def _files(paths: Mapping[str, Path], read: Read) -> Items:
 
 
 def refuse_changed(
-    folder: Path, recipe: Recipe, root: Path, *, allow: Sequence[str], note: Note, remedy: str = REMEDY
+    folder: Path,
+    recipe: Recipe,
+    root: Path,
+    *,
+    allow: Sequence[str],
+    note: Note,
+    remedy: str = REMEDY,
+    given: UserFunctions = NONE_GIVEN,
 ) -> None:
     """Refuses what is not as `inputs.json` says, but for what is allowed. `recipe` is the one that the record is of."""
     recorded = read_record(folder)
@@ -179,7 +196,9 @@ def refuse_changed(
             f"other versions of packages than when this run began: {', '.join(others)}; its numbers may change a little"
         )
     compared = {
-        key: find for key, find in readers(recipe, root, folder).items() if key in inputs and not allowed(key, allow)
+        key: find
+        for key, find in readers(recipe, root, folder, given).items()
+        if key in inputs and not allowed(key, allow)
     }
     if {"model.name", *(f"roles.{role}.name" for role in ("reference", "critic", "reward_model"))} & compared.keys():
         fetch_models(recipe, root, note)
@@ -216,7 +235,9 @@ def _changes(old: Items, new: Items) -> Iterator[str]:
 
 def _another(was: InputFile | None, now: InputFile) -> bool:
     """True if the contents differ, as far as both are known."""
-    return was is None or was.size != now.size or (was.sha256 or now.sha256) != now.sha256
+    if was is None or was.size != now.size:
+        return True
+    return None not in (was.sha256, now.sha256) and was.sha256 != now.sha256
 
 
 def _patient(note: Note) -> Read:
@@ -273,10 +294,10 @@ def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
 class InputsRecorder:
     """Writes `inputs.json`: at once what is small or known, and the rest as soon as it was read, beside other work."""
 
-    def __init__(self, folder: Path, recipe: Recipe, root: Path) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN) -> None:
         self.folder, self.packages = folder, dict(versions(recipe))
         self.unread: list[Path] = []
-        self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder).items()}
+        self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder, given).items()}
         self._stopped = threading.Event()
         self._write()
         self._thread = threading.Thread(target=self._read_large, name="inputs", daemon=True)

@@ -22,6 +22,7 @@ from stretto.runtime.metrics import lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
+from stretto.runtime.user_functions import Callbacks, StepEvent
 from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.checkpoint import Checkpoints
 from stretto.storage.lock import still_held
@@ -42,6 +43,8 @@ class RunOutput:
     """The terminal."""
     stateful: tuple[Stateful, ...]
     """What a checkpoint holds."""
+    callbacks: Callbacks
+    """The user's functions that are called after each step."""
 
 
 async def train(
@@ -92,6 +95,9 @@ async def train(
             await save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(clock.events())
         try:
+            desk.callbacks(
+                StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder)
+            )
             guards.after_step(recipe.guards, metrics)
             stop_if_interrupted()
         except (asyncio.CancelledError, StrettoError) as error:

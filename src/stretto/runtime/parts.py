@@ -34,6 +34,7 @@ from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.tasks.source import PromptSource, load_prompts, split
@@ -199,17 +200,19 @@ def connect(
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
     hosts: EnvironmentHosts | None = None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> dict[str, Any]:
     """The fields of `RuntimeBase` that are the same wherever the model is."""
     folders, start = folders_of(root), recipe.deadlines.start
-    pool, values = Pool(workers=judges(), paths=folders, start_deadline=start), task.values
+    pool, values = Pool(workers=judges(), paths=folders, start_deadline=start, server=given.server), task.values
+    kind = recipe.environment.kind
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
-        "environment": hosts or resolve_environment(recipe.environment.kind, folders),
+        "environment": hosts or given.environments.get(kind) or resolve_environment(kind, folders),
         "hosts": hosts,
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import locate
 from stretto.recipe.schema import Recipe
@@ -34,6 +36,10 @@ IN_CHECKPOINT = {
     "optimizer.name": "the checkpoint holds the moments of the old optimizer",
 }
 """Keys whose work is in the checkpoint, and why another value would not fit."""
+
+
+FREE = ("run.callbacks_strict",)
+"""Keys that may differ without being allowed to, because nothing that is trained depends on them."""
 
 
 def allowed(key: str, allow: Sequence[str]) -> bool:
@@ -106,7 +112,9 @@ class RecipeRecord:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Refuses a recipe that differs in keys that were not allowed to, or that cannot."""
-        problems = [problem for key in sorted(differences(state, self.values)) for problem in self._refusal(key, state)]
+        state = completed(state)
+        changed = [key for key in differences(state, self.values) if key not in FREE]
+        problems = [problem for key in sorted(changed) for problem in self._refusal(key, state)]
         if problems:
             raise RecipeError(*problems)
 
@@ -117,6 +125,14 @@ class RecipeRecord:
             yield Problem(field=key, reason=f"{was}, and a resume cannot change it: {why}", fix=fix)
         elif not allowed(key, self.allow):
             yield Problem(field=key, reason=was, fix=self.remedy.format(key=key))
+
+
+def completed(old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe of an older version of stretto with the keys that it did not have yet, at their defaults."""
+    try:
+        return Recipe.model_validate_json(json.dumps(old)).model_dump(mode="json")
+    except ValidationError:  # of another time altogether; what differs is said key by key
+        return old
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

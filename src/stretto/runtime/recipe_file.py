@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
 from stretto.errors import RecipeError
 from stretto.plugins import folders_of
-from stretto.recipe.load import load_recipe, read_text
+from stretto.recipe.load import Changes, load_recipe, read_text
 from stretto.recipe.resolve import dump, resolve
 from stretto.recipe.schema import Recipe
 from stretto.runtime.moved import root_in, root_lines
 
 
-def recipe_of(folder: Path, changes: Sequence[str] = ()) -> tuple[Recipe, Path]:
+def recipe_of(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
     """A run's recipe, and the folder that its relative paths count from; its first lines remember that."""
     path = folder / "recipe.yaml"
     if not path.is_file():

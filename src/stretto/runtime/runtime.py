@@ -28,6 +28,7 @@ from stretto.plugins import folders_of
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.parts import RuntimeBase, connect, load_task, start_hosts, token_budget
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.storage.manifest import STATE
 from stretto.types import Stateful
@@ -106,16 +107,27 @@ async def assemble_crew(
     launcher: Launcher | None = None,
     make_engine: EngineFactory | None = None,
     stacks: Path | None = None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
     """
-    hosts = await start_hosts(recipe, root)
+    hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
     try:
         return await _assemble(
-            recipe, plan, root, folder, note, values, launcher, make_engine, stacks=stacks or folder, hosts=hosts
+            recipe,
+            plan,
+            root,
+            folder,
+            note,
+            values,
+            launcher,
+            make_engine,
+            stacks=stacks or folder,
+            hosts=hosts,
+            given=given,
         )
     except BaseException:
         if hosts is not None:
@@ -135,6 +147,7 @@ async def _assemble(
     *,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
+    given: UserFunctions,
 ) -> Runtime:
     begun = time.monotonic()
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
@@ -159,7 +172,7 @@ async def _assemble(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, hosts=hosts),
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, hosts=hosts, given=given),
         base=base,
         context=context,
         crew=crew,

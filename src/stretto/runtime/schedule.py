@@ -152,10 +152,13 @@ async def turn(
 class SampleExecutor(StepExecutor):
     """Carries out what is asked outside of a step: answers and verdicts, of which nobody learns anything."""
 
-    def __init__(self, parts: Runtime, groups: Sequence[Sequence[RolloutStart]], sampling: Sampling) -> None:
+    def __init__(
+        self, parts: Runtime, groups: Sequence[Sequence[RolloutStart]], sampling: Sampling, *, judged: bool = True
+    ) -> None:
+        """Answers that are not `judged` are left without a verdict."""
         pace = SpeedEstimator(round_seconds=SLICE)
         super().__init__(parts, parts.crew, parts.lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
-        self.sampling, self.min_samples = sampling, 1
+        self.sampling, self.min_samples, self.judged = sampling, 1, judged
         self.asked = [list(group) for group in groups]
 
     def drawn(self) -> list[Asked]:
@@ -164,6 +167,14 @@ class SampleExecutor(StepExecutor):
 
     def more(self, missing: int) -> Sequence[Asked]:
         """What has no verdict is not made up for."""
+        return ()
+
+    async def verdict(self, index: int) -> Sequence[int]:
+        """As in a step, or none."""
+        if self.judged:
+            return await super().verdict(index)
+        attempts = tuple(self.trajectories[index, attempt] for attempt in range(len(self.asked[index])))
+        self.scored[index] = Scored(groups=(), failed=attempts)
         return ()
 
     def drop(self, index: int) -> bool:
@@ -181,12 +192,19 @@ class SampleExecutor(StepExecutor):
 
 
 async def sample(
-    parts: Runtime, launches: Sequence[RolloutStart], *, temperature: float, seed: int | None = None
+    parts: Runtime,
+    launches: Sequence[RolloutStart],
+    *,
+    temperature: float,
+    seed: int | None = None,
+    judged: bool = True,
 ) -> Scored:
-    """Answers outside of a step, with the recipe's noise or that of another `seed`, and their verdicts."""
+    """Answers outside of a step, with the recipe's noise or that of another `seed`, and their verdicts if they are to
+    be `judged`."""
     sampling = parts.sampling(temperature=temperature, seed=seed)
     groups = [list(group) for _, group in groupby(launches, key=lambda each: (each.prompt.id, each.visit))]
-    hands, plan = SampleExecutor(parts, groups, sampling), parts.plan.only({"generate", "reward"})
+    hands = SampleExecutor(parts, groups, sampling, judged=judged)
+    plan = parts.plan.only({"generate", "reward"} if judged else {"generate"})
     drawn = hands.drawn()
     if not drawn:
         return Scored(groups=(), failed=())

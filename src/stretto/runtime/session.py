@@ -7,7 +7,6 @@ another recipe than the one the checkpoint was trained with, unless told which k
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,24 +15,24 @@ from typing import Any
 
 from stretto import plugins, threads
 from stretto.checks.own_code import import_plugins
-from stretto.errors import CheckpointError, RecipeError, StateLostError, StrettoError
+from stretto.errors import CheckpointError, StateLostError, StrettoError
+from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress, console_for
 from stretto.report.own_logger import own_logger
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.download import fetch_models
-from stretto.runtime.evaluate import Evaluation, evaluate
+from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compared, planned, write
 from stretto.runtime.guards import free_disk
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.moved import point_adapters
-from stretto.runtime.parts import RuntimeBase, sampling_plan
+from stretto.runtime.parts import RuntimeBase
 from stretto.runtime.precision import settled
 from stretto.runtime.recipe_changes import (
-    EVALUATION_KEYS,
     FixedRecord,
     RecipeRecord,
     allowed,
@@ -43,6 +42,7 @@ from stretto.runtime.recipe_changes import (
 from stretto.runtime.recipe_file import recipe_of, recipe_text
 from stretto.runtime.resume_point import set_aside, standing
 from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.user_functions import NONE_GIVEN, Callbacks, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.atomic import replace
@@ -73,6 +73,7 @@ def start(
     root: Path,
     progress: Progress | None = None,
     make_engine: EngineFactory | None = None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
     """Trains a recipe in a new folder. `name` is what an automatic folder is called after."""
     explicit = recipe.run.folder != "auto"
@@ -80,7 +81,9 @@ def start(
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     try:
         with held(folder):
-            return _whatever_dies(recipe, folder=folder, root=root, progress=progress, make_engine=make_engine)
+            return _whatever_dies(
+                recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, given=given
+            )
     except StrettoError:
         forget_unbegun(folder)
         raise
@@ -89,11 +92,12 @@ def start(
 def resume(
     folder: Path,
     *,
-    changes: Sequence[str] = (),
+    changes: Changes = (),
     allow: Sequence[str] = (),
     restart: bool = False,
     progress: Progress | None = None,
     make_engine: EngineFactory | None = None,
+    given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
     """Goes on where the newest sound checkpoint of a run stands; from the beginning if it never wrote one.
 
@@ -109,60 +113,8 @@ def resume(
         told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
         return _whatever_dies(
             recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
-            allow=tuple(allow), before=before,
+            allow=tuple(allow), before=before, given=given,
         )  # fmt: skip
-
-
-def evaluate_run(folder: Path, *, changes: Sequence[str] = (), note: Note = lambda text: None) -> Evaluation:
-    """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
-    recipe, root = recipe_of(folder, changes)
-    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest(
-        lambda path, why: note(f"skipped {path.name}: {why}")
-    )
-    if latest is None:
-        raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
-    before, _ = recipe_of(folder)
-    remedy = "put it back as it was; a run is asked with what it was trained with"
-    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
-    point_adapters(folder, before, root)
-    return threads.run(_evaluate(recipe, root=root, folder=folder, checkpoint=latest))
-
-
-def evaluate_recipe(recipe: Recipe, *, root: Path, note: Note = lambda text: None) -> Evaluation:
-    """How good the model of a recipe is before training; a scratch model is warmed up for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = settled(recipe, root, note)
-        return threads.run(_evaluate(chosen, root=root, folder=Path(folder), checkpoint=None))
-
-
-async def _evaluate(recipe: Recipe, *, root: Path, folder: Path, checkpoint: Path | None) -> Evaluation:
-    if recipe.task.holdout.prompts == 0:
-        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
-    import_plugins(recipe, root)
-    stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
-    fetch_models(recipe, root, lambda text: None)
-    with starting(recipe, stacks):
-        parts = await assemble_crew(
-            recipe,
-            plan=sampling_plan(recipe),
-            root=root,
-            folder=folder,
-            note=lambda text: None,
-            # A run draws from the prompts that have one; its checkpoint knows which.
-            values=None if checkpoint is None else run_values(recipe, root, folder),
-            stacks=stacks,
-        )
-    try:
-        if checkpoint is not None:
-            remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
-            record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
-            Checkpoints(checkpoint.parent, keep=1, best=None).restore(
-                checkpoint, (record, *parts.stateful), written=NAMES
-            )
-        await parts.restored(checkpoint)
-        return await evaluate(parts, parts.heldout, pass_k=recipe.evaluate.pass_k)
-    finally:
-        await parts.close()
 
 
 def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
@@ -196,17 +148,19 @@ async def _run(
     allow: tuple[str, ...] = (),
     before: Recipe | None = None,
     told: str = "",
+    given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
-        for text in (*[told] * bool(told), f"run folder {folder}"):
-            screen.note(text)
+        screen.note(f"{told}\nrun folder {folder}".lstrip())
         every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
         stand = standing(checkpoints, every=every, note=screen.note)
         done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
         if again:
-            _going_on(recipe, before or recipe, folder=folder, root=root, done=done, allow=allow, note=screen.note)
+            refuse_fewer_steps(recipe, done)  # here and below: while nothing is touched yet
+            refuse_changed(folder, before or recipe, root, allow=allow, note=screen.note, given=given)
+            point_adapters(folder, recipe, root)
         import_plugins(recipe, root)  # those that are as they were
         course = planned(recipe := settled(recipe, root, screen.note), root, screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
@@ -215,14 +169,9 @@ async def _run(
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
                 parts = await assemble_crew(
-                    recipe,
-                    plan=course.plan,
-                    root=root,
-                    folder=folder,
-                    note=screen.note,
-                    make_engine=make_engine,
-                    values=run_values(recipe, root, folder),
-                )
+                    recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
+                    values=run_values(recipe, root, folder), given=given,
+                )  # fmt: skip
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
@@ -233,8 +182,11 @@ async def _run(
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
-                desk = RunOutput(journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful)
-                with InputsRecorder(folder, recipe, root):
+                desk = RunOutput(
+                    journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
+                    callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
+                )  # fmt: skip
+                with InputsRecorder(folder, recipe, root, given):
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
@@ -245,15 +197,6 @@ async def _run(
                 raise
             finally:
                 await parts.close()
-
-
-def _going_on(
-    recipe: Recipe, before: Recipe, *, folder: Path, root: Path, done: int, allow: Sequence[str], note: Note
-) -> None:
-    """Refuses a resume of what is not as it was, while nothing is touched yet; `before` is the recipe as it was."""
-    refuse_fewer_steps(recipe, done)
-    refuse_changed(folder, before, root, allow=allow, note=note)
-    point_adapters(folder, recipe, root)
 
 
 def _stateful(

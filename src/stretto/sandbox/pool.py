@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError, SandboxLimitError, SandboxStartError
+from stretto.sandbox.fork_server import ForkServer
 from stretto.sandbox.process import Process
 
 GB = 2**30
@@ -46,9 +47,21 @@ class Builtin:
 class Pool:
     """Runs functions by name in worker processes. Calls beyond `workers` wait in the order they came in."""
 
-    def __init__(self, *, workers: int = 2, paths: Sequence[str] = (), start_deadline: float = 30.0) -> None:
-        """`paths` is where modules of the user's lie; `start_deadline` is for a worker to start, and for an import."""
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        paths: Sequence[str] = (),
+        start_deadline: float = 30.0,
+        server: ForkServer | None = None,
+    ) -> None:
+        """`paths` is where modules of the user's lie; `start_deadline` is for a worker to start, and for an import.
+
+        `server`, which stays the caller's to close, makes the workers of functions that were given as objects.
+        """
         self.paths = tuple(os.path.abspath(path) for path in paths)
+        self.functions = frozenset(server.functions if server else ())
+        self._server = server
         self._start_deadline = start_deadline
         self._turns = asyncio.Semaphore(workers)
         self._idle: list[Process] = []
@@ -97,7 +110,9 @@ class Pool:
             first.append(_encode(builtin.prepare[0], builtin.prepare[1:], Limits()))
         async with self._turns:
             try:
-                process = await self._worker(() if builtin else self.paths)
+                process = await self._worker(
+                    () if builtin else self.paths, self._server if target in self.functions else None
+                )
                 answer: dict[str, Any] = {}
                 for before in first:
                     if "error" not in answer and before not in process.prepared:
@@ -167,9 +182,9 @@ class Pool:
         if stuck:
             raise SandboxError("; ".join(f"worker process {process.pid} {process.epitaph()}" for process in stuck))
 
-    async def _worker(self, paths: tuple[str, ...]) -> Process:
-        """A process with these paths that waits for a call: the one used last, or a new one."""
-        while process := next((each for each in reversed(self._idle) if each.paths == paths), None):
+    async def _worker(self, paths: tuple[str, ...], server: ForkServer | None) -> Process:
+        """A process of this kind that waits for a call: the one used last, or a new one."""
+        while process := next((each for each in reversed(self._idle) if each.kind == (paths, server)), None):
             self._idle.remove(process)
             if process.alive:
                 return process
@@ -177,7 +192,7 @@ class Pool:
         if self._closed:
             raise SandboxError("the pool of worker processes is closed")
         try:
-            process = Process(paths)
+            process = Process(paths, server)
         except OSError as error:
             raise SandboxError(f"no worker process could be started: {error}") from error
         self._unburied.add(process)

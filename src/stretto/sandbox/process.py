@@ -19,9 +19,8 @@ from contextlib import suppress
 from typing import Any
 
 from stretto.sandbox import worker
+from stretto.sandbox.fork_server import ForkedChild, ForkServer
 
-MAX_REPLY = 16 * 1024 * 1024
-"""Bytes that a result may have as JSON."""
 BURIAL_SECONDS = 5.0
 """How long a killed process may take to disappear."""
 
@@ -30,27 +29,37 @@ class Process:
     """A running worker. Its standard input and output are /dev/null; its standard error is the parent's."""
 
     def __init__(
-        self, paths: Sequence[str], *, program: str = worker.__file__, longest: int = MAX_REPLY + 1024
+        self,
+        paths: Sequence[str],
+        server: ForkServer | None = None,
+        *,
+        program: str = worker.__file__,
+        longest: int = worker.MAX_REPLY + 1024,
     ) -> None:
-        """Starts the process; `connect` then waits until it is ready. With `paths` it is for code of the user's.
+        """Starts the process; `connect` then waits until it is ready. With `paths` it is for code of the user's, and
+        with a `server` it knows the functions that were given to that.
 
         `program` is the file that it runs, and `longest` the bytes of a line.
         """
-        self.paths, self._longest = tuple(paths), longest
+        self.kind, self._longest = (tuple(paths), server), longest
         self.prepared: set[bytes] = set()
         """Requests that it has answered and that need not be made again: imports."""
         self._number = 0
         self._socket, theirs = socket.socketpair()
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(MAX_REPLY), *paths]
+        self._child: ForkedChild | subprocess.Popen[bytes]
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(worker.MAX_REPLY), *paths]
         try:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            if server is not None:
+                self._child = server.start(theirs.fileno(), paths)
+            else:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-P", program, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
         except BaseException:
             self._socket.close()
             raise

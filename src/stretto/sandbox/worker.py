@@ -19,13 +19,15 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from typing import Any
 
+MAX_REPLY = 16 * 1024 * 1024
+"""Bytes that a result may have as JSON."""
 MAX_MESSAGE = 2000
 """Characters kept of what an exception says."""
 TRACE_LINES = 3
@@ -147,7 +149,9 @@ def failure(error: BaseException, target: str) -> dict[str, str]:
     return {"type": type(error).__name__, "message": said(error), "trace": "".join(traceback.format_list(shown))}
 
 
-def run(request: dict[str, Any], max_reply: int, paths: Sequence[str]) -> bytes:
+def run(
+    request: dict[str, Any], max_reply: int, paths: Sequence[str], functions: Mapping[str, Callable[..., Any]]
+) -> bytes:
     """One call: the encoded result, or the encoded failure. SystemExit and KeyboardInterrupt are failures too.
 
     Without arguments (not even an empty list of them) the function is only looked up.
@@ -155,7 +159,7 @@ def run(request: dict[str, Any], max_reply: int, paths: Sequence[str]) -> bytes:
     target, arguments = request["target"], request["args"]
     before: list[tuple[int, tuple[int, int]]] = []
     try:
-        function = find(target, paths)
+        function = functions[target] if target in functions else find(target, paths)
         before = limit(request["memory_bytes"], request["cpu_seconds"])
         reply = encode({"result": None if arguments is None else function(*arguments)})
         if len(reply) > max_reply:
@@ -187,8 +191,10 @@ def close(fd: int) -> None:
         os.close(fd)
 
 
-def main(fd: int, parent: int, max_reply: int, paths: list[str]) -> None:
-    """Serves calls until the descriptor ends."""
+def main(
+    fd: int, parent: int, max_reply: int, paths: list[str], functions: Mapping[str, Callable[..., Any]] | None = None
+) -> None:
+    """Serves calls until the descriptor ends. `functions` are there from the start, by these names."""
     die_with(parent)
     os.set_inheritable(fd, False)
     os.register_at_fork(after_in_child=partial(close, fd))
@@ -201,7 +207,7 @@ def main(fd: int, parent: int, max_reply: int, paths: list[str]) -> None:
     with os.fdopen(fd, "rb", closefd=False) as requests:
         for line in requests:
             number, _, call = line.partition(b" ")
-            reply = run(json.loads(call), max_reply, paths)
+            reply = run(json.loads(call), max_reply, paths, functions or {})
             if os.getpid() != me:  # a child that the call forked came back from it, too
                 os._exit(0)
             send(fd, number + b" " + reply)

@@ -29,6 +29,8 @@ class Lookups:
     """What is wrong with where the models are to live."""
     numbers: Callable[[str], Iterable[str]]
     """The numbers in a reference answer, as a numeric reward reads them."""
+    functions: frozenset[str] = frozenset()
+    """Kinds that stand for functions which were given as objects, so that nobody has to find them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

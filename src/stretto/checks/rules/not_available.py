@@ -108,8 +108,9 @@ def strategy_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 
 def environment_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """One environment so far, and those of one's own."""
-    if not is_plugin(recipe.environment.kind):
-        yield from environments.problems(recipe.environment.kind)
+    kind = recipe.environment.kind
+    if not is_plugin(kind) and kind not in scene.probes.functions:
+        yield from environments.problems(kind)
 
 
 def reference_is_the_base(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""From a path on the command line to a recipe in which nothing wrong was found: how commands that take one begin.
+"""From a path, a dict or a `Recipe` to a recipe in which nothing wrong was found: how all of them begin.
 
 Hands `checks.recipe` what it must not import: how tasks are read and rewards judged. Loads torch for the second tier
 only.
@@ -6,10 +6,12 @@ only.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from stretto.api.functions import refuse_several_devices
 from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
@@ -18,29 +20,35 @@ from stretto.placement.plan import Plan
 from stretto.placement.strategies import find_strategy
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
+from stretto.recipe.load import Changes, RecipeSource, folder_of
 from stretto.recipe.schema import Recipe, RewardPart, TaskSection
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.types import Prompt
 
 
-def folder_of(path: Path) -> Path:
-    """The folder that a recipe's own paths are looked for in first."""
-    return Path(os.path.abspath(path)).parent
-
-
-def open_recipe(path: Path, changes: Sequence[str] = (), *, deep: bool, training: bool = True) -> Recipe:
+def open_recipe(
+    source: RecipeSource,
+    changes: Changes = (),
+    *,
+    deep: bool,
+    training: bool = True,
+    functions: UserFunctions = NONE_GIVEN,
+) -> Recipe:
     """The resolved recipe; raises a RecipeError with every problem of the first tier, or, if `deep`, of the second.
 
     `training` says whether what only training reads must be there already.
     """
-    recipe = checked_recipe(path, changes, root=folder_of(path), probes=PROBES)
+    root = folder_of(source)
+    recipe = checked_recipe(source, changes, root=root, probes=probes(functions))
+    refuse_several_devices(functions, recipe)
     if deep:
-        check_deeply(recipe, folder_of(path), training=training)
+        check_deeply(recipe, root, training=training)
     return recipe
 
 
-def recipe_to_plan(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """The resolved recipe for commands that run nothing: what can be priced may be asked for, and no data is read."""
-    return checked_recipe(path, changes, root=folder_of(path), probes=PROBES, planning=True)
+def recipe_to_plan(source: RecipeSource, changes: Changes = ()) -> Recipe:
+    """The resolved recipe for what runs nothing: what can be priced may be asked for, and no data is read."""
+    return checked_recipe(source, changes, root=folder_of(source), probes=PROBES, planning=True)
 
 
 def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
@@ -56,10 +64,19 @@ def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
         raise RecipeError(*problems)
 
 
-def check_changed(recipe: Recipe, root: Path) -> None:
+def check_changed(recipe: Recipe, root: Path, functions: UserFunctions = NONE_GIVEN) -> None:
     """Raises a RecipeError with every problem of a run's changed recipe. That its folder exists is as it should be."""
-    if problems := [problem for problem in check(recipe, root=root, probes=PROBES) if problem.field != "run.folder"]:
+    found = check(recipe, root=root, probes=probes(functions))
+    if problems := [problem for problem in found if problem.field != "run.folder"]:
         raise RecipeError(*problems)
+    refuse_several_devices(functions, recipe)
+
+
+def probes(functions: UserFunctions) -> Lookups:
+    """The answers of the real rooms, where these functions are there already."""
+    if not functions.kinds:
+        return PROBES
+    return replace(PROBES, rewards=partial(_rewards, functions=functions.kinds), functions=functions.kinds)
 
 
 def _task(task: TaskSection, root: Path, rows: int) -> tuple[Sequence[Prompt], Sequence[Problem], bool]:
@@ -69,10 +86,10 @@ def _task(task: TaskSection, root: Path, rows: int) -> tuple[Sequence[Prompt], S
     return beginning.prompts, beginning.problems, beginning.complete
 
 
-def _rewards(section: Sequence[RewardPart], root: Path) -> Iterable[Problem]:
+def _rewards(section: Sequence[RewardPart], root: Path, functions: Collection[str] = ()) -> Iterable[Problem]:
     from stretto.rewards import parts
 
-    return parts.problems(section, folders_of(root))
+    return parts.problems(section, folders_of(root), functions)
 
 
 def _plan(recipe: Recipe) -> Iterable[Problem]:

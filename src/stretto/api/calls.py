@@ -1,0 +1,339 @@
+"""stretto from Python: `train`, `resume`, `evaluate`, `sample`, `plan` and `check`, as the command line calls them.
+
+They take the path of a recipe, its sections as dicts, or a `Recipe`, and refuse what the command line refuses, with a
+`RecipeError` that lists all of it. They may be called where an event loop runs, as in a notebook: then the work is done
+in a thread beside it. Ctrl-C ends a run with a checkpoint, and is a KeyboardInterrupt here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto import threads
+from stretto.api.functions import RewardLike, collect
+from stretto.api.recipes import check_changed, check_deeply, open_recipe, probes
+from stretto.api.run import Run
+from stretto.checks.recipe import examine
+from stretto.environments.base import Environment
+from stretto.errors import Problem, RecipeError
+from stretto.recipe.load import Changes, RecipeSource, folder_of, listed
+from stretto.recipe.schema import Recipe
+from stretto.runtime.user_functions import Callback, UserFunctions
+from stretto.sandbox.fork_server import ForkServer
+from stretto.types import Message
+
+if TYPE_CHECKING:  # loaded by the functions that need them
+    from stretto.api.planning import Plans
+    from stretto.report.console import Progress
+    from stretto.runtime.answers import Answer
+    from stretto.runtime.evaluate import Evaluation
+
+Note = Callable[[str], None]
+"""Tells the user something that asks for nothing."""
+
+Target = RecipeSource | Run
+"""A run or its folder; or a recipe, whose model is asked as it is before training."""
+
+
+def train(
+    recipe: RecipeSource,
+    *,
+    rewards: Sequence[RewardLike] | None = None,
+    environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
+    callbacks: Sequence[Callback] = (),
+    callbacks_strict: bool | None = None,
+    changes: Changes = (),
+    folder: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    quiet: bool = False,
+    progress: Progress | None = None,
+    note: Note | None = None,
+) -> Run:
+    """Trains a recipe in a new run folder.
+
+    `rewards`, `environment` and `algorithm` take the place of the recipe's. A callback is called after each step with
+    a `StepEvent` or with step and metrics. `changes` are changes to the recipe. `folder` is the run's folder, by
+    default runs/<name>-<NNN>. `quiet` prints nothing; `progress` shows the run in another way.
+    """
+    refuse_copies("train", recipe)
+    root = folder_of(recipe)
+    functions, own = collect(
+        rewards=rewards, environment=environment, algorithm=algorithm, callbacks=callbacks, root=root
+    )
+    own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}
+    own |= {} if folder is None else {"run.folder": os.fspath(folder)}
+    opened = open_recipe(recipe, [own, *listed(changes)], deep=False, functions=functions)
+    called = name or (Path(recipe).stem if isinstance(recipe, str | os.PathLike) else "run")
+
+    def work(given: UserFunctions) -> Run:
+        _fit(opened, root, note or _note(quiet))
+        check_deeply(opened, root)
+        from stretto.runtime.session import start
+
+        finished = start(opened, name=called, root=root, progress=_shown(progress, quiet), given=given)
+        return Run(finished.folder, rewards, environment)
+
+    with _served(functions) as given:
+        return threads.outside_loops(work, given)
+
+
+def resume(
+    folder: str | os.PathLike[str] | Run,
+    *,
+    rewards: Sequence[RewardLike] | None = None,
+    environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
+    callbacks: Sequence[Callback] = (),
+    callbacks_strict: bool | None = None,
+    changes: Changes = (),
+    allow: Sequence[str] = (),
+    restart: bool = False,
+    quiet: bool = False,
+    progress: Progress | None = None,
+    note: Note | None = None,
+) -> Run:
+    """Goes on with a run where its newest checkpoint stands, or from the beginning with `restart`.
+
+    Functions that were given as objects have to be given again. A key of the recipe that differs from what the run was
+    trained with is refused unless it is in `allow`.
+    """
+    refuse_copies("resume", folder)
+    place = _place(folder)
+    recipe, root, functions, own = _recipe_of(
+        place,
+        changes,
+        callbacks_strict,
+        rewards=rewards,
+        environment=environment,
+        algorithm=algorithm,
+        callbacks=callbacks,
+    )
+    check_changed(recipe, root, functions)
+
+    def work(given: UserFunctions) -> Run:
+        _fit(recipe, root, note or _note(quiet))
+        from stretto.runtime.session import resume as go_on
+
+        shown = _shown(progress, quiet)
+        finished = go_on(place, changes=own, allow=tuple(allow), restart=restart, progress=shown, given=given)
+        return Run(finished.folder, rewards, environment)
+
+    with _served(functions) as given:
+        return threads.outside_loops(work, given)
+
+
+def evaluate(
+    target: Target,
+    *,
+    rewards: Sequence[RewardLike] | None = None,
+    environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
+    changes: Changes = (),
+    note: Note | None = None,
+) -> Evaluation:
+    """How well the held-out prompts are answered: by a run's newest checkpoint or a recipe's model before training."""
+    from stretto.runtime.questions import evaluate_recipe, evaluate_run
+
+    told = note or _note(quiet=False)
+    if (place := _run_folder(target)) is not None:
+        recipe, root, functions, own = _recipe_of(
+            place, changes, rewards=rewards, environment=environment, algorithm=algorithm
+        )
+        check_changed(recipe, root, functions)
+        with _served(functions) as given:
+            return threads.outside_loops(evaluate_run, place, changes=own, note=told, given=given)
+    source = _source(target)
+    root = folder_of(source)
+    functions, found = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
+    with _served(functions) as given:
+        opened = open_recipe(source, [found, *listed(changes)], deep=True, training=False, functions=functions)
+        return threads.outside_loops(evaluate_recipe, opened, root=root, note=told, given=given)
+
+
+def sample(
+    target: Target,
+    prompts: str | Sequence[str | Sequence[Message]],
+    *,
+    n: int = 1,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    seed: int | None = None,
+    changes: Changes = (),
+    note: Note | None = None,
+) -> list[Answer]:
+    """`n` answers to each prompt, a text or a list of messages: of a run's newest checkpoint, or of a recipe's model.
+
+    Before a text comes the recipe's `task.system`. `temperature` 0 is greedy; what is left out is as in training. The
+    same call gives the same answers; another `seed` gives others.
+    """
+    from stretto.runtime.answers import answers, only_sampling, prompts_of
+    from stretto.runtime.questions import ask_recipe, ask_run
+
+    _refuse_numbers(n=n, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    own = [*listed(changes), *([] if max_new_tokens is None else [{"engine.max_new_tokens": max_new_tokens}])]
+    told, place = note or _note(quiet=False), _run_folder(target)
+    if place is not None:
+        from stretto.runtime.recipe_file import recipe_of
+
+        recipe, root = recipe_of(place, own)
+    else:
+        source = _source(target)
+        root = folder_of(source)
+    if place is None:
+        recipe = open_recipe(source, own, deep=True, training=False)
+    asked = prompts_of(prompts, system=recipe.task.system)
+
+    async def question(parts: Any) -> list[Answer]:
+        return await answers(parts, asked, attempts=n, temperature=temperature, seed=seed)
+
+    recipe = only_sampling(recipe)
+    if place is not None:
+        check_changed(recipe, root)
+        return threads.outside_loops(ask_run, place, recipe, root, question, note=told, judged=False)
+    return threads.outside_loops(ask_recipe, recipe, root, question, note=told, judged=False)
+
+
+def plan(
+    recipe: RecipeSource,
+    *,
+    cluster: str | None = None,
+    strategy: str | None = None,
+    changes: Changes = (),
+    measure: bool = False,
+    note: Note | None = None,
+) -> Plans:
+    """Where the models should live on a cluster such as `"8xH100"`, what fits, and what a step will take; best first.
+
+    Only `measure`, which runs the best plans here and corrects the constants, loads PyTorch.
+    """
+    from stretto.api.planning import planned
+
+    told = note or _note(quiet=False)
+    return threads.outside_loops(
+        lambda: planned(recipe, cluster=cluster, strategy=strategy, changes=changes, measure=measure, note=told)
+    )
+
+
+def check(
+    recipe: RecipeSource,
+    *,
+    rewards: Sequence[RewardLike] | None = None,
+    environment: Environment | str | None = None,
+    algorithm: Callable[..., Any] | str | None = None,
+    changes: Changes = (),
+    deep: bool = False,
+) -> list[Problem]:
+    """Everything wrong with a recipe; an empty list if a run may begin. `deep` also asks tokenizer and prompts."""
+    root = folder_of(recipe)
+    try:
+        functions, own = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
+        changed = [own, *listed(changes)]
+        _, problems = examine(recipe, changed, root=root, probes=probes(functions))
+        if not problems:
+            opened = open_recipe(recipe, changed, deep=False, functions=functions)
+            if deep:
+                check_deeply(opened, root)
+    except RecipeError as error:
+        return list(error.problems)
+    return list(problems)
+
+
+# Between them ---------------------------------------------------------------------------------------------------------
+
+
+def refuse_copies(command: str, what: object) -> None:
+    """Refuses to begin in one of several copies of this program that a launcher such as torchrun has started."""
+    from stretto.api.torchrun import first_of
+
+    shown = what if isinstance(what, str | os.PathLike) else "RECIPE"
+    if not first_of(os.environ, command=f"{command} {shown}"):
+        raise SystemExit(0)
+
+
+@contextmanager
+def _served(functions: UserFunctions) -> Iterator[UserFunctions]:
+    """The functions, with a server for those that judge: made now, before anything heavy is loaded."""
+    if not functions.rewards:
+        yield functions
+        return
+    with ForkServer(functions.rewards) as server:
+        yield replace(functions, server=server)
+
+
+def _recipe_of(
+    place: Path, changes: Changes, callbacks_strict: bool | None = None, **given: Any
+) -> tuple[Recipe, Path, UserFunctions, Changes]:
+    """A run's recipe with what was given, its root, the functions, and all that was changed in it."""
+    from stretto.runtime.recipe_file import recipe_of
+
+    _, root = recipe_of(place)
+    functions, own = collect(**given, root=root)
+    own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}
+    changed = [own, *listed(changes)]
+    return recipe_of(place, changed)[0], root, functions, changed
+
+
+def _run_folder(target: Target) -> Path | None:
+    """The folder of a run, none if it is a recipe."""
+    if isinstance(target, Run):
+        return target.folder
+    path = Path(target) if isinstance(target, str | os.PathLike) else None
+    return path if path is not None and path.is_dir() else None
+
+
+def _place(folder: str | os.PathLike[str] | Run) -> Path:
+    return folder.folder if isinstance(folder, Run) else Path(folder)
+
+
+def _source(target: Target) -> RecipeSource:
+    assert not isinstance(target, Run)
+    return target
+
+
+def _fit(recipe: Recipe, root: Path, note: Note) -> None:
+    """Refuses a machine on which the run could not go well; says what of it would have no work."""
+    from stretto.checks.doctor import admit
+
+    for remark in admit(recipe, root=root):
+        note(remark)
+
+
+def _shown(progress: Progress | None, quiet: bool) -> Progress | None:
+    if not quiet or progress is not None:
+        return progress
+    from stretto.report.console import SilentProgress
+
+    return SilentProgress()
+
+
+def _note(quiet: bool) -> Note:
+    """Standard error, or nobody."""
+
+    def note(text: str) -> None:
+        if not quiet and sys.stderr is not None:
+            print(f"note: {text}", file=sys.stderr)
+
+    return note
+
+
+def _refuse_numbers(**given: Any) -> None:
+    """What `sample` cannot be asked for."""
+    least = {"n": 1, "max_new_tokens": 1, "temperature": 0.0, "seed": None}
+    problems = []
+    for key, value in given.items():
+        kinds = (int, float) if key == "temperature" else (int,)
+        if value is None and key != "n":
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds) or value != value or abs(value) == float("inf"):
+            problems.append(Problem(field=key, reason=f"{value!r} is not a number of its kind", fix="give another"))
+        elif (bound := least[key]) is not None and value < bound:
+            problems.append(Problem(field=key, reason=f"is {value}", fix=f"use {bound} or more"))
+    if problems:
+        raise RecipeError(*problems)

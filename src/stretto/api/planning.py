@@ -1,0 +1,159 @@
+"""What `stretto plan` finds: where the models should live on a cluster and what a step will take.
+
+Loads no torch, unless it is to measure. Everything else is a forecast of the cost model, with the constants that were
+measured on this machine where there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.api.recipes import open_recipe, recipe_to_plan
+from stretto.errors import RecipeError
+from stretto.placement.build import OPEN
+from stretto.placement.cluster import Cluster, parse_cluster
+from stretto.placement.devices import DEVICES
+from stretto.placement.strategies import STRATEGIES
+from stretto.planner import explain
+from stretto.planner.forecast import setting_of
+from stretto.planner.problem import PlanningProblem
+from stretto.planner.search import LARGEST, SearchResult, roomiest, search, smallest_cluster, variants_of
+from stretto.recipe.load import Changes, RecipeSource, cluster_path, folder_of
+from stretto.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastPlan:
+    """One way to lay a recipe out, and what it would come to."""
+
+    strategy: str
+    """Its name."""
+    fits: bool
+    """True if every device has room for it."""
+    seconds: Mapping[str, float]
+    """Of a step, of its stages and of what ends it."""
+    idle: float
+    """Share of the devices' seconds without work."""
+    memory_gb: Mapping[str, Mapping[str, float]]
+    """Device -> GB at its peak, and of what they consist."""
+    tokens_per_second: float
+    """Tokens of the answers."""
+    cost_per_step: float | None
+    """At the recipe's price per GPU and hour; none without one."""
+    cells: list[dict[str, Any]]
+    """Which role is on which devices, as `placement.cells` has it."""
+    plan: Mapping[str, Any]
+    """The rest of the plan, as in a run's plan.json."""
+    why: str
+    """What decides about its seconds, in words."""
+    waits_for: list[str]
+    """What of it cannot be run yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """Every plan that fits, best first."""
+
+    recipe: Recipe
+    """What was asked about."""
+    found: SearchResult = field(repr=False)
+    """What the planner found."""
+    setting: PlanningProblem = field(repr=False)
+    """What it was asked."""
+    measured: Mapping[str, float] | None = None
+    """Strategy -> seconds of a step that was taken, if any were."""
+
+    @property
+    def plans(self) -> list[ForecastPlan]:
+        """Best first; there is at least one."""
+        return [ForecastPlan(**plan) for plan in self.document()["plans"]]
+
+    @property
+    def best(self) -> ForecastPlan:
+        """The fastest."""
+        return self.plans[0]
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Strategy -> why it is no choice."""
+        return dict(self.found.rejected)
+
+    def document(self) -> dict[str, Any]:
+        """What `stretto plan --json` prints."""
+        beside = {} if self.measured is None else {"measured": dict(self.measured)}
+        return explain.document(self.found, self.setting) | beside
+
+
+def planned(
+    source: RecipeSource,
+    *,
+    cluster: str | None,
+    strategy: str | None,
+    changes: Changes,
+    measure: bool,
+    note: Callable[[str], None],
+) -> Plans:
+    """The plans of a recipe; a RecipeError where none fits, with the smallest cluster that has one."""
+    if strategy not in (None, *STRATEGIES):
+        raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
+    root = folder_of(source)
+    recipe = open_recipe(source, changes, deep=False) if measure else recipe_to_plan(source, changes)
+    if cluster is not None:
+        section = recipe.placement.model_copy(update={"cluster": cluster_path(cluster, root)})
+        recipe = recipe.model_copy(update={"placement": section})
+    if measure:
+        from stretto.runtime.precision import settled
+
+        recipe = settled(recipe, root, note)
+    there = _cluster(recipe)
+    setting = setting_of(recipe, root, there, running=measure)
+    variants = variants_of(recipe.placement, strategy)
+    found = search(setting, variants)
+    if not found.best:
+        raise _nothing(found, setting, smallest_cluster(setting, variants))
+    measured: dict[str, float] | None = None
+    if measure:
+        measured = _measured(recipe, root, setting, found, note)
+        setting = setting_of(recipe, root, there, running=measure)
+        found = search(setting, variants)
+    return Plans(recipe=recipe, found=found, setting=setting, measured=measured)
+
+
+def _measured(
+    recipe: Recipe, root: Path, setting: PlanningProblem, found: SearchResult, note: Callable[[str], None]
+) -> dict[str, float]:
+    """Takes steps, keeps the constants that follow from them, and returns what the recipe's own plans took."""
+    from stretto.bench.measure import measure
+    from stretto.planner.saved_calibration import keep
+
+    result = measure(recipe, root, setting, found, note=note)
+    path = keep(result.kept)
+    note(
+        f"constants of {result.kept.steps} steps: the seconds of lanes and stages are told to {result.kept.error:.0%} "
+        f"(before: {result.before:.0%}); kept in {path}"
+    )
+    return dict(result.seconds)
+
+
+def _nothing(found: SearchResult, setting: PlanningProblem, count: int | None) -> RecipeError:
+    """No plan at all: why, and the smallest cluster that has one."""
+    told = found.misses or tuple(f"{name}: {why}" for name, why in found.rejected)
+    kind = roomiest(setting).device.name
+    fix = "use a smaller model, an adapter, shorter answers or other devices"
+    if count is None:
+        fix = f"no cluster of up to {LARGEST} x {kind} would hold it either; {fix}"
+    else:
+        fix = f"{'--cluster ' if kind in DEVICES else ''}{count}x{kind} would hold it; or {fix}"
+    return RecipeError.of("placement.cluster", f"nothing fits on {setting.cluster}. {'; '.join(told)}", fix)
+
+
+def _cluster(recipe: Recipe) -> Cluster:
+    """The recipe's cluster, which must say which devices there are."""
+    text = recipe.placement.cluster
+    if text in OPEN:
+        fix = "say which devices, such as --cluster 8xH100"
+        raise RecipeError.of("placement.cluster", f"{text} does not say which devices there would be", fix)
+    return parse_cluster(text)

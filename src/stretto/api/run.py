@@ -1,0 +1,98 @@
+"""A run as Python has it: what its folder holds, read when it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto.errors import CheckpointError, RecipeError
+from stretto.recipe.load import Changes
+from stretto.recipe.schema import Recipe
+from stretto.types import Message
+
+if TYPE_CHECKING:
+    from stretto.api.functions import RewardLike
+    from stretto.environments.base import Environment
+    from stretto.runtime.answers import Answer
+    from stretto.runtime.evaluate import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run: `stretto.Run("runs/tiny-001")`, or what `train` and `resume` return."""
+
+    folder: Path
+    """Its folder."""
+    rewards: Sequence[RewardLike] | None = field(default=None, repr=False)
+    """The rewards that were given for it, for evaluations."""
+    environment: Environment | str | None = field(default=None, repr=False)
+    """The environment that was given for it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        if not (self.folder / "recipe.yaml").is_file():
+            raise RecipeError.of(
+                str(self.folder), "is not a run: it holds no recipe.yaml", "name a folder that train made"
+            )
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row for each step, by the names of metrics.jsonl; the first may be of step 0, before training."""
+        return _rows(self.folder / "metrics.jsonl")
+
+    @property
+    def steps(self) -> int:
+        """The last step that has metrics; 0 before the first."""
+        return max((int(row["step"]) for row in self.metrics), default=0)
+
+    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Every trajectory of a step, by default of the last, as docs/reference/run-folder.md describes them."""
+        wanted = self.steps if step is None else step
+        path = self.folder / "samples" / f"step-{wanted:06d}.jsonl"
+        if not path.is_file():
+            there = sorted(int(each.stem.partition("-")[2]) for each in path.parent.glob("step-*.jsonl"))
+            fix = f"ask for a step from {there[0]} to {there[-1]}" if there else "train it first"
+            raise RecipeError.of(f"samples({wanted})", f"{self.folder} holds no samples of this step", fix)
+        return _rows(path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its recipe, every key as the run uses it."""
+        from stretto.runtime.recipe_file import recipe_of
+
+        return recipe_of(self.folder)[0]
+
+    @property
+    def model(self) -> Path:
+        """Its newest sound checkpoint: a model, or an adapter, that transformers and PEFT can read."""
+        from stretto.storage.checkpoint import Checkpoints
+
+        section = self.recipe.checkpoint
+        latest = Checkpoints(self.folder / "checkpoints", keep=section.keep, best=section.best).latest()
+        if latest is None:
+            raise CheckpointError(f"{self.folder}: this run has no sound checkpoint yet")
+        return latest
+
+    def evaluate(self, changes: Changes = ()) -> Evaluation:
+        """Asks the newest checkpoint the held-out prompts; `changes` are as in `stretto.evaluate`."""
+        from stretto.api.calls import evaluate
+
+        return evaluate(self, rewards=self.rewards, environment=self.environment, changes=changes)
+
+    def sample(self, prompts: str | Sequence[str | Sequence[Message]], *, n: int = 1, **options: Any) -> list[Answer]:
+        """What the newest checkpoint answers; `options` are those of `stretto.sample`."""
+        from stretto.api.calls import sample
+
+        return sample(self, prompts, n=n, **options)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; a last one that is being written is left out."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    rows: list[Mapping[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+    return [dict(row) for row in rows]

@@ -1,0 +1,132 @@
+"""What a run's checkpoint, or the model of a recipe, answers to held-out prompts and to others. Nothing is trained."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from stretto import threads
+from stretto.checks.own_code import import_plugins
+from stretto.errors import CheckpointError, RecipeError
+from stretto.recipe.load import Changes
+from stretto.recipe.schema import Recipe
+from stretto.runtime.base_copy import Note
+from stretto.runtime.download import fetch_models
+from stretto.runtime.evaluate import Evaluation, evaluate
+from stretto.runtime.inputs import refuse_changed
+from stretto.runtime.moved import point_adapters
+from stretto.runtime.parts import sampling_plan
+from stretto.runtime.precision import settled
+from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
+from stretto.runtime.recipe_file import recipe_of
+from stretto.runtime.runtime import Runtime, assemble_crew
+from stretto.runtime.session import starting
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
+from stretto.runtime.value_table import run_values
+from stretto.storage.checkpoint import Checkpoints
+from stretto.workers.checkpoints import NAMES
+
+T = TypeVar("T")
+
+
+def evaluate_run(
+    folder: Path, *, changes: Changes = (), note: Note = lambda text: None, given: UserFunctions = NONE_GIVEN
+) -> Evaluation:
+    """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
+    recipe, root = recipe_of(folder, changes)
+    return ask_run(folder, recipe, root, evaluated, note=note, given=given)
+
+
+def evaluate_recipe(
+    recipe: Recipe, *, root: Path, note: Note = lambda text: None, given: UserFunctions = NONE_GIVEN
+) -> Evaluation:
+    """How good the model of a recipe is before training; a scratch model is warmed up for it."""
+    return ask_recipe(recipe, root, evaluated, note=note, given=given)
+
+
+async def evaluated(parts: Runtime) -> Evaluation:
+    """Asks the held-out prompts."""
+    return await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
+
+
+def ask_run(
+    folder: Path,
+    recipe: Recipe,
+    root: Path,
+    question: Callable[[Runtime], Awaitable[T]],
+    *,
+    note: Note = lambda text: None,
+    given: UserFunctions = NONE_GIVEN,
+    judged: bool = True,
+) -> T:
+    """What a run's newest checkpoint answers; `recipe` is the run's, changed in what only sampling and judging read.
+
+    Without `judged`, no reward model is loaded.
+    """
+    latest = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best).latest(
+        lambda path, why: note(f"skipped {path.name}: {why}")
+    )
+    if latest is None:
+        raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
+    before, _ = recipe_of(folder)
+    remedy = "put it back as it was; a run is asked with what it was trained with"
+    refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
+    point_adapters(folder, before, root)
+    return threads.run(_ask(question, recipe, root, folder, latest, given=given, judged=judged))
+
+
+def ask_recipe(
+    recipe: Recipe,
+    root: Path,
+    question: Callable[[Runtime], Awaitable[T]],
+    *,
+    note: Note = lambda text: None,
+    given: UserFunctions = NONE_GIVEN,
+    judged: bool = True,
+) -> T:
+    """What the model of a recipe answers before training."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = settled(recipe, root, note)
+        return threads.run(_ask(question, chosen, root, Path(folder), None, given=given, judged=judged))
+
+
+async def _ask(
+    question: Callable[[Runtime], Awaitable[T]],
+    recipe: Recipe,
+    root: Path,
+    folder: Path,
+    checkpoint: Path | None,
+    *,
+    given: UserFunctions,
+    judged: bool,
+) -> T:
+    if question is evaluated and recipe.task.holdout.prompts == 0:
+        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
+    import_plugins(recipe, root)
+    stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
+    fetch_models(recipe, root, lambda text: None)
+    with starting(recipe, stacks):
+        parts = await assemble_crew(
+            recipe,
+            plan=sampling_plan(recipe) if judged else sampling_plan(recipe).only({"generate"}),
+            root=root,
+            folder=folder,
+            note=lambda text: None,
+            # A run draws from the prompts that have one; its checkpoint knows which.
+            values=None if checkpoint is None else run_values(recipe, root, folder),
+            stacks=stacks,
+            given=given,
+        )
+    try:
+        if checkpoint is not None:
+            remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
+            record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
+            Checkpoints(checkpoint.parent, keep=1, best=None).restore(
+                checkpoint, (record, *parts.stateful), written=NAMES
+            )
+        await parts.restored(checkpoint)
+        return await question(parts)
+    finally:
+        await parts.close()
