@@ -3,7 +3,6 @@
 import asyncio
 from types import SimpleNamespace
 
-from stretto.rewards.score import Scored
 from stretto.runtime import executor as carrying
 from stretto.runtime.executor import StepExecutor
 from stretto.runtime.spans import JUDGES, Clock
@@ -11,7 +10,7 @@ from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
 
 
-def hands_with(score=None):
+def hands_with():
     """Of a step of two groups with one trajectory each, on two cells."""
     recipe = SimpleNamespace(engine=SimpleNamespace(temperature=1.0), environment=SimpleNamespace(deadline=60))
     parts = SimpleNamespace(
@@ -20,7 +19,7 @@ def hands_with(score=None):
         renderer=None,
         sampling=lambda **told: None,
         algorithm=SimpleNamespace(min_samples=1),
-        score=score,
+        rewards=None,
     )
     lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
     crew = SimpleNamespace(version=0, lanes=lanes)
@@ -73,31 +72,18 @@ def test_what_was_cut_off_leaves_the_lane_that_it_was_in(monkeypatch):
     assert lanes == ["b"]
 
 
-def spans_of(score):
-    """The spans of two verdicts at once."""
+def test_verdicts_at_once_are_one_span_beside_the_cells(monkeypatch):
+    async def judge(trajectory, rewards):
+        await asyncio.sleep(0.02)
+        return {"right": 1.0}
 
     async def scenario():
-        hands = hands_with(score)
-        await asyncio.gather(hands.verdict(0), hands.verdict(1))
-        return hands.clock.spans
+        hands = hands_with()
+        await asyncio.gather(hands.judge((0, 0)), hands.judge((1, 0)))
+        return hands.clock.spans, [hands.verdicts[index, 0].result() for index in (0, 1)]
 
-    return asyncio.run(scenario())
-
-
-def test_verdicts_at_once_are_one_span_beside_the_cells():
-    async def score(attempts, *, min_samples, ask):
-        await asyncio.sleep(0.02)
-        return Scored(groups=(), failed=())
-
-    (span,) = spans_of(score)
+    monkeypatch.setattr(carrying, "judge", judge)
+    (span,), verdicts = asyncio.run(scenario())
     assert (span.stage, span.cell, span.groups) == ("reward", JUDGES, 2)
     assert span.seconds >= 0.02
-
-
-def test_waiting_for_a_reward_model_is_no_time_of_reward_functions():
-    async def score(attempts, *, min_samples, ask):
-        await ask([])
-        await asyncio.sleep(0.5)
-        return Scored(groups=(), failed=())
-
-    assert sum(span.seconds for span in spans_of(score)) < 0.25
+    assert verdicts == [{"right": 1.0}] * 2

@@ -38,6 +38,9 @@ class Waiting:
     def move(self, move):
         self.moves.append(move)
 
+    async def judge(self, item):
+        await self.turns(1)
+
     async def verdict(self, index):
         await self.turns(1)
         return () if index in self.dropped else tuple(range(len(self.lengths[index])))

@@ -39,15 +39,22 @@ async def score(
     min_samples: int,
     deadline: float | None = None,
     ask: Ask | None = None,
+    begun: Sequence[asyncio.Future[Verdicts]] = (),
 ) -> Scored:
     """Judges all trajectories at once and groups them by prompt and visit.
 
     `trajectories` stand in launch order: a group's place is that of its first trajectory. Groups with fewer than
     `min_samples` verdicts are dropped whole. DeadlineError if some have no verdict and no answer, of this call or of
     another that shares the workers, was judged for `deadline` seconds: so many answers may take as long as they need.
-    A reward model, which `ask` reaches, has deadlines of its own.
+    A reward model, which `ask` reaches, has deadlines of its own. Where trajectories are judged from when they end,
+    `begun` is what is to come of each.
     """
-    judged = await _verdicts(trajectories, rewards, deadline)
+    judged = await _verdicts(
+        [*begun] or [asyncio.ensure_future(judge(each, rewards)) for each in trajectories],
+        trajectories,
+        rewards,
+        deadline,
+    )
     sound = [each for each in trajectories if each.failure is None]
     scores = await ask(sound) if ask and rewards.modelled else {}
     verdicts = [_weighed(rewards, each, found, scores) for each, found in zip(trajectories, judged, strict=True)]
@@ -85,19 +92,23 @@ def _weighed(rewards: Rewards, trajectory: Trajectory, verdicts: Verdicts, score
         return str(error)
 
 
-async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadline: float | None) -> list[Verdicts]:
+async def _verdicts(
+    tasks: Sequence[asyncio.Future[Verdicts]],
+    trajectories: Sequence[Trajectory],
+    rewards: Rewards,
+    deadline: float | None,
+) -> list[Verdicts]:
     """What every part but a model says, in the order of the trajectories."""
     began = last = time.monotonic()
     finished = asyncio.Event()
-    left = len(trajectories)
+    left = len(tasks)
 
-    def noted(task: asyncio.Task[Verdicts]) -> None:
+    def noted(task: asyncio.Future[Verdicts]) -> None:
         nonlocal last, left
         last, left = time.monotonic(), left - 1
         if not left or task.cancelled() or task.exception():
             finished.set()
 
-    tasks = [asyncio.ensure_future(_judge(trajectory, rewards)) for trajectory in trajectories]
     for task in tasks:
         task.add_done_callback(noted)
     try:
@@ -117,7 +128,7 @@ async def _verdicts(trajectories: Sequence[Trajectory], rewards: Rewards, deadli
 
 
 def _overdue(
-    trajectories: Sequence[Trajectory], tasks: Sequence[asyncio.Task[Verdicts]], deadline: float, last: float
+    trajectories: Sequence[Trajectory], tasks: Sequence[asyncio.Future[Verdicts]], deadline: float, last: float
 ) -> str:
     """Who has no verdict, when the last came, and what to do."""
     waiting = [each for each, task in zip(trajectories, tasks, strict=True) if not task.done()]
@@ -129,8 +140,8 @@ def _overdue(
     )
 
 
-async def _judge(trajectory: Trajectory, rewards: Rewards) -> Verdicts:
-    """The verdicts, or why there are none."""
+async def judge(trajectory: Trajectory, rewards: Rewards) -> Verdicts:
+    """What every part but a model says of one trajectory, or why nothing."""
     if trajectory.failure is not None:
         return trajectory.failure
     try:

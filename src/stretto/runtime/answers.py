@@ -71,7 +71,6 @@ async def answers(
     ]
     heat = parts.recipe.engine.temperature if temperature is None else temperature
     scored = await sample(parts, launches, temperature=heat, seed=seed, judged=False)
-    await parts.settle()
     return [_answer(trajectory) for trajectory in scored.failed]  # none of them has a verdict
 
 

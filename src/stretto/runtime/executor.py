@@ -21,7 +21,7 @@ from stretto.engines.queue import RoutedClient
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.rewards.base import Scores
 from stretto.rewards.model_scores import rated
-from stretto.rewards.score import Scored
+from stretto.rewards.score import Scored, Verdicts, judge
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
@@ -73,7 +73,9 @@ class StepExecutor:
         self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.reports: list[dict[str, float]] = []
-        self.judging, self.judges = 0, ExitStack()
+        self.verdicts: dict[Item, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
+        # How many reward functions run, on trajectories of which groups since when none did, and the span of that.
+        self.judging, self.judged, self.judges = 0, set[int](), ExitStack()
         for index, group in enumerate(carried.accepted if carried else ()):
             self.asked.append(
                 [RolloutStart(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories]
@@ -180,26 +182,36 @@ class StepExecutor:
             self._busy(asking.cell, -1)
             asking.cell = move.target
 
+    async def judge(self, item: Item) -> None:
+        """Lets reward functions run on a trajectory, also while others of its group are generated."""
+        with self._judging(item[0]):
+            verdicts = await judge(self.trajectories[item], self.parts.rewards)
+        if not (verdict := self.verdicts[item]).done():
+            verdict.set_result(verdicts)
+
     async def verdict(self, index: int) -> Sequence[int]:
         """Judges a group; returns the attempts to train on."""
-        attempts = [self.trajectories[index, attempt] for attempt in range(len(self.asked[index]))]
-        with ExitStack() as judged:
-            judged.enter_context(self._judging())
-            scored = self.scored[index] = await self.parts.score(
-                attempts, min_samples=self.min_samples, ask=partial(self._rated, index, judged)
-            )
+        items = [(index, attempt) for attempt in range(len(self.asked[index]))]
+        scored = self.scored[index] = await self.parts.score(
+            [self.trajectories[item] for item in items],
+            min_samples=self.min_samples,
+            ask=partial(self._rated, index),
+            begun=[self.verdicts[item] for item in items],
+        )
         if self.drop(index):
             return ()
         return [trajectory.attempt for trajectory in scored.groups[0].trajectories]
 
     @contextmanager
-    def _judging(self) -> Iterator[None]:
-        """Notes when reward functions run, those of several groups together."""
+    def _judging(self, index: int) -> Iterator[None]:
+        """Notes when reward functions run, those of several trajectories together."""
         if not self.judging:
+            self.judged.clear()
             piece = self.clock.piece("reward", JUDGES, step=self.step, version=self.crew.version)
             self.counts[JUDGES] = self.judges.enter_context(piece)
         self.judging += 1
-        self.counts[JUDGES]["groups"] = self.counts[JUDGES].get("groups", 0) + 1
+        self.judged.add(index)
+        self.counts[JUDGES]["groups"] = len(self.judged)
         try:
             yield
         finally:
@@ -207,15 +219,11 @@ class StepExecutor:
             if not self.judging:
                 self.judges.close()
 
-    async def _rated(self, index: int, judged: ExitStack, trajectories: Sequence[Trajectory]) -> Scores:
-        """What the reward model says of a group that functions have `judged`, once the pieces with it are done."""
-        judged.close()
-        waits = {
-            trajectory_key(each): self.rated[index, each.attempt]
-            for each in trajectories
-            if guards.sampled_tokens(each)
-        }
-        return {key: score for key, wait in waits.items() if (score := await wait) is not None}
+    async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
+        """What the reward model says of a group, once the pieces with it are done."""
+        sampled = [each for each in trajectories if guards.sampled_tokens(each)]
+        scores = {trajectory_key(each): await self.rated[index, each.attempt] for each in sampled}
+        return {key: score for key, score in scores.items() if score is not None}
 
     # Pieces -----------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ What is the same wherever the model is, and what a step asks of either kind: `lo
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Placement, Recipe
 from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
-from stretto.rewards.score import Scored, score
+from stretto.rewards.score import Scored, Verdicts, score
 from stretto.runtime.stale_batch import BatchBuffer
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
@@ -119,14 +120,23 @@ class RuntimeBase(ABC):
             context=self.context,
         )
 
-    async def score(self, trajectories: Sequence[Trajectory], *, min_samples: int, ask: Ask | None = None) -> Scored:
-        """Judges trajectories and gathers them in groups; `ask` is how the reward model is asked within a step."""
+    async def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        min_samples: int,
+        ask: Ask | None = None,
+        begun: Sequence[asyncio.Future[Verdicts]] = (),
+    ) -> Scored:
+        """Judges trajectories and gathers them in groups; `ask` is how the reward model is asked within a step, `begun`
+        what reward functions were given already."""
         return await score(
             trajectories,
             self.rewards,
             min_samples=min_samples,
             deadline=self.recipe.deadlines.reward,
             ask=ask,
+            begun=begun,
         )
 
     async def close(self) -> None:

@@ -158,7 +158,7 @@ class SampleExecutor(StepExecutor):
         """Answers that are not `judged` are left without a verdict."""
         pace = SpeedEstimator(round_seconds=SLICE)
         super().__init__(parts, parts.crew, parts.lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
-        self.sampling, self.min_samples, self.judged = sampling, 1, judged
+        self.sampling, self.min_samples, self.wants_verdicts = sampling, 1, judged
         self.asked = [list(group) for group in groups]
 
     def drawn(self) -> list[Asked]:
@@ -171,7 +171,7 @@ class SampleExecutor(StepExecutor):
 
     async def verdict(self, index: int) -> Sequence[int]:
         """As in a step, or none."""
-        if self.judged:
+        if self.wants_verdicts:
             return await super().verdict(index)
         attempts = tuple(self.trajectories[index, attempt] for attempt in range(len(self.asked[index])))
         self.scored[index] = Scored(groups=(), failed=attempts)

@@ -38,6 +38,10 @@ class Executor(Protocol):
         """Lets trajectories go on elsewhere."""
         ...
 
+    async def judge(self, item: Item) -> None:
+        """Lets reward functions run on a trajectory that has ended."""
+        ...
+
     async def verdict(self, index: int) -> Sequence[int]:
         """Judges a group whose trajectories have ended; returns the attempts to train on."""
         ...
@@ -197,6 +201,7 @@ class Driver:
     def _ended(self, item: Item, tokens: int) -> None:
         self.generating.pop(item)
         self._tell("ended", item, tokens, self.now())
+        self._begin(self.hands.judge(item), lambda _: None)
         if not self.step.groups[item[0]].unfinished:
             self._begin(self.hands.verdict(item[0]), partial(self._judged, item[0]))
 
