@@ -153,13 +153,13 @@ async def _run(
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
-        screen.note(f"{told}\nrun folder {folder}".lstrip())
+        for text in (*[told] * bool(told), f"run folder {folder}"):
+            screen.note(text)
         every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
         stand = standing(checkpoints, every=every, note=screen.note)
         done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
         if again:
-            refuse_fewer_steps(recipe, done)  # here and below: while nothing is touched yet
-            refuse_changed(folder, before or recipe, root, allow=allow, note=screen.note, given=given)
+            _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
         import_plugins(recipe, root)  # those that are as they were
         course = planned(recipe := settled(recipe, root, screen.note), root, screen.note)
@@ -197,6 +197,12 @@ async def _run(
                 raise
             finally:
                 await parts.close()
+
+
+def _refuse(folder: Path, recipe: Recipe, before: Recipe, root: Path, *, done: int, **rest: Any) -> None:
+    """A resume of what is not as it was, while nothing is touched yet; `before` is the recipe as it was."""
+    refuse_fewer_steps(recipe, done)
+    refuse_changed(folder, before, root, **rest)
 
 
 def _stateful(
