@@ -161,6 +161,7 @@ SEEN = [
     ("environment", "absent:play", "there is no module 'absent' in"),
     ("environment", "package.absent:play", "there is no module 'package.absent' in"),
     ("environment", "mine:ply", "defines no 'ply'; did you mean 'play'?"),
+    ("environment", "__main__:play", "was written in a notebook or a script"),
     ("environment", "mine:", "not of the form module:name"),
     ("environment", ":play", "not of the form module:name"),
     ("environment", "mine.py:play", "there is no module 'mine.py'"),

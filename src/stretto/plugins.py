@@ -126,6 +126,10 @@ def problems(kind: Kind, name: str, folders: Sequence[str], *, field: str) -> It
         if why := _unfit(kind, REGISTERED[kind, name]):
             yield _problem(kind, name, field, why)
         return
+    if name.startswith("__main__:"):
+        reason = f"{name} was written in a notebook or a script, where other processes and later runs cannot find it"
+        yield Problem(field=field, reason=reason, fix="write it into a file beside the recipe and name it as file:name")
+        return
     with LOADING:
         _append(folders)
     if missing := exists(name, folders):

@@ -145,7 +145,7 @@ def test_what_goes_wrong_in_a_host_costs_its_own_trajectories(folder, monkeypatc
     ("kind", "says"),
     [
         ("absent:play", "absent:play cannot be imported.*nothing_of_that_name"),
-        ("deadly:play", "the host process of deadly:play exited with code 4"),
+        ("deadly:play", "deadly:play cannot be imported: its host process exited with code 4"),
         ("acts:gone", "defines no 'gone'"),
         ("acts:CODE", "defines no"),
     ],

@@ -32,7 +32,7 @@ LONGEST = 2**26
 """Bytes of a line."""
 
 
-class Host:
+class EpisodeRunner:
     """The trajectories of this process."""
 
     def __init__(self, environment: Environment, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +77,7 @@ class Host:
 class RemoteModel:
     """The model as an environment in this process sees it."""
 
-    def __init__(self, host: Host, number: int) -> None:
+    def __init__(self, host: EpisodeRunner, number: int) -> None:
         self.host, self.number = host, number
 
     async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
@@ -117,7 +117,7 @@ async def serve(connection: socket.socket, folders: Sequence[str]) -> None:
         writer.write(json.dumps({"problems": problems}).encode("ascii") + b"\n")
         await writer.drain()
         return
-    host = Host(environment, writer)
+    host = EpisodeRunner(environment, writer)
     host.send(imported=kind)
     while line := await reader.readline():
         host.take(json.loads(line))

@@ -39,7 +39,7 @@ class Episode:
     """What the model said in each call, as the model's side knows it."""
 
 
-class Host:
+class HostProcess:
     """One process."""
 
     def __init__(self, kind: str, folders: Sequence[str]) -> None:
@@ -55,7 +55,6 @@ class Host:
 
     async def start(self, seconds: float) -> None:
         """Waits until it has imported the environment. RecipeError if it cannot."""
-        where = f"the host process of {self.kind}"
         try:
             async with asyncio.timeout(seconds):
                 await self.process.connect()
@@ -64,14 +63,16 @@ class Host:
         except TimeoutError as error:
             await self.end()
             fix = "import less at the top of its file, or raise deadlines.start"
-            raise DeadlineError(f"start: {where} was not ready within {seconds:g} s\n    fix: {fix}") from error
+            late = f"start: the host process of {self.kind} was not ready within {seconds:g} s"
+            raise DeadlineError(f"{late}\n    fix: {fix}") from error
         except (EOFError, OSError, ValueError):
             first = {}
         if "imported" in first:
             self.reading = asyncio.ensure_future(self._read())
             return
         await self.end()
-        died = [f"cannot be imported: {where} {self.process.epitaph()}", "mend the file; its standard error says more"]
+        why = f"{self.kind} cannot be imported: its host process {self.process.epitaph()}"
+        died = [why, "mend the file; what it wrote to standard error may say more"]
         problems = [Problem(field=FIELD, reason=why, fix=fix) for why, fix in first.get("problems", [died])]
         raise RecipeError(*problems)
 
@@ -183,7 +184,7 @@ class EnvironmentHosts:
 
     def __init__(self, kind: str, *, number: int, folders: Sequence[str], start_deadline: float) -> None:
         self.kind, self.folders, self.start_deadline = kind, folders, start_deadline
-        self.hosts: list[Host | None] = [None] * number
+        self.hosts: list[HostProcess | None] = [None] * number
         self.starting = [asyncio.Lock() for _ in range(number)]
 
     async def start(self) -> None:
@@ -204,12 +205,12 @@ class EnvironmentHosts:
         host = self.hosts[place]
         return len(host.episodes) if host and host.alive else 0
 
-    async def _host(self, place: int) -> Host:
+    async def _host(self, place: int) -> HostProcess:
         """The process at a place, started anew if it has died."""
         async with self.starting[place]:
             host = self.hosts[place]
             if host is None or not host.alive:
-                host = self.hosts[place] = Host(self.kind, self.folders)
+                host = self.hosts[place] = HostProcess(self.kind, self.folders)
                 await host.start(self.start_deadline)
             return host
 
