@@ -27,7 +27,7 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BufferedBatch
 from stretto.scheduler.asyncio_driver import Driver, EventLog
 from stretto.scheduler.records import GroupStart as Asked
-from stretto.scheduler.records import SpeedEstimate, StepSpec
+from stretto.scheduler.records import Item, SpeedEstimate, StepSpec
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.scheduler.state import StepState
 
@@ -168,6 +168,11 @@ class SampleExecutor(StepExecutor):
     def more(self, missing: int) -> Sequence[Asked]:
         """What has no verdict is not made up for."""
         return ()
+
+    async def judge(self, item: Item) -> None:
+        """As in a step, where verdicts are wanted."""
+        if self.wants_verdicts:
+            await super().judge(item)
 
     async def verdict(self, index: int) -> Sequence[int]:
         """As in a step, or none."""
