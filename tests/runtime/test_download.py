@@ -6,8 +6,7 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from running import recipe_in
-from stretto.models import download
-from stretto.runtime import session
+from stretto.runtime import download, session
 
 PARTS = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
 

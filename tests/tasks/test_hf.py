@@ -260,9 +260,9 @@ def test_reading_loads_no_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from stretto.recipe.schema import Source, Task
+from stretto.recipe.schema import Source, TaskSection
 from stretto.tasks.source import load_prompts
-task = Task(source=Source(kind="hf", path={path!r}), prompt="{{question}}")
+task = TaskSection(source=Source(kind="hf", path={path!r}), prompt="{{question}}")
 print(len(load_prompts(task, Path({str(tmp_path)!r}))), "torch" in sys.modules)
 """
     surroundings = {**os.environ, "HF_HOME": str(tmp_path / "home")}

@@ -82,9 +82,9 @@ def test_more_strings_extend_the_set() -> None:
 
 def test_prompts_do_not_depend_on_the_hash_seed() -> None:
     script = (
-        "from itertools import islice; from stretto.recipe.schema import Source, Task;"
+        "from itertools import islice; from stretto.recipe.schema import Source, TaskSection;"
         "from stretto.tasks.synthetic import prompts;"
-        "print([prompt.id for prompt in islice(prompts(Task(source=Source(name='copy'))), 20)])"
+        "print([prompt.id for prompt in islice(prompts(TaskSection(source=Source(name='copy'))), 20)])"
     )
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": "77"}
