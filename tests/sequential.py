@@ -11,6 +11,7 @@ from functools import partial
 from stretto.environments.chat import Sampling
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.models.source import locate
+from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
 from stretto.rewards.model_scores import rated
 from stretto.rewards.score import Scored, score
@@ -40,6 +41,7 @@ class Sequential:
             WorkerSpec(
                 recipe=recipe,
                 root=folder,
+                folders=folders_of(folder),
                 base=base,
                 device=device,
                 roles=frozenset(roles_of(recipe)),

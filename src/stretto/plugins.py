@@ -126,6 +126,12 @@ def problems(kind: Kind, name: str, folders: Sequence[str], *, field: str) -> It
         if why := _unfit(kind, REGISTERED[kind, name]):
             yield _problem(kind, name, field, why)
         return
+    if name.startswith("__main__:"):
+        reason = f"{name} was written in a notebook or a script, where other processes and later runs cannot find it"
+        yield Problem(field=field, reason=reason, fix="write it into a file beside the recipe and name it as file:name")
+        return
+    with LOADING:
+        _append(folders)
     if missing := exists(name, folders):
         yield Problem(field=field, reason=missing, fix=_fix(kind, "correct the name, or write the module"))
     elif why := _forbidden(kind, name, folders):
@@ -219,14 +225,21 @@ def load(module: str, folders: Sequence[str]) -> ModuleType:
         own = {name: path for name, path in files.items() if _within(path, folders)}
         if any(name in own and stamp != _stamp(own[name]) for name, stamp in LOADED.items()):
             _forget()
-        sys.path[:] = [path for path in sys.path if path not in APPENDED]
-        APPENDED[:] = [path for path in folders if path not in sys.path]
-        sys.path += APPENDED
+        _append(folders)
         before = set(sys.modules)
         worker.load(module.partition(".")[0], folders)
         found = importlib.import_module(module)
-        LOADED.update({name: _stamp(path) for name, path in own.items() if name not in before and name in sys.modules})
+        # A file that is called like a library was not imported, but the library.
+        new = {name: path for name, path in own.items() if name not in before and _file(name) == str(path)}
+        LOADED.update({name: _stamp(path) for name, path in new.items()})
         return found
+
+
+def _append(folders: Sequence[str]) -> None:
+    """Puts folders of the user's last on `sys.path`, instead of those of a run before."""
+    sys.path[:] = [path for path in sys.path if path not in APPENDED]
+    APPENDED[:] = [path for path in folders if path not in sys.path]
+    sys.path += APPENDED
 
 
 def _forget() -> None:
@@ -235,6 +248,10 @@ def _forget() -> None:
         sys.modules.pop(name, None)
         worker.LOADED.discard(name)
     LOADED.clear()
+
+
+def _file(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
 
 
 def _stamp(path: Path) -> tuple[Path, int, int]:

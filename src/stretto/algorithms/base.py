@@ -123,7 +123,7 @@ def build(section: AlgorithmSection, folders: Sequence[str] = (), *, where: str 
     if not plugins.is_plugin(section.name):
         built_in: Algorithm = importlib.import_module(facts_of(section.name).module).build(section)
         return built_in
-    if section.name not in OWN:
+    if section.name not in OWN:  # in a worker's process; elsewhere the recipe was checked
         announce(section.name, folders)
     function = plugins.resolve("algorithm", section.name, folders, field=FIELD, where=where)
     try:

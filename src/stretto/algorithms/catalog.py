@@ -15,25 +15,25 @@ from stretto.errors import RecipeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmFacts:
-    """What checks and plans must know of an algorithm."""
+    """What checks and plans must know of an algorithm. The defaults are for those of a user's own."""
 
-    name: str
+    name: str = ""
     """Name in recipes."""
-    module: str
+    module: str = ""
     """Module that defines `build(section) -> Algorithm`."""
-    summary: str
+    summary: str = "An algorithm of one's own."
     """One sentence on what it is."""
-    scope: Literal["sample", "group", "batch"]
+    scope: Literal["sample", "group", "batch"] = "group"
     """How much must be scored before credit can be given."""
-    min_samples: int
+    min_samples: int = 1
     """Fewest samples per prompt that it is defined for."""
-    clip: tuple[float, float] | None
+    clip: tuple[float, float] | None = (0.2, 0.2)
     """Default clip range, or none if it does not clip."""
-    advantage: str
+    advantage: str = "A and L as its file has them"
     """The advantage as a formula."""
-    surrogate: str
+    surrogate: str = "L(rho, A)"
     """What is summed over tokens, with {low} and {high} for the clip range."""
-    average: str
+    average: str = "its mean"
     """The denominator as a prefix of the formula."""
     constant: bool = False
     """True if sums are divided by `algorithm.constant`."""

@@ -35,17 +35,7 @@ COMPARED = ("scope", "min_samples", "drops")
 
 def usual(name: str) -> AlgorithmFacts:
     """What is assumed of an algorithm that says nothing."""
-    return AlgorithmFacts(
-        name=name,
-        module=name.partition(":")[0],
-        summary="An algorithm of one's own.",
-        scope="group",
-        min_samples=1,
-        clip=(0.2, 0.2),
-        advantage=f"A and L as {name} has them",
-        surrogate="L(rho, A)",
-        average="its mean",
-    )
+    return AlgorithmFacts(name=name, module=name.partition(":")[0])
 
 
 def announce(name: str, folders: Sequence[str]) -> list[Problem]:
@@ -55,14 +45,14 @@ def announce(name: str, folders: Sequence[str]) -> list[Problem]:
     """
     if not plugins.is_plugin(name):
         return []
-    OWN[name] = usual(name)
-    found = list(plugins.problems("algorithm", name, folders, field=FIELD))
+    facts, found = usual(name), list(plugins.problems("algorithm", name, folders, field=FIELD))
     if not found:
         try:
-            OWN[name] = _facts(name, folders) or usual(name)
+            facts = _facts(name, folders) or facts
         except ValueError as error:
             file = sources(name, folders).get(name.partition(":")[0], name)
             found.append(Problem(field=FIELD, reason=f"{NAME} in {file} {error}", fix=f"write {SHOWN}"))
+    OWN[name] = facts
     return found
 
 

@@ -25,12 +25,15 @@ def import_plugins(recipe: Recipe, root: Path) -> None:
 def plugin_problems(recipe: Recipe, root: Path) -> Iterator[Problem]:
     """What importing shows, and what building the algorithm shows."""
     folders = plugins.folders_of(root)
-    announce(recipe.algorithm.name, folders)
+    wrong = announce(recipe.algorithm.name, folders)
+    yield from wrong
     for kind, field, name in plugins.plugins_of(recipe):
         try:
-            if kind == "algorithm":
+            if kind == "algorithm" and not wrong:
                 yield from _too_few(recipe, build(recipe.algorithm, folders).min_samples)
-            elif kind != "source":  # whoever loads prompts reads it
+            elif kind == "environment" and recipe.environment.hosts not in ("auto", 0):
+                continue  # its own processes import it
+            elif kind not in ("algorithm", "source"):  # whoever loads prompts reads it
                 plugins.resolve(kind, name, folders, field=field)
         except RecipeError as error:
             yield from error.problems

@@ -34,7 +34,7 @@ def problems(kind: str, folders: Sequence[str] = ()) -> Iterator[Problem]:
         yield Problem(field=FIELD, reason=reason, fix=fix)
         return
     others = f"use {' or '.join(BUILT)}, or module:name"
-    near = get_close_matches(kind, [*BUILT, *PLANNED], n=1)
+    near = get_close_matches(kind, list(BUILT), n=1)
     reason = f"{kind} is not available yet" if kind in PLANNED else f"there is no environment {kind!r}"
     fix = others if kind in PLANNED or not near else f"did you mean {near[0]}?"
     yield Problem(field=FIELD, reason=reason, fix=fix)

@@ -205,6 +205,8 @@ class EnvironmentSection(Section):
     """single_turn, or module:name for an async function or a class; tools, game and memory are not available yet."""
     deadline: Seconds = 60.0
     """Seconds one trajectory may spend outside the engine."""
+    hosts: Literal["auto"] | Natural = "auto"
+    """module:name: how many processes of its own it runs in; 0: in the process of the run, and so does auto."""
 
 
 class RewardPart(Section):

@@ -21,6 +21,7 @@ from stretto.checks.machine.facts import cores
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
 from stretto.environments.chat import Sampling
+from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
@@ -57,6 +58,8 @@ class RuntimeBase(ABC):
     """How rewards become a gradient."""
     environment: Environment
     """What happens between prompt and verdict."""
+    hosts: EnvironmentHosts | None
+    """The processes that the environment runs in, if it has any."""
     rewards: Rewards
     """The verdict."""
     pool: Pool
@@ -134,7 +137,11 @@ class RuntimeBase(ABC):
 
     async def close(self) -> None:
         """Leaves no process and no cache behind."""
-        await self.pool.close()
+        try:
+            if self.hosts is not None:
+                await self.hosts.close()
+        finally:
+            await self.pool.close()
 
 
 def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
@@ -199,6 +206,7 @@ def connect(
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
     given: UserFunctions = NONE_GIVEN,
+    hosts: EnvironmentHosts | None = None,
 ) -> dict[str, Any]:
     """The fields of `RuntimeBase` that are the same wherever the model is."""
     folders, start = folders_of(root), recipe.deadlines.start
@@ -210,7 +218,8 @@ def connect(
         "recipe": recipe,
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
-        "environment": given.environments.get(kind) or resolve_environment(kind, folders),
+        "environment": hosts or given.environments.get(kind) or resolve_environment(kind, folders),
+        "hosts": hosts,
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,
@@ -220,6 +229,17 @@ def connect(
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
     }
+
+
+async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
+    """The processes of the environment, if it has any, before anything heavy is loaded."""
+    section = recipe.environment
+    if section.hosts in ("auto", 0):
+        return None
+    number, start = int(section.hosts), recipe.deadlines.start
+    hosts = EnvironmentHosts(section.kind, number=number, folders=folders_of(root), start_deadline=start)
+    await hosts.start()
+    return hosts
 
 
 def judges() -> int:

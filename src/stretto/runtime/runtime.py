@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from stretto.engines.queue import SLICE
+from stretto.environments.hosts import EnvironmentHosts
 from stretto.errors import CheckpointError, StrettoError
 from stretto.models.source import locate
 from stretto.placement.build import OPEN
@@ -26,7 +27,7 @@ from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note, prepare_base
-from stretto.runtime.parts import RuntimeBase, connect, load_task, token_budget
+from stretto.runtime.parts import RuntimeBase, connect, load_task, start_hosts, token_budget
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Stateful
@@ -144,6 +145,32 @@ async def assemble_crew(
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
     """
+    hosts = await start_hosts(recipe, root)
+    try:
+        return await _assemble(
+            recipe, plan, root, folder, note, values, launcher, make_engine, given,
+            stacks=stacks or folder, hosts=hosts,
+        )  # fmt: skip
+    except BaseException:
+        if hosts is not None:
+            await hosts.close()
+        raise
+
+
+async def _assemble(
+    recipe: Recipe,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    values: Mapping[str, float] | None,
+    launcher: Launcher | None,
+    make_engine: EngineFactory | None,
+    given: UserFunctions,
+    *,
+    stacks: Path | None,
+    hosts: EnvironmentHosts | None,
+) -> Runtime:
     begun = time.monotonic()
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
     lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
@@ -155,7 +182,7 @@ async def assemble_crew(
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks or folder)
+    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks)
     try:
         await crew.start(by=begun + recipe.deadlines.start)
         tokenizer, context, stop = await crew.call(crew.holders[0], "facts", seconds=recipe.deadlines.start)
@@ -165,7 +192,7 @@ async def assemble_crew(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given),
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
         base=base,
         context=context,
         crew=crew,

@@ -28,10 +28,20 @@ BURIAL_SECONDS = 5.0
 class Process:
     """A running worker. Its standard input and output are /dev/null; its standard error is the parent's."""
 
-    def __init__(self, paths: Sequence[str], server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        server: ForkServer | None = None,
+        program: str = worker.__file__,
+        longest: int = worker.MAX_REPLY + 1024,
+    ) -> None:
         """Starts the process; `connect` then waits until it is ready. With `paths` it is for code of the user's, and
-        with a `server` it knows the functions that were given to that."""
-        self.kind = (tuple(paths), server)
+        with a `server` it knows the functions that were given to that.
+
+        `program` is the file that it runs, and `longest` the bytes of a line.
+        """
+        self.kind, self._longest = (tuple(paths), server), longest
         self.prepared: set[bytes] = set()
         """Requests that it has answered and that need not be made again: imports."""
         self._number = 0
@@ -44,7 +54,7 @@ class Process:
                 self._child = server.start(theirs.fileno(), paths)
             else:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-P", worker.__file__, *arguments],
+                    [sys.executable, "-P", program, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -68,13 +78,18 @@ class Process:
 
     async def connect(self) -> None:
         """Waits until it is ready for calls. EOFError or OSError if it dies before."""
-        self._stream = await asyncio.open_connection(sock=self._socket, limit=worker.MAX_REPLY + 1024)
+        self._stream = await asyncio.open_connection(sock=self._socket, limit=self._longest)
         await self._stream[0].readuntil(b"\n")
+
+    @property
+    def lines(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """What it writes and reads, for a program that does not take turns."""
+        assert self._stream is not None, "lines before connect"
+        return self._stream
 
     async def exchange(self, request: bytes) -> dict[str, Any]:
         """One request, one answer. EOFError or OSError if it died, ValueError if what it wrote is no answer to it."""
-        assert self._stream is not None, "exchange before connect"
-        reader, writer = self._stream
+        reader, writer = self.lines
         self._number += 1
         writer.write(b"%d %s" % (self._number, request))
         await writer.drain()

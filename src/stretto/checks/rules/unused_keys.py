@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from stretto.algorithms.catalog import PULLING, AlgorithmFacts, find_facts
 from stretto.checks.rules.base import CheckContext, is_default
 from stretto.errors import Problem
+from stretto.plugins import is_plugin
 from stretto.recipe.resolve import best_was_asked
 from stretto.recipe.schema import Recipe, Vstar
 
@@ -119,6 +120,12 @@ IDLE = (
         when=lambda recipe: recipe.task.holdout.prompts == 0,
         reason="has no effect while task.holdout.prompts is 0",
         fix="leave it out, or hold some prompts out",
+    ),
+    UnusedKey(
+        field="environment.hosts",
+        when=lambda recipe: not is_plugin(recipe.environment.kind),
+        reason="has no effect, because environment.kind runs no code of yours",
+        fix="leave it out, or use module:name",
     ),
     UnusedKey(
         field="batch.max_rounds",

@@ -1,0 +1,137 @@
+"""The main program of an environment's host process: runs trajectories, and asks its parent for the model.
+
+It is started as a file, with a descriptor for its lines; each is one JSON value. From the parent: which environment to
+import, `start` and `cancel` of a trajectory, the answers to its calls, and `ping`, which shows that nothing blocks. To
+the parent: `chat`, `done`, `failed` and `pong`. It ends with the descriptor, and the kernel ends it with its parent.
+`stretto.environments.hosts` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import sys
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from stretto import environments
+from stretto.environments.base import Environment, Reply
+from stretto.environments.trajectory import observed
+from stretto.errors import RecipeError, RolloutError
+from stretto.sandbox.worker import die_with, plain
+from stretto.types import Message, Prompt
+
+LONGEST = 2**26
+"""Bytes of a line."""
+
+
+class EpisodeRunner:
+    """The trajectories of this process."""
+
+    def __init__(self, environment: Environment, writer: asyncio.StreamWriter) -> None:
+        self.environment, self.writer = environment, writer
+        self.calls = count()
+        self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.running: dict[int, asyncio.Task[None]] = {}
+
+    def send(self, **message: Any) -> None:
+        """One line to the parent."""
+        self.writer.write(json.dumps(message, default=plain).encode("ascii") + b"\n")
+
+    def take(self, message: dict[str, Any]) -> None:
+        """One line from the parent."""
+        match message:
+            case {"start": number, "prompt": prompt}:
+                self.running[number] = asyncio.ensure_future(self.run(number, prompt))
+            case {"cancel": number} if number in self.running:
+                self.running[number].cancel()
+            case {"answer": call} if call in self.waiting and not self.waiting[call].done():
+                self.waiting[call].set_result(message)
+            case {"ping": number}:
+                self.send(pong=number)
+
+    async def run(self, number: int, prompt: dict[str, Any]) -> None:
+        """One trajectory; whatever goes wrong in it is told."""
+        asked = Prompt(**{**prompt, "messages": tuple(prompt["messages"])})
+        try:
+            outcome = observed(await self.environment(asked, RemoteModel(self, number)))
+            signals = {name: float(value) for name, value in outcome.signals.items()}
+            self.send(done=number, answer=outcome.answer, signals=signals, turn_rewards=outcome.turn_rewards)
+        except asyncio.CancelledError:
+            self.send(failed=number, error="CancelledError: it was cancelled")
+        except RolloutError as error:
+            self.send(failed=number, error=str(error))
+        except Exception as error:
+            self.send(failed=number, error=f"{type(error).__name__}: {error}")
+        finally:
+            del self.running[number]
+
+
+class RemoteModel:
+    """The model as an environment in this process sees it."""
+
+    def __init__(self, host: EpisodeRunner, number: int) -> None:
+        self.host, self.number = host, number
+
+    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+        """The next assistant message; a reply that is passed back is named by its call, so that it is known again."""
+        call = next(self.host.calls)
+        answered = self.host.waiting[call] = asyncio.get_running_loop().create_future()
+        try:
+            self.host.send(
+                chat=self.number,
+                call=call,
+                messages=[dict(message) for message in messages],
+                replies=[getattr(message, "call", None) for message in messages],
+                max_new_tokens=max_new_tokens,
+            )
+            answer = await answered
+        except asyncio.CancelledError:
+            self.host.send(give_up=self.number, call=call)
+            raise
+        finally:
+            del self.host.waiting[call]
+        if "error" in answer:
+            raise (ValueError if answer["kind"] == "ValueError" else RolloutError)(answer["error"])
+        reply = Reply(text=answer["text"], tokens=tuple(answer["tokens"]), stop=answer["stop"])
+        vars(reply)["call"] = call
+        return reply
+
+
+async def serve(connection: socket.socket, folders: Sequence[str]) -> None:
+    """Imports the environment, and runs it until the parent ends the line."""
+    reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST)
+    writer.write(b"{}\n")
+    kind = json.loads(await reader.readline())["environment"]
+    try:
+        environment = environments.resolve(kind, folders)
+    except RecipeError as error:
+        problems = [[problem.reason, problem.fix] for problem in error.problems]
+        writer.write(json.dumps({"problems": problems}).encode("ascii") + b"\n")
+        await writer.drain()
+        return
+    host = EpisodeRunner(environment, writer)
+    host.send(imported=kind)
+    while line := await reader.readline():
+        host.take(json.loads(line))
+        await writer.drain()
+
+
+def main(fd: int, parent: int, folders: Sequence[str]) -> None:
+    """Serves until the line ends."""
+    die_with(parent)
+    os.set_inheritable(fd, False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    asyncio.run(serve(socket.socket(fileno=fd), folders))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4:])
