@@ -191,6 +191,7 @@ def test_a_rollout_is_compared_with_generate_on_equal_lengths():
     assert row["draft_divergences_per_1000_tokens"] == 0, "in fp32 drafts change no token"
 
 
+@pytest.mark.slow
 def test_the_rate_of_drafts_is_that_of_the_batch_without_them(monkeypatch):
     class Other(NativeEngine):
         """Says something else where it does not speculate."""
@@ -306,6 +307,7 @@ def at_home(monkeypatch):
 COMMAND = ["bench", "rollout", "--model", "scratch", "--prompts", "1", "--samples", "2", "--threads", "1"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_document_and_writes_the_page(at_home, tmp_path, capsys):
     page = tmp_path / "page.md"
     assert main([*COMMAND, "--json", "--write", str(page)]) == 0

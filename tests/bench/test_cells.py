@@ -99,6 +99,7 @@ def test_strategies_come_to_one_gradient_from_the_same_answers_and_draw_the_same
     assert set(agreement["other_answers"].values()) == {0}
 
 
+@pytest.mark.slow
 def test_two_cells_stand_beside_one_and_beside_two_that_exchange_nothing(scaling):
     weak, strong, *_, agreement = scaling["rows"]
     times = weak["seconds"]
@@ -170,6 +171,7 @@ def test_a_wish_that_cannot_be_met_is_refused(changes, field):
     assert error.value.problems[0].field == field
 
 
+@pytest.mark.slow
 def test_the_command_leaves_out_interleave_without_a_reference_and_writes_a_page(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(run, "measure", partial(measure, run=here))
     page = tmp_path / "page.md"

@@ -72,6 +72,7 @@ def test_random_weights_depend_on_the_seed_alone_and_can_be_saved(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == TINY.vocab
 
 
+@pytest.mark.slow
 def test_a_rollout_of_random_weights_does_equal_work_on_both_sides():
     wish = BenchRequest(
         bench="rollout", model="", shape=TINY.name, cases=("prompt-43-fp32",), prompts=2, samples=2, threads=1
@@ -114,6 +115,7 @@ def test_one_answer_per_prompt_cannot_be_compared():
     assert error.value.problems[0].field == "--samples"
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_shape(monkeypatch, capsys):
     monkeypatch.setattr(run, "measure", lambda wish, note: measure(wish, note=note, run=here))
     command = ["bench", "rollout", "--shape", TINY.name, "--prompts", "1", "--samples", "2", "--threads", "1"]

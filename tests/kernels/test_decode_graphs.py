@@ -98,6 +98,7 @@ def test_groups_of_any_size_answer_the_same_as_in_steps_that_come_as_they_are(po
     assert (engine.trunks.slots > 0) == (worth == 1)
 
 
+@pytest.mark.slow
 def test_a_tape_plays_what_the_steps_would_compute(plain_policy):
     """Lengths, tokens, keys and members change from step to step; the tape must not hold on to those it met."""
     usual, engine = NativeEngine(plain_policy), engine_of(plain_policy, tape=Traced)
@@ -113,6 +114,7 @@ def test_a_tape_plays_what_the_steps_would_compute(plain_policy):
     assert sum(tape.played for tape in tapes) > 2 * len(tapes)
 
 
+@pytest.mark.slow
 def test_a_tape_follows_weights_that_are_updated_in_place(plain_policy):
     policy = copy.deepcopy(plain_policy)
     engine, requests = engine_of(policy, tape=Traced, speculate=False), group(2, new=6)
@@ -130,6 +132,7 @@ def test_a_tape_follows_weights_that_are_updated_in_place(plain_policy):
     assert sum(tape.played for tape in tapes) > played
 
 
+@pytest.mark.slow
 def test_what_moves_or_grows_is_recorded_again(plain_policy):
     policy = copy.deepcopy(plain_policy)
     engine, usual = engine_of(policy, tape=Traced, speculate=False), NativeEngine(policy)
@@ -172,6 +175,7 @@ def test_both_caches_keep_to_their_bound_when_trunks_come_after_a_round_without(
     assert_alone(plain_policy, requests, done | drained(engine))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lora"], indirect=True)
 def test_what_was_recorded_with_an_adapter_is_not_played_without_it(policy):
     usual, engine = NativeEngine(policy, speculate=False), engine_of(policy, tape=Traced, speculate=False)

@@ -109,4 +109,4 @@ def test_the_network_is_asked_in_its_own_way_only_once():
         lambda module, args, keywords: asked.append(type(keywords[KEYWORD]).__name__), with_kwargs=True
     )
     sampled(policy, PackedSteps(policy))
-    assert asked.count("Listening") == 1 and set(asked) == {"Listening", "PrefillLayout"}
+    assert asked.count("LayoutProbe") == 1 and set(asked) == {"LayoutProbe", "PrefillLayout"}

@@ -381,6 +381,7 @@ def test_a_budget_below_one_conversation_still_trains_each_alone():
     assert alone.metrics["tokens/shared"] == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_keeps_its_memory_gets_no_new_pages_for_a_tensor_of_a_size_it_had_before():
     """Counts page faults in a process of its own, because the setting is one of the whole process."""
     script = """

@@ -8,6 +8,7 @@ from crewed import alone, distance, together
 from running import recipe_in
 from stretto.runtime import schedule
 from stretto.scheduler.records import GroupStart
+from tiers import slow_but
 
 RATE = 1e-4
 """Adam makes a gradient that is nothing but rounding as long as any other, times this."""
@@ -59,8 +60,8 @@ def test_several_updates_a_step_are_those_of_one_device(strategy, devices, chang
         assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["dapo", "reinforce_pp", "rloo", "gspo"])
-@pytest.mark.parametrize("strategy", ["flatten", "elastic"])
+@pytest.mark.parametrize("name", slow_but("dapo", "reinforce_pp", of=["dapo", "reinforce_pp", "rloo", "gspo"]))
+@pytest.mark.parametrize("strategy", slow_but("elastic", of=["flatten", "elastic"]))
 def test_algorithms_that_drop_or_need_the_whole_batch_are_exact_too(name, strategy, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", algorithm={"name": name})
     single, _ = asyncio.run(alone(recipe, tmp_path))

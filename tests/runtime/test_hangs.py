@@ -237,11 +237,11 @@ import sys, time
 from stretto.cli.main import main
 from stretto.workers.launchers import ray
 
-class Stuck(ray.Processes):
+class Stuck(ray.RayLauncher):
     def {what}(self, *given):
         time.sleep(3600)
 
-ray.Processes = Stuck
+ray.RayLauncher = Stuck
 sys.exit(main())
 """
 """One in which a call of Ray blocks in a thread."""
@@ -287,7 +287,8 @@ def test_an_environment_that_blocks_in_a_thread_keeps_no_run_from_its_end(cluste
 
 
 def test_ray_that_cannot_be_shut_down_keeps_no_run_from_its_end(tmp_path):
-    program = LATE.format(what="_leave").replace("import ray\n", "import crew, ray\n\ncrew.CLOSING = 2\n")
+    impatient = "import ray\nfrom stretto.workers import worker_group\n\nworker_group.CLOSING = 2\n"
+    program = LATE.format(what="_leave").replace("import ray\n", impatient)
     run = Command(tmp_path, program, placement={"cluster": "2xcpu"}, run__steps=1)
     code, said, left = run.ended()
     assert code == 0, said

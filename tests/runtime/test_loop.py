@@ -11,7 +11,7 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.engines.scripted import ScriptedEngine
 from stretto.errors import CheckpointError, DeadlineError, GuardError, RewardError, StrettoError, TrainingError
 from stretto.storage.checkpoint import Checkpoints
-from stretto.workers.launchers import inprocess as member
+from stretto.workers import worker_group
 from stretto.workers.worker import Worker
 
 FLAKY = """
@@ -175,7 +175,7 @@ def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_ke
         return plain(*given, **named)
 
     monkeypatch.setattr(Worker, name, hangs)
-    monkeypatch.setattr(member, "CLOSING", 0.1)
+    monkeypatch.setattr(worker_group, "CLOSING_LATE", 0.1)
     with pytest.raises(DeadlineError, match=rf"localhost/cpu:0 \(.*\): {name} has not answered for 0\.5 s"):
         start(tmp_path, evaluate__every=0, deadlines={stage: 0.5})
     (run,) = tmp_path.glob("run*")

@@ -2,8 +2,7 @@
 
 import itertools
 
-from config.test_mutations import mutants
-
+from recipe.test_mutations import mutants
 from running import Quiet
 from small_recipe import RIGHT
 from stretto.api.recipes import PROBES

@@ -84,6 +84,7 @@ def read(tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_every_key_of_a_recipe_is_read_by_a_run_or_refused(read):
     """What nobody looks at cannot have an effect, so a value other than the default must be a problem."""
     refused = {row.field for row in ONLY} | {"roles.reference.name", "roles.reference.shape"}

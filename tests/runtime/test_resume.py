@@ -15,6 +15,7 @@ from stretto.recipe.load import load_recipe
 from stretto.runtime import loop
 from stretto.runtime.runtime import Runtime
 from stretto.storage.checkpoint import metrics_of
+from tiers import slow_but
 
 STEPS = 8
 KINDS = {
@@ -73,7 +74,7 @@ def test_the_runs_learn_something_so_that_equality_means_something(whole):
     assert len(samples(whole)) == STEPS
 
 
-@pytest.mark.parametrize("after", range(STEPS + 1))
+@pytest.mark.parametrize("after", slow_but(0, 2, of=range(STEPS + 1)))
 def test_stopping_after_any_step_and_resuming_is_the_same_run(whole, tmp_path, after):
     run = stopped(whole, tmp_path / "run", after=after)
     resume(run, **FEWER)
@@ -150,7 +151,7 @@ def test_an_interrupted_run_writes_a_checkpoint_and_goes_on_as_the_same_run(shor
     assert_same_run(run, short, step=4)
 
 
-@pytest.mark.parametrize("step", [1, 3, 6, 8, 10, 13])
+@pytest.mark.parametrize("step", slow_but(1, 6, of=[1, 3, 6, 8, 10, 13]))
 def test_an_interruption_while_tokens_are_generated_loses_nothing(short, tmp_path, step):
     def engine(policy):
         made = Interrupted(policy)

@@ -25,9 +25,17 @@ CLIP = {"optimizer__clip": 0.001}
 """Far below the norm of these gradients, so that every update is scaled by it."""
 
 
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    ("strategy", "devices"), [("flatten", 2), ("elastic", 3), ("interleave", 2), ("separate", 4), ("separate", 2)]
+    ("strategy", "devices", "adapter"),
+    [
+        ("flatten", 2, LORA),
+        ("elastic", 3, None),
+        ("separate", 4, None),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("interleave", 2, None), ("separate", 2, LORA), ("separate", 4, LORA), ("elastic", 3, LORA)]
+        ),
+    ],
 )
 def test_they_end_with_the_weights_of_one_device(strategy, devices, adapter, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", model__adapter=adapter, **CLIP)
@@ -148,16 +156,15 @@ async def gone_on(recipe, folder, *places):
 
 
 @pytest.mark.parametrize(
-    "places",
+    ("places", "adapter"),
     [
-        ("three parts", "two copies"),
-        ("one device", "two parts"),
-        ("two parts", "three parts"),
-        ("two parts", "one device"),
+        (("three parts", "two copies"), LORA),
+        (("one device", "two parts"), None),
+        pytest.param(("two parts", "three parts"), None, marks=pytest.mark.slow),
+        pytest.param(("two parts", "one device"), LORA, marks=pytest.mark.slow),
     ],
-    ids=" then ".join,
+    ids=str,
 )
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", model__adapter=adapter, run__steps=2 * STEPS)
     single = asyncio.run(gone_on(recipe, tmp_path, "one device", "one device"))["optimizer"]

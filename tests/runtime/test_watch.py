@@ -16,9 +16,9 @@ from stretto.runtime.watch import PATIENCE, SIGNAL, StageLimit, StageWatch, limi
 STUBBORN = """
 import sys, time
 from pathlib import Path
-from stretto.runtime.watch import Limit, Watch
-watch = Watch(
-    limits={"train": Limit(seconds=0.05, key="deadlines.train")},
+from stretto.runtime.watch import StageLimit, StageWatch
+watch = StageWatch(
+    limits={"train": StageLimit(seconds=0.05, key="deadlines.train")},
     folder=Path(sys.argv[1]),
     last_words=lambda: Path(sys.argv[1], "said").touch(),
     patience=0.5,

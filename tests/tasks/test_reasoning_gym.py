@@ -56,6 +56,7 @@ def test_prompts_follow_from_the_seed_and_more_extend_the_set() -> None:
     assert {prompt.id for prompt in load_prompts(task(seed=1), NOWHERE)} != {prompt.id for prompt in few}
 
 
+@pytest.mark.slow
 def test_prompts_do_not_depend_on_the_order_of_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for seed in ("1", "2"):

@@ -18,6 +18,7 @@ from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import pack
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
+from tiers import slow_but
 from tiny import SETTINGS, sample, scratch_policy
 
 QUESTION = [1, 6, 7, 2]
@@ -89,14 +90,14 @@ def coin(token, generator):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", slow_but(0, of=[0, 1]))
 def test_the_rewarded_answer_becomes_the_likely_one(name, seed):
     before, after = play(name, right_answer, seed=seed)
     assert before < 0.1
     assert after > 0.95
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", slow_but("grpo", "rloo", of=ALGORITHMS))
 @pytest.mark.parametrize("seed", [0])
 def test_a_coin_teaches_nothing(name, seed):
     before, after = play(name, coin, seed=seed)

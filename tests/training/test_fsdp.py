@@ -12,6 +12,8 @@ from stretto.recipe.schema import Optimizer
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory):

@@ -15,6 +15,7 @@ from stretto.algorithms.base import Algorithm, Term, build, keep
 from stretto.algorithms.catalog import CATALOG
 from stretto.recipe.schema import Adapter, AlgorithmSection, Correction, Kl
 from stretto.training.trainer import Trainer
+from tiers import slow_but
 from tiny import (
     SETTINGS,
     Recorder,
@@ -70,8 +71,8 @@ for parameter_name, parameter in ADAPTED.trained().items():
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=4)
+@pytest.mark.parametrize("name", slow_but("grpo", "dapo", "gspo", "ppo", "astar_po", of=CATALOG))
+@settings(max_examples=2)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed):
     algorithm, samples = prepared(POLICY, name, choice, seed=seed)
@@ -82,8 +83,8 @@ def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed)
         assert laid_out.metrics[metric] == pytest.approx(whole.metrics[metric], rel=1e-10, abs=1e-14), metric
 
 
-@pytest.mark.parametrize("name", CATALOG)
-@settings(max_examples=3)
+@pytest.mark.parametrize("name", slow_but("grpo", "ppo", of=CATALOG))
+@settings(max_examples=2)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_nothing_but_rounding_in_single_precision(name, layout, seed):
     algorithm, samples = prepared(SINGLE, name, "second update", seed=seed)

@@ -25,6 +25,7 @@ from stretto.workers.launchers.inprocess import ThreadLauncher, processes
 from stretto.workers.offload import PUBLISH, HeldTensors, HostBuffer, Offloader
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
+from tiers import slow_but
 from tiny import CPU, conversation
 
 LORA = {"kind": "lora", "rank": 3, "alpha": 4}
@@ -123,7 +124,7 @@ def test_memory_that_is_too_small_for_a_move_is_told():
         Offloader({"train": ["reward"]}, parts).enter("reward")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but("bfloat16", of=["float32", "bfloat16"]))
 @pytest.mark.parametrize("changes", [STAGES, {**STAGES, "model__adapter": LORA}, {"batch__updates": 2}])
 def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
     recipe, workers = recipe_in(tmp_path, model__dtype=dtype, **changes), []
@@ -137,7 +138,9 @@ def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"model__adapter": None}, {"model__adapter": LORA}], ids=["full", "lora"])
-@pytest.mark.parametrize(("strategy", "devices"), [("flatten", 2), ("interleave", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [("interleave", 4), pytest.param("flatten", 2, marks=pytest.mark.slow)]
+)
 def test_sleep_changes_nothing_on_several_devices(strategy, devices, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES, **changes)
     single, reports = asyncio.run(alone(recipe, tmp_path))

@@ -155,10 +155,12 @@ class WorkerGroup:
 
     async def call(self, device: str, what: str, *arguments: Any, seconds: float) -> Any:
         """A call of one worker, within a deadline."""
+        overdue = device in self.silent
         async with self._deadline(what, device, seconds):
             answer = await self.members[device].call(what, *arguments)
         self.last = time.monotonic()
-        self.silent.discard(device)
+        if overdue:  # it answers again; an answer to what was asked before says nothing of that
+            self.silent.discard(device)
         return answer
 
     async def all(self, devices: Sequence[str], what: str, *arguments: Any, seconds: float) -> list[Any]:

@@ -68,10 +68,6 @@ LOADING = threading.Lock()
 """transformers loads one model at a time: it keeps what it is loading in globals."""
 
 
-CLOSING = 10.0
-"""Seconds that a call which nobody waits for any more may still take when its worker is closed."""
-
-
 class ThreadWorker:
     """A worker in a thread of this process.
 
