@@ -10,7 +10,7 @@ from crewed import STEPS, alone, distance, together
 from running import Quiet, assert_same_run, metrics, recipe_in, resume, samples, start, tensors
 from stretto.cli.main import main
 from stretto.errors import RecipeError
-from stretto.runtime import session
+from stretto.runtime import questions, session
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.launchers.ray import RayLauncher
 from stretto.workers.worker import Worker
@@ -99,7 +99,7 @@ def test_a_run_of_ones_own_parts_resumes_to_the_bit_and_is_evaluated(project):
     rows = [json.loads(line) for text in samples(whole).values() for line in text.splitlines()]
     assert {row["environment"] for row in rows} == {"mygame:play"}
     assert any("0=" in row["conversations"][0]["text"].partition("=")[2] for row in rows), "a second turn"
-    assert session.evaluate_run(whole).n == 4
+    assert questions.evaluate_run(whole).n == 4
     assert metrics(whole)[-1]["eval/accuracy"] is not None
 
 
@@ -225,7 +225,7 @@ def test_all_three_under_ray_resume_to_the_weights_of_one_device(project):
     model = [key for key in one if key[0] == "model.safetensors"]
     moved = max(float((one[key] - before[key]).abs().max()) for key in model)
     assert max(float((one[key] - two[key]).abs().max()) for key in model) <= 1e-4 * moved
-    assert session.evaluate_run(crew, changes=["placement.cluster=1xcpu", "placement.strategy=auto"]).n == 4
+    assert questions.evaluate_run(crew, changes=["placement.cluster=1xcpu", "placement.strategy=auto"]).n == 4
 
 
 @pytest.mark.slow

@@ -209,8 +209,8 @@ def connect(
     *,
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
-    hosts: EnvironmentHosts | None = None,
     given: UserFunctions = NONE_GIVEN,
+    hosts: EnvironmentHosts | None = None,
 ) -> dict[str, Any]:
     """The fields of `RuntimeBase` that are the same wherever the model is."""
     folders, start = folders_of(root), recipe.deadlines.start

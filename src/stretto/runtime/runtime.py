@@ -117,18 +117,9 @@ async def assemble_crew(
     hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
     try:
         return await _assemble(
-            recipe,
-            plan,
-            root,
-            folder,
-            note,
-            values,
-            launcher,
-            make_engine,
-            stacks=stacks or folder,
-            hosts=hosts,
-            given=given,
-        )
+            recipe, plan, root, folder, note, values, launcher, make_engine, given,
+            stacks=stacks or folder, hosts=hosts,
+        )  # fmt: skip
     except BaseException:
         if hosts is not None:
             await hosts.close()
@@ -144,10 +135,10 @@ async def _assemble(
     values: Mapping[str, float] | None,
     launcher: Launcher | None,
     make_engine: EngineFactory | None,
+    given: UserFunctions,
     *,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
-    given: UserFunctions,
 ) -> Runtime:
     begun = time.monotonic()
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
@@ -172,7 +163,7 @@ async def _assemble(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, hosts=hosts, given=given),
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
         base=base,
         context=context,
         crew=crew,

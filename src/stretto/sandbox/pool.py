@@ -192,7 +192,7 @@ class Pool:
         if self._closed:
             raise SandboxError("the pool of worker processes is closed")
         try:
-            process = Process(paths, server)
+            process = Process(paths, server=server)
         except OSError as error:
             raise SandboxError(f"no worker process could be started: {error}") from error
         self._unburied.add(process)

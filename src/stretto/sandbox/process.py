@@ -31,8 +31,8 @@ class Process:
     def __init__(
         self,
         paths: Sequence[str],
-        server: ForkServer | None = None,
         *,
+        server: ForkServer | None = None,
         program: str = worker.__file__,
         longest: int = worker.MAX_REPLY + 1024,
     ) -> None:
