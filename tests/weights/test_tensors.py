@@ -37,10 +37,8 @@ def test_a_tensor_is_read_as_it_is_meant_wherever_it_lies():
     assert checksum(whole[:9].view(3, 3).T) == checksum(whole[:9].view(3, 3).T.contiguous())
 
 
-def test_how_many_rows_a_device_adds_at_once_does_not_matter(monkeypatch):
-    before = checksum(numbers())
-    monkeypatch.setitem(tensors.ROWS, "cpu", 2)
-    assert checksum(numbers()) == before == "f184efb63f333e05"
+def test_a_checksum_is_the_same_on_every_machine():
+    assert checksum(torch.arange(SIZE)) == "4acb8ee60c22bc65"
 
 
 def test_small_and_empty_tensors_have_one_and_all_keep_their_names():
