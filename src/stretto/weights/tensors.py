@@ -24,10 +24,15 @@ WORD = 8
 ROW = 1 << 12
 """Words of a row."""
 
+ROWS = {"cpu": 32, "cuda": 1 << 14}
+"""Rows that are read at once: on a CPU as many as its caches hold."""
 
-def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """The checksum of each tensor."""
-    sums = {name: weighed(words(tensor)) for name, tensor in tensors}
+
+def checksums(
+    tensors: Iterable[tuple[str, Tensor]], rounded: Mapping[str, torch.dtype] | None = None
+) -> dict[str, str]:
+    """The checksum of each tensor, or of what it is when it is `rounded` to another type."""
+    sums = {name: weighed(tensor, (rounded or {}).get(name, tensor.dtype)) for name, tensor in tensors}
     places: dict[torch.device, list[str]] = {}
     for name, found in sums.items():
         places.setdefault(found.device, []).append(name)
@@ -44,8 +49,8 @@ def checksum(tensor: Tensor) -> str:
 
 
 def words(tensor: Tensor) -> Tensor:
-    """A tensor's bytes as words; the last is filled up with zeros."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a flat tensor as words; the last is filled up with zeros."""
+    raw = tensor.view(torch.uint8)
     if raw.numel() % WORD:
         raw = pad(raw, (0, -raw.numel() % WORD))
     elif raw.storage_offset() % WORD:
@@ -53,17 +58,21 @@ def words(tensor: Tensor) -> Tensor:
     return raw.view(torch.int64)
 
 
-def weighed(numbers: Tensor) -> Tensor:
+def weighed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of words, each times the number of its column and the number of its row: two plain sums, no copy."""
-    full, device = numbers.numel() // ROW * ROW, numbers.device
-    table, rest = numbers[:full].view(-1, ROW), numbers[full:]
-    along = table.sum(1) * (odd(ROW, len(table), device) - 1)  # even, so that with that of the column it is odd
-    return (
-        (table.sum(0) * odd(0, ROW, device)).sum()
-        + along.sum()
-        + (rest * odd(1, len(rest), device)).sum()
-        + numbers.numel()
-    )
+    flat, device = tensor.detach().contiguous().reshape(-1), tensor.device
+    count = flat.numel() * dtype.itemsize // WORD // ROW
+    # Even, so that with that of the column it is odd.
+    rows, columns = odd(ROW, count, device) - 1, odd(0, ROW, device)
+    down, found, first = torch.zeros_like(columns), columns.new_tensor(flat.numel()), 0
+    for part in flat.split(ROWS.get(device.type, 1) * ROW * WORD // dtype.itemsize):
+        numbers = words(part.to(dtype))
+        table = numbers[: numbers.numel() // ROW * ROW].view(-1, ROW)
+        rest, last = numbers[table.numel() :], first + len(table)
+        down += table.sum(0)
+        found += (table.sum(1) * rows[first:last]).sum() + (rest * columns[: len(rest)]).sum()
+        first = last
+    return found + (down * columns).sum()
 
 
 @lru_cache(maxsize=64)
