@@ -37,10 +37,17 @@ def test_a_tensor_is_read_as_it_is_meant_wherever_it_lies():
     assert checksum(whole[:9].view(3, 3).T) == checksum(whole[:9].view(3, 3).T.contiguous())
 
 
-def test_how_many_rows_a_device_adds_at_once_does_not_matter(monkeypatch):
-    before = checksum(numbers())
-    monkeypatch.setitem(tensors.ROWS, "cpu", 2)
-    assert checksum(numbers()) == before == "f184efb63f333e05"
+def test_a_checksum_is_the_same_on_every_machine():
+    assert checksum(torch.arange(SIZE)) == "4e5b5aa1d4caac19"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1 << 14])
+def test_how_much_is_read_at_once_and_when_it_is_rounded_do_not_matter(rows, monkeypatch):
+    wide = numbers(torch.float32)
+    monkeypatch.setitem(tensors.ROWS, "cpu", rows)
+    found = checksums([("w", wide)], rounded={"w": torch.bfloat16})["w"]
+    monkeypatch.undo()
+    assert found == checksum(wide.to(torch.bfloat16)) != checksum(wide)
 
 
 def test_small_and_empty_tensors_have_one_and_all_keep_their_names():

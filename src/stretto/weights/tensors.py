@@ -21,16 +21,18 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WORD = 8
 """Bytes of a word."""
 
-ROW = 1 << 15
-"""Words of a row, whose sum is one word: 256 KiB, so that a row stays in a processor's cache."""
+ROW = 1 << 12
+"""Words of a row."""
 
-ROWS = {"cpu": 1, "cuda": 256}
-"""Rows at once."""
+ROWS = {"cpu": 32, "cuda": 1 << 14}
+"""Rows that are read at once: on a CPU as many as its caches hold."""
 
 
-def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """The checksum of each tensor."""
-    sums = {name: weighed(words(tensor)) for name, tensor in tensors}
+def checksums(
+    tensors: Iterable[tuple[str, Tensor]], rounded: Mapping[str, torch.dtype] | None = None
+) -> dict[str, str]:
+    """The checksum of each tensor, or of what it is when it is `rounded` to another type."""
+    sums = {name: weighed(tensor, (rounded or {}).get(name, tensor.dtype)) for name, tensor in tensors}
     places: dict[torch.device, list[str]] = {}
     for name, found in sums.items():
         places.setdefault(found.device, []).append(name)
@@ -47,8 +49,8 @@ def checksum(tensor: Tensor) -> str:
 
 
 def words(tensor: Tensor) -> Tensor:
-    """A tensor's bytes as words; the last is filled up with zeros."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a flat tensor as words; the last is filled up with zeros."""
+    raw = tensor.view(torch.uint8)
     if raw.numel() % WORD:
         raw = pad(raw, (0, -raw.numel() % WORD))
     elif raw.storage_offset() % WORD:
@@ -56,25 +58,26 @@ def words(tensor: Tensor) -> Tensor:
     return raw.view(torch.int64)
 
 
-def weighed(numbers: Tensor) -> Tensor:
-    """The sum of words, each times the number of its place in its row and the number of that row."""
-    keys, step = odd(0, ROW, numbers.device), ROW * ROWS.get(numbers.device.type, 1)
-    sums = []
-    for part in numbers.split(step):
-        full = part.numel() // ROW * ROW
-        if full:
-            sums.append((part[:full].view(-1, ROW) * keys).sum(1))
-        if full < part.numel():
-            sums.append((part[full:] * keys[: part.numel() - full]).sum()[None])
-    if not sums:
-        return numbers.new_zeros(())
-    rows = torch.cat(sums)
-    return (rows * odd(ROW, len(rows), rows.device)).sum() + numbers.numel()
+def weighed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of words, each times the number of its column and the number of its row: two plain sums, no copy."""
+    flat, device = tensor.detach().contiguous().reshape(-1), tensor.device
+    count = flat.numel() * dtype.itemsize // WORD // ROW
+    # Even, so that with that of the column it is odd.
+    rows, columns = odd(ROW, count, device) - 1, odd(0, ROW, device)
+    down, found, first = torch.zeros_like(columns), columns.new_tensor(flat.numel()), 0
+    for part in flat.split(ROWS.get(device.type, 1) * ROW * WORD // dtype.itemsize):
+        numbers = words(part.to(dtype))
+        table = numbers[: numbers.numel() // ROW * ROW].view(-1, ROW)
+        rest, last = numbers[table.numel() :], first + len(table)
+        down += table.sum(0)
+        found += (table.sum(1) * rows[first:last]).sum() + (rest * columns[: len(rest)]).sum()
+        first = last
+    return found + (down * columns).sum()
 
 
 @lru_cache(maxsize=64)
 def odd(first: int, count: int, device: torch.device) -> Tensor:
-    """So many odd numbers, the same everywhere; those of rows are others than those of places in them."""
+    """So many odd numbers, the same everywhere; those of rows are others than those of columns."""
     # 2^64 over the golden ratio, and then another mixer, so that neighbours have nothing in common.
     mixed = torch.arange(first + 1, first + count + 1, device=device) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687

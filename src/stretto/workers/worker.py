@@ -231,12 +231,9 @@ class Worker:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
         tensors that are not their own masters."""
         assert self.optimizer is not None
-        held = self.optimizer.parameters
-        return checksums(
-            (name, master.to(held[name].dtype))
-            for name, master in self.optimizer.masters.items()
-            if not (alone and master is held[name])
-        )
+        held, masters = self.optimizer.parameters, self.optimizer.masters
+        asked = {name: each for name, each in masters.items() if not (alone and each is held[name])}
+        return checksums(asked.items(), rounded={name: held[name].dtype for name in asked})
 
     def peak_memory(self) -> float:
         """Most memory that this process has used, in GB."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -61,15 +61,21 @@ class Ordered:
     merged: Merged
     """How several became one."""
     seal: str
-    """Checksum of the copy's own memory when it was made, where it stays for the whole run."""
+    """Checksum of the copy's own memory when it was made."""
+
+    def broken(self) -> bool:
+        """True if its memory is not what it was when the copy was made."""
+        return checksum(memory_of(self.weight)) != self.seal
 
     def spoiled(self) -> Tensor | None:
         """What the copy holds, in the order of the weights, if that is not they; a copy that is out of date is never
-        read again. One that stays was compared when it was made, and is known by its checksum since."""
-        if self.stamp != stamp_of(self.made_of):
+        read again. One that stays for the whole run was compared when it was made, and is known by its seal since."""
+        if self.stamp != stamp_of(self.made_of) or not (self.trained or self.broken()):
             return None
-        if self.seal and checksum(memory_of(self.weight)) == self.seal:
-            return None
+        return self.unlike()
+
+    def unlike(self) -> Tensor | None:
+        """As `spoiled`, compared with the weights bit by bit."""
         held, wanted = self.weight.to_dense(), [weight.detach() for weight in self.made_of]
         if self.merged is torch.cat:
             parts = held.split([len(weight) for weight in wanted])
@@ -148,7 +154,7 @@ class PackedSteps(Steps):
 
         What was sampled with copies that go now is trained on only if they were the weights until the end.
         """
-        if any(each.trained and each.spoiled() is not None for each in self.ordered.values()):
+        if any(each.trained and each.broken() for each in self.ordered.values()):
             raise EngineError(SPOILED)
         self.cache.clear()
         self.trunks.clear()
@@ -224,12 +230,9 @@ class PackedSteps(Steps):
         if found is None or found.stamp != stamp:
             copy = torch.ops.mkldnn._reorder_linear_weight(merged([weight.detach() for weight in weights]), ROWS)
             trained = any(weight.requires_grad for weight in weights)
-            found = Ordered(stamp, copy, trained, weights, merged, "")
-            if not trained:
-                if found.spoiled() is not None:
-                    raise EngineError(SPOILED)
-                found = replace(found, seal=checksum(memory_of(copy)))
-            self.ordered[name] = found
+            found = self.ordered[name] = Ordered(stamp, copy, trained, weights, merged, checksum(memory_of(copy)))
+            if not trained and found.unlike() is not None:
+                raise EngineError(SPOILED)
         return found.weight
 
 
