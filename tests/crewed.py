@@ -10,7 +10,7 @@ from sequential import Sequential
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime import guards
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
 from stretto.storage.tensors import read_parts
@@ -51,7 +51,7 @@ async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=N
     )
     plan = change(plan) if change else plan
     workers = launcher or ThreadLauncher()
-    parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=workers)
+    parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=workers)
     try:
         clock = Clock(devices=parts.devices)
         if hurt:

@@ -19,8 +19,9 @@ from stretto.rewards.score import Scored, score
 from stretto.runtime import guards
 from stretto.runtime.base_copy import prepare_base
 from stretto.runtime.batch import StepBatch
+from stretto.runtime.build import connect, load_task, token_budget
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
-from stretto.runtime.parts import connect, load_task, make_plan, token_budget
+from stretto.runtime.plans import make_plan
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU

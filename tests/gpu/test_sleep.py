@@ -11,7 +11,7 @@ from running import recipe_in
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import load
 from stretto.recipe.schema import Optimizer
-from stretto.runtime.parts import make_plan
+from stretto.runtime.plans import make_plan
 from stretto.training.optimizer import MasterAdamW
 from stretto.workers.offload import HeldTensors, HostBuffer, sleepers_of
 from tiny import SCRATCH_FILES, scratch_model

@@ -6,7 +6,7 @@ import pytest
 
 from running import recipe_in
 from stretto.placement.strategies import STRATEGIES, StrategyInputs
-from stretto.runtime.parts import make_plan
+from stretto.runtime.plans import make_plan
 
 LORA = {"kind": "lora", "rank": 2, "alpha": 4, "targets": "all-linear"}
 KL = {"coef": 0.1}

@@ -13,7 +13,7 @@ from running import recipe_in
 from stretto.errors import EngineError, WeightsError
 from stretto.kernels.cpu import packed_linear
 from stretto.placement.build import plan_of
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.launchers.ray import RayLauncher
@@ -149,11 +149,11 @@ def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, 
             devices=tuple(DEVICES),
         )
         made = {"plan": plan, "root": tmp_path, "folder": tmp_path, "note": print}
-        first = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
+        first = await build_runtime(recipe, launcher=ThreadLauncher(), **made)
         await steps(first, Clock())
         await first.crew.save(tmp_path / "saved")
         await first.close()
-        second = await assemble_crew(recipe, launcher=ThreadLauncher(), **made)
+        second = await build_runtime(recipe, launcher=ThreadLauncher(), **made)
         await second.restored(tmp_path / "saved")
         trainers = second.crew.trainers
         receipts = await second.crew.all(DEVICES, lambda each: each.holds(trainers, False, False), seconds=60)

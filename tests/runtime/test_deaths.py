@@ -4,7 +4,7 @@ import pytest
 
 from running import metrics, start, tensors
 from stretto.errors import EngineError, TrainingError, WorkerLost
-from stretto.runtime import runtime as crewed
+from stretto.runtime import build
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 
@@ -53,7 +53,7 @@ class Fragile(ThreadLauncher):
 
 
 def run_with(launcher, folder, monkeypatch, **changes):
-    monkeypatch.setattr(crewed, "processes", lambda devices, **told: launcher)
+    monkeypatch.setattr(build, "processes", lambda devices, **told: launcher)
     start(folder, **CREW, **changes)
     (run,) = folder.glob("run*")
     return run

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from running import recipe_in
-from stretto.runtime import parts
-from stretto.runtime import runtime as crewed
+from stretto.runtime import build
+from stretto.runtime.plans import make_plan
 from stretto.workers.worker_spec import torch_device
 
 
@@ -21,13 +21,13 @@ def test_a_device_of_a_plan_is_one_of_this_process(name, device, monkeypatch):
 
 def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
     asked, cpu = [], torch.device("cpu")
-    monkeypatch.setattr(crewed, "torch_device", lambda name: asked.append(name) or cpu)
+    monkeypatch.setattr(build, "torch_device", lambda name: asked.append(name) or cpu)
     cells = [{"role": role, "devices": ["localhost/cpu:1"]} for role in ("generate", "train")]
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     recipe = recipe_in(tmp_path, placement={"cells": cells})
 
     async def started():
-        made = await crewed.assemble_crew(recipe, plan=parts.make_plan(recipe), root=tmp_path, folder=None, note=print)
+        made = await build.build_runtime(recipe, plan=make_plan(recipe), root=tmp_path, folder=None, note=print)
         await made.close()
         return list(made.crew.device.values())
 
@@ -37,5 +37,5 @@ def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("cores", "judges"), [(1, 2), (2, 2), (12, 6), (128, 16)])
 def test_half_of_the_cores_judge(cores, judges, monkeypatch):
-    monkeypatch.setattr(parts, "cores", lambda: cores)
-    assert parts.judges() == judges
+    monkeypatch.setattr(build, "cores", lambda: cores)
+    assert build.judges() == judges

@@ -11,10 +11,10 @@ from stretto.errors import CheckpointError, RecipeError, RewardError
 from stretto.recipe.schema import Guards, Holdout
 from stretto.rewards.score import Scored
 from stretto.runtime import guards, questions, session
+from stretto.runtime.build import build_runtime
 from stretto.runtime.evaluate import evaluate, pass_at_k, wilson
 from stretto.runtime.loop import unjudged
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.plans import make_plan
 from stretto.storage.pass_rates import interval, shown
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Group, Prompt, Reward, Trajectory
@@ -118,7 +118,7 @@ def evaluated(folder, script, *, pass_k=1, **changes):
     recipe = recipe_in(folder, model__scratch__warmup_steps=0, **changes)
 
     async def run():
-        parts = await assemble_crew(
+        parts = await build_runtime(
             recipe, plan=make_plan(recipe), root=folder, folder=None, note=print, make_engine=scripted(script)
         )
         try:
@@ -225,9 +225,9 @@ def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
 def test_a_run_on_two_devices_is_evaluated_on_both_and_nothing_there_trains(tmp_path, monkeypatch):
     run = start(tmp_path, placement__cluster="2xcpu", placement__strategy="separate")
     plans = []
-    there = questions.assemble_crew
+    there = questions.build_runtime
     monkeypatch.setattr(
-        questions, "assemble_crew", lambda recipe, **rest: plans.append(rest["plan"]) or there(recipe, **rest)
+        questions, "build_runtime", lambda recipe, **rest: plans.append(rest["plan"]) or there(recipe, **rest)
     )
     assert questions.evaluate_run(run.folder).accuracy == metrics(run.folder)[-1]["eval/accuracy"]
     assert [(cell.role, *cell.devices) for cell in plans[0].cells] == [

@@ -10,7 +10,7 @@ from stretto.placement.devices import GB
 from stretto.planner.saved_calibration import SavedCalibration, keep, this_machine
 from stretto.runtime import session
 from stretto.runtime.forecast import compared, planned, table
-from stretto.runtime.parts import devices_of, make_plan
+from stretto.runtime.plans import devices_of, make_plan
 
 
 @pytest.fixture

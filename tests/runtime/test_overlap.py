@@ -7,9 +7,9 @@ from itertools import count
 
 from running import recipe_in
 from stretto.environments.single_turn import run as single_turn
+from stretto.runtime.build import build_runtime
 from stretto.runtime.executor import StepExecutor
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.plans import make_plan
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import JUDGES, Clock
 
@@ -37,7 +37,7 @@ def test_answers_are_judged_and_tools_are_waited_for_while_others_are_generated(
         return outcome
 
     async def step():
-        parts = await assemble_crew(recipe, plan=make_plan(recipe), root=tmp_path, folder=tmp_path, note=print)
+        parts = await build_runtime(recipe, plan=make_plan(recipe), root=tmp_path, folder=tmp_path, note=print)
         try:
             clock = Clock(devices=parts.devices)
             clock.begin()

@@ -13,8 +13,8 @@ from sleepy import Sleepy
 from stretto.errors import TrainingError, WeightsError, WorkerLost
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
+from stretto.runtime.plans import make_plan
 from stretto.runtime.spans import Clock
 from stretto.workers import shared_folder
 from stretto.workers.launchers.inprocess import ThreadLauncher
@@ -138,12 +138,12 @@ async def crew_of(recipe, folder, devices, change, make=Worker):
     section = recipe.placement.model_copy(update={"strategy": "flatten"})
     plan = change(plan_of(section, roles=roles_of(recipe), devices=names))
     launcher = ThreadLauncher(make)
-    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
+    return await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
 
 
 async def on_one(recipe, folder):
     """One device."""
-    return await assemble_crew(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
+    return await build_runtime(recipe, plan=make_plan(recipe), root=folder, folder=folder, note=print)
 
 
 PLACES = {

@@ -13,10 +13,10 @@ from sequential import Sequential
 from stretto.errors import StaleSampleError
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
+from stretto.runtime.build import build_runtime
 from stretto.runtime.evaluate import evaluate
 from stretto.runtime.metrics import lag
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.plans import make_plan
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BatchBuffer, BufferedBatch
@@ -58,7 +58,7 @@ def plain_of(recipe, folder):
 async def crew_of(recipe, folder, devices=2):
     names = tuple(f"localhost/cpu:{index}" for index in range(devices))
     plan = plan_of(recipe.placement, roles=roles_of(recipe), devices=names)
-    return await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
+    return await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
 
 
 async def some(parts, steps):

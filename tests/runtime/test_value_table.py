@@ -184,8 +184,8 @@ def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_unti
     run = start(tmp_path, **ASTAR, **own, engine=scripted(zero_but_for("nobody"))).folder
     asked = {row["prompt"] for path in (run / "samples").iterdir() for row in lines(path)}
     assert asked == {prompt.id for prompt in training[1:]}
-    usual = questions.assemble_crew
-    monkeypatch.setattr(questions, "assemble_crew", partial(usual, make_engine=scripted(zero_but_for("nobody"))))
+    usual = questions.build_runtime
+    monkeypatch.setattr(questions, "build_runtime", partial(usual, make_engine=scripted(zero_but_for("nobody"))))
     assert questions.evaluate_run(run).n > 0
     again = value(recipe, root=tmp_path, progress=Quiet(), make_engine=scripted(zero_but_for("nobody")))
     assert (again.generated, again.unjudged) == (3, 0)

@@ -10,7 +10,7 @@ from running import recipe_in
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime import schedule
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
 from stretto.runtime.spans import Clock
 from stretto.scheduler.asyncio_driver import replay
 from stretto.scheduler.records import ApplyUpdate, StageWork, StartRollouts
@@ -39,7 +39,7 @@ async def taken(recipe, folder, strategy, devices):
         roles=roles_of(recipe),
         devices=tuple(f"localhost/cpu:{index}" for index in range(devices)),
     )
-    parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
+    parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=ThreadLauncher())
     notes = []
     try:
         await parts.restored()

@@ -14,8 +14,8 @@ from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import ModelFiles
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
+from stretto.runtime.plans import make_plan
 from stretto.runtime.warmup import demonstration, warm_up
 from stretto.tasks.source import load_prompts
 from stretto.types import Prompt
@@ -83,7 +83,7 @@ def test_the_warmed_base_is_made_once_and_never_half(tmp_path):
         async def run():
             policies, made = [], {"plan": make_plan(recipe), "root": tmp_path, "folder": tmp_path}
             engine = lambda policy: policies.append(policy) or NativeEngine(policy)  # noqa: E731
-            parts = await assemble_crew(recipe, **made, note=notes.append, make_engine=engine)
+            parts = await build_runtime(recipe, **made, note=notes.append, make_engine=engine)
             await parts.close()
             return parts.base, *policies
 

@@ -19,8 +19,8 @@ from running import metrics, recipe_in, resume, start, tensors
 from sleepy import Hidden, Sleepy
 from stretto.engines.base import Request
 from stretto.errors import TrainingError
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
+from stretto.runtime.plans import make_plan
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import ThreadLauncher, processes
 from stretto.workers.offload import PUBLISH, HeldTensors, HostBuffer, Offloader
@@ -239,7 +239,7 @@ def test_a_checkpoint_that_is_written_while_the_optimizer_sleeps_has_all_of_it(t
         """What a checkpoint after some steps and an evaluation holds."""
         workers, made = [], {"root": tmp_path, "folder": tmp_path, "note": print}
         launcher = ThreadLauncher(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
-        parts = await assemble_crew(recipe, plan=plan, launcher=launcher, **made)
+        parts = await build_runtime(recipe, plan=plan, launcher=launcher, **made)
         try:
             await steps(parts, Clock(), before)
             (worker,) = workers

@@ -16,7 +16,7 @@ from crewed import steps
 from running import recipe_in
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import worker_of
 from stretto.workers.launchers.ray import ONLY_HERE, PrivateRay, RayLauncher, on_loopback, store_at
@@ -159,7 +159,7 @@ def test_a_run_of_one_host_listens_on_loopback_only(cells, tmp_path):
             placement = placement.model_copy(update={"cells": (*each, wide)})
         plan = plan_of(placement, roles=roles_of(recipe), devices=tuple(DEVICES))
         launcher = RayLauncher(DEVICES, seconds=100, make=worker_of)
-        parts = await assemble_crew(recipe, plan=plan, root=tmp_path, folder=tmp_path, note=print, launcher=launcher)
+        parts = await build_runtime(recipe, plan=plan, root=tmp_path, folder=tmp_path, note=print, launcher=launcher)
         try:
             await steps(parts, Clock(devices=parts.devices))
             seen.extend(listeners([os.getpid(), *marked(launcher.reaper.mark)]))

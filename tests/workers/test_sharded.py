@@ -10,7 +10,7 @@ from sequential import Sequential
 from stretto.errors import TrainingError
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.build import build_runtime
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import processes, worker_of
 from stretto.workers.shared_folder import listing
@@ -33,7 +33,7 @@ async def wide(recipe, folder, cells, killed):
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
     plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names))
     launcher = processes(names, seconds=120, make=worker_of)
-    parts = await assemble_crew(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
+    parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
         if killed:
             dies(killed, "generate")(parts.crew)

@@ -36,8 +36,8 @@ from stretto.recipe.schema import (
 )
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.combine import Rewards
-from stretto.runtime.parts import token_budget
-from stretto.runtime.runtime import Runtime, assemble_crew, patience_of
+from stretto.runtime.build import build_runtime, patience_of, token_budget
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
 from stretto.scheduler.asyncio_driver import EventLog
@@ -86,7 +86,7 @@ class CalibrationSteps:
 
     async def open(self, workload: StepWorkload, plan: Plan) -> None:
         """Starts the workers; the workload names every role that they will ever play, the plan every device."""
-        self.parts = await assemble_crew(
+        self.parts = await build_runtime(
             trial_recipe(self.recipe, workload),
             plan=plan,
             root=self.root,

@@ -43,7 +43,8 @@ from stretto.recipe.schema import (
 )
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.runtime.batch import StepBatch
-from stretto.runtime.runtime import Runtime, assemble_crew
+from stretto.runtime.build import build_runtime
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
 from stretto.storage.manifest import STATE
@@ -157,7 +158,7 @@ class SharedWorkers:
         """A crew for each plan."""
         for name in names:
             begun = time.perf_counter()
-            parts = await assemble_crew(
+            parts = await build_runtime(
                 self.recipe,
                 plan=plan_named(name, self.recipe),
                 root=Path(self.job.model),

@@ -28,7 +28,7 @@ from stretto.planner.search import SearchResult
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Recipe
-from stretto.runtime.parts import devices_here
+from stretto.runtime.plans import devices_here
 from stretto.workers.launchers.inprocess import Launcher, processes
 
 ROUNDS = 3

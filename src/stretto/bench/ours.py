@@ -31,8 +31,9 @@ from stretto.models.logprob_head import Head
 from stretto.models.source import locate
 from stretto.recipe.schema import AlgorithmSection, Correction, EngineSection, Optimizer, Recipe, RewardPart
 from stretto.recipe.schema import BatchSection as BatchSection
-from stretto.runtime.parts import make_plan
-from stretto.runtime.runtime import Runtime, assemble_crew
+from stretto.runtime.build import build_runtime
+from stretto.runtime.plans import make_plan
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
 from stretto.tasks.source import PromptSource
@@ -186,7 +187,7 @@ async def _steps(
 ) -> list[StepTiming]:
     """Strictly on-policy steps, each over prompts of its own."""
     plan, note = make_plan(recipe), lambda text: None
-    parts = await assemble_crew(recipe, plan=plan, root=root, folder=None, note=note, launcher=launcher)
+    parts = await build_runtime(recipe, plan=plan, root=root, folder=None, note=note, launcher=launcher)
     kind, steps = torch_device(plan.devices[0]).type, list[StepTiming]()
     prompts = InTurn([each.prompt for each in rounds[0]])
     try:

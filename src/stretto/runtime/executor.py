@@ -25,7 +25,7 @@ from stretto.rewards.score import Scored, Verdicts, judge
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
-from stretto.runtime.parts import RuntimeBase
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import JUDGES, Clock
 from stretto.scheduler.batch_rules import RoundRule
 from stretto.scheduler.length_predictor import LengthPredictor
@@ -44,7 +44,7 @@ class StepExecutor:
 
     def __init__(
         self,
-        parts: RuntimeBase,
+        parts: Runtime,
         crew: WorkerGroup,
         lengths: LengthPredictor,
         *,

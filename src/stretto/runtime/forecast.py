@@ -22,7 +22,8 @@ from stretto.planner.explain import money
 from stretto.planner.problem import PlanningProblem
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
-from stretto.runtime.parts import devices_of, make_plan, token_budget
+from stretto.runtime.build import token_budget
+from stretto.runtime.plans import devices_of, make_plan
 from stretto.storage.atomic import replace as replace_file
 from stretto.storage.atomic import to_json
 from stretto.storage.json_lines import numbers_of, read_rows

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams
-from stretto.runtime.parts import RuntimeBase
+from stretto.runtime.runtime import Runtime
 from stretto.scheduler.batch_rules import shuffled_parts
 from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
 
@@ -23,7 +23,7 @@ def keyed_conversations(trajectories: Iterable[Trajectory]) -> list[tuple[Conver
     ]
 
 
-def value_streams(parts: RuntimeBase, groups: Sequence[Group]) -> Streams:
+def value_streams(parts: Runtime, groups: Sequence[Group]) -> Streams:
     """V* of every trajectory's prompt, from the table that was made before training, if the algorithm needs it."""
     if "vstar" not in parts.algorithm.needs:
         return {}

@@ -13,15 +13,16 @@ from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
+from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.inputs import refuse_changed
 from stretto.runtime.moved import point_adapters
-from stretto.runtime.parts import sampling_plan
+from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import settled
 from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
 from stretto.runtime.recipe_file import recipe_of
-from stretto.runtime.runtime import Runtime, assemble_crew
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.session import starting
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
@@ -108,7 +109,7 @@ async def _ask(
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     fetch_models(recipe, root, lambda text: None)
     with starting(recipe, stacks):
-        parts = await assemble_crew(
+        parts = await build_runtime(
             recipe,
             plan=sampling_plan(recipe) if judged else sampling_plan(recipe).only({"generate"}),
             root=root,

@@ -1,56 +1,86 @@
-"""The parts of a run on several cells: the scheduler decides, a crew of workers does it.
+"""What a run works with: the plan, the models' workers, prompts, environment, rewards. No loop and no file formats
+here.
 
-The loop gets the same records as from one device, and a checkpoint holds the same parts, so a run may go on under
-another plan. What is random or counted (prompts, verdicts, credit) happens here, in one place; what takes a model
-happens there.
+One device and several are alike: the workers hold the models, whether they are threads of this process or processes of
+Ray. What is random or counted (prompts, verdicts, credit) happens here, in one place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
-
-from stretto.engines.queue import SLICE
+from stretto.algorithms.base import Algorithm
+from stretto.environments.base import Environment
+from stretto.environments.chat import Sampling
 from stretto.environments.hosts import EnvironmentHosts
+from stretto.environments.render import Renderer
 from stretto.errors import CheckpointError, StrettoError
-from stretto.models.source import locate
-from stretto.placement.build import OPEN
-from stretto.placement.cluster import parse_cluster
-from stretto.placement.devices import kind_of
 from stretto.placement.plan import Plan
-from stretto.plugins import folders_of
 from stretto.recipe.schema import Recipe
-from stretto.runtime.base_copy import Note, prepare_base
-from stretto.runtime.parts import RuntimeBase, connect, load_task, start_hosts, token_budget
-from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
+from stretto.rewards.base import Ask
+from stretto.rewards.combine import Rewards
+from stretto.rewards.score import Scored, Verdicts, score
+from stretto.runtime.stale_batch import BatchBuffer
+from stretto.sandbox.pool import Pool
+from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.storage.manifest import STATE
-from stretto.types import Stateful
-from stretto.workers.deadlines import CallDeadlines
-from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
-from stretto.workers.models import EngineFactory
+from stretto.tasks.source import PromptSource
+from stretto.types import Prompt, Stateful, Trajectory
 from stretto.workers.worker_group import WorkerGroup
-from stretto.workers.worker_spec import WorkerSpec, torch_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime(RuntimeBase):
-    """The model in workers."""
+class Runtime:
+    """Everything a step needs."""
 
+    recipe: Recipe
+    """What was asked for."""
+    plan: Plan
+    """Where it lives."""
+    algorithm: Algorithm
+    """How rewards become a gradient."""
+    environment: Environment
+    """What happens between prompt and verdict."""
+    hosts: EnvironmentHosts | None
+    """The processes that the environment runs in, if it has any."""
+    rewards: Rewards
+    """The verdict."""
+    pool: Pool
+    """Where user code runs."""
+    prompts: PromptSource
+    """Prompts to train on."""
+    heldout: tuple[Prompt, ...]
+    """Prompts to evaluate on."""
+    renderer: Renderer
+    """Messages to tokens."""
+    lengths: LengthPredictor
+    """How long answers are expected to be."""
+    ahead: BatchBuffer
+    """What was sampled and not trained on yet, where samplers may lag behind."""
+    base: Path | None
+    """The run's own copy of the base model, where transformers could not find it by name."""
+    values: Mapping[str, float]
+    """Prompt id -> V*, where the algorithm reads it; empty otherwise."""
+    context: int
+    """Longest conversation that the model was made for."""
     crew: WorkerGroup
-    """They."""
+    """The worker processes, or the worker thread."""
     budgets: Mapping[str, int]
     """Device -> most tokens in a piece."""
     rooms: Mapping[str, int]
     """Device that generates -> tokens that the cache of its engine holds."""
     pace: SpeedEstimator
     """How fast the workers are."""
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """Cell -> its (first) device."""
+        return {cell.name: cell.devices[0] for cell in self.plan.cells}
 
     @property
     def version(self) -> int:
@@ -89,125 +119,40 @@ class Runtime(RuntimeBase):
             shutil.move(path, folder / path.name)
         draft.rmdir()
 
+    def sampling(self, *, temperature: float, seed: int | None = None) -> Sampling:
+        """How answers are sampled: with the recipe's noise, or that of another seed."""
+        return Sampling(
+            seed=self.recipe.seed if seed is None else seed,
+            temperature=temperature,
+            max_new_tokens=self.recipe.engine.max_new_tokens,
+            context=self.context,
+        )
+
+    async def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        min_samples: int,
+        ask: Ask | None = None,
+        begun: Sequence[asyncio.Future[Verdicts]] = (),
+    ) -> Scored:
+        """Judges trajectories and gathers them in groups; `ask` is how the reward model is asked within a step, `begun`
+        what reward functions were given already."""
+        return await score(
+            trajectories,
+            self.rewards,
+            min_samples=min_samples,
+            deadline=self.recipe.deadlines.reward,
+            ask=ask,
+            begun=begun,
+        )
+
     async def close(self) -> None:
-        """The workers too."""
+        """Leaves no process and no cache behind."""
         self.crew.files.forget()
-        await self.crew.close()
-        await RuntimeBase.close(self)
-
-
-async def assemble_crew(
-    recipe: Recipe,
-    *,
-    plan: Plan,
-    root: Path,
-    folder: Path | None,
-    note: Note,
-    values: Mapping[str, float] | None = None,
-    launcher: Launcher | None = None,
-    make_engine: EngineFactory | None = None,
-    stacks: Path | None = None,
-    given: UserFunctions = NONE_GIVEN,
-) -> Runtime:
-    """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
-    thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
-
-    `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
-    """
-    hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
-    try:
-        return await _assemble(
-            recipe, plan, root, folder, note, values, launcher, make_engine, given,
-            stacks=stacks or folder, hosts=hosts,
-        )  # fmt: skip
-    except BaseException:
-        if hosts is not None:
-            await hosts.close()
-        raise
-
-
-async def _assemble(
-    recipe: Recipe,
-    plan: Plan,
-    root: Path,
-    folder: Path | None,
-    note: Note,
-    values: Mapping[str, float] | None,
-    launcher: Launcher | None,
-    make_engine: EngineFactory | None,
-    given: UserFunctions,
-    *,
-    stacks: Path | None,
-    hosts: EnvironmentHosts | None,
-) -> Runtime:
-    begun = time.monotonic()
-    task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
-    lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
-    device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
-    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
-    budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
-    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
-    left = begun + recipe.deadlines.start - time.monotonic()
-    if launcher is None and lone:
-        launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
-    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    # Who only asks must not touch the draft of a run.
-    draft = folder / ".model.draft" if folder and plan_trains else None
-    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft)
-    try:
-        await crew.start(by=begun + recipe.deadlines.start)
-        tokenizer, context, stop = await crew.worker(crew.holders[0], recipe.deadlines.start).facts()
-        generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
-        rooms = await crew.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
-    except BaseException:
-        await crew.close()
-        raise
-    return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
-        base=base,
-        context=context,
-        crew=crew,
-        budgets=budgets,
-        rooms=dict(zip(generating, rooms, strict=True)),
-        pace=SpeedEstimator(round_seconds=SLICE),
-    )
-
-
-def _assignment(
-    recipe: Recipe, plan: Plan, device: str, *, root: Path, base: Path | None, budgets: Mapping[str, int]
-) -> WorkerSpec:
-    """What the worker of a device is told to be. Several on one host have a thread each; one has them all."""
-    mine = [cell for cell in plan.cells if device in cell.devices]
-    return WorkerSpec(
-        recipe=recipe,
-        root=root,
-        folders=folders_of(root),
-        base=base,
-        device=device,
-        roles=frozenset(cell.role for cell in mine),
-        token_budget=budgets[device],
-        threads=None if len(plan.devices) == 1 else 1,
-        mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
-        sharers=plan.sharers,
-        sleeps=plan.sleeps_on(device),
-    )
-
-
-def kinds_of(recipe: Recipe) -> dict[str, str]:
-    """What the recipe's cluster calls each device; nothing where it leaves that to this host."""
-    told = recipe.placement.cluster
-    if told in OPEN:
-        return {}
-    return {name: device.name for name, device in parse_cluster(told).devices.items()}
-
-
-def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
-    """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
-    told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
-    return max(told, default=token_budget(recipe, kind_of(device)))
-
-
-def patience_of(recipe: Recipe) -> CallDeadlines:
-    """How long calls of workers may take."""
-    given = recipe.deadlines
-    return CallDeadlines(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
+        try:
+            await self.crew.close()
+            if self.hosts is not None:
+                await self.hosts.close()
+        finally:
+            await self.pool.close()

@@ -22,6 +22,7 @@ from stretto.report.console import Progress, console_for
 from stretto.report.own_logger import own_logger
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
+from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
 from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compared, planned, write
@@ -30,7 +31,6 @@ from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.moved import point_adapters
-from stretto.runtime.parts import RuntimeBase
 from stretto.runtime.precision import settled
 from stretto.runtime.recipe_changes import (
     FixedRecord,
@@ -41,7 +41,7 @@ from stretto.runtime.recipe_changes import (
 )
 from stretto.runtime.recipe_file import recipe_of, recipe_text
 from stretto.runtime.resume_point import set_aside, standing
-from stretto.runtime.runtime import assemble_crew
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.user_functions import NONE_GIVEN, Callbacks, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.runtime.watch import StageWatch, limits
@@ -168,7 +168,7 @@ async def _run(
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             fetch_models(recipe, root, screen.note)
             with starting(recipe, folder):
-                parts = await assemble_crew(
+                parts = await build_runtime(
                     recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                     values=run_values(recipe, root, folder), given=given,
                 )  # fmt: skip
@@ -206,7 +206,7 @@ def _refuse(folder: Path, recipe: Recipe, before: Recipe, root: Path, *, done: i
 
 
 def _stateful(
-    recipe: Recipe, parts: RuntimeBase, *, folder: Path, root: Path, allow: Sequence[str]
+    recipe: Recipe, parts: Runtime, *, folder: Path, root: Path, allow: Sequence[str]
 ) -> tuple[Stateful, ...]:
     """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
     parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)

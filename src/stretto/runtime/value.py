@@ -24,12 +24,13 @@ from stretto.recipe.schema import Recipe, Vstar
 from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
+from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
 from stretto.runtime.guards import sampled_tokens
 from stretto.runtime.interrupt import interrupt_answered
-from stretto.runtime.parts import sampling_plan
+from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import settled
-from stretto.runtime.runtime import Runtime, assemble_crew
+from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.runtime.session import starting
 from stretto.runtime.value_table import Row, Table, add_rows, ingredients, read_table, table_path
@@ -119,7 +120,7 @@ async def _make(
             stacks = Path()  # a folder for the moment keeps none
             fetch_models(recipe, root, screen.note)
             with starting(recipe, stacks):
-                parts = await assemble_crew(
+                parts = await build_runtime(
                     recipe,
                     plan=sampling_plan(recipe),
                     root=root,

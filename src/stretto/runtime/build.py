@@ -1,0 +1,236 @@
+"""Builds what a run works with: reads the prompts, starts the workers, connects the parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from stretto.algorithms.base import build
+from stretto.checks.machine.facts import cores
+from stretto.engines.queue import SLICE
+from stretto.environments import resolve as resolve_environment
+from stretto.environments.hosts import EnvironmentHosts
+from stretto.environments.render import Renderer
+from stretto.models.source import locate
+from stretto.placement.build import OPEN
+from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import DeviceKind, kind_of
+from stretto.placement.plan import Plan
+from stretto.plugins import folders_of
+from stretto.recipe.schema import Recipe
+from stretto.rewards.combine import Rewards
+from stretto.runtime.base_copy import Note, prepare_base
+from stretto.runtime.runtime import Runtime
+from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
+from stretto.sandbox.pool import Pool
+from stretto.scheduler.length_predictor import LengthPredictor
+from stretto.scheduler.speed_estimator import SpeedEstimator
+from stretto.tasks.source import PromptSource, load_prompts, split
+from stretto.types import Prompt
+from stretto.workers.deadlines import CallDeadlines
+from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
+from stretto.workers.models import EngineFactory
+from stretto.workers.worker_group import WorkerGroup
+from stretto.workers.worker_spec import WorkerSpec, torch_device
+
+MOST_JUDGES = 16
+"""Processes for user code. Each keeps the user's modules imported, and memory is finite."""
+
+
+async def assemble_crew(
+    recipe: Recipe,
+    *,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    values: Mapping[str, float] | None = None,
+    launcher: Launcher | None = None,
+    make_engine: EngineFactory | None = None,
+    stacks: Path | None = None,
+    given: UserFunctions = NONE_GIVEN,
+) -> Runtime:
+    """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
+    thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
+
+    `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
+    """
+    hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
+    try:
+        return await _assemble(
+            recipe, plan, root, folder, note, values, launcher, make_engine, given,
+            stacks=stacks or folder, hosts=hosts,
+        )  # fmt: skip
+    except BaseException:
+        if hosts is not None:
+            await hosts.close()
+        raise
+
+
+async def _assemble(
+    recipe: Recipe,
+    plan: Plan,
+    root: Path,
+    folder: Path | None,
+    note: Note,
+    values: Mapping[str, float] | None,
+    launcher: Launcher | None,
+    make_engine: EngineFactory | None,
+    given: UserFunctions,
+    *,
+    stacks: Path | None,
+    hosts: EnvironmentHosts | None,
+) -> Runtime:
+    begun = time.monotonic()
+    task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
+    lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
+    device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
+    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
+    budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
+    left = begun + recipe.deadlines.start - time.monotonic()
+    if launcher is None and lone:
+        launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
+    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
+    # Who only asks must not touch the draft of a run.
+    draft = folder / ".model.draft" if folder and plan_trains else None
+    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft)
+    try:
+        await crew.start(by=begun + recipe.deadlines.start)
+        tokenizer, context, stop = await crew.worker(crew.holders[0], recipe.deadlines.start).facts()
+        generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
+        rooms = await crew.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
+    except BaseException:
+        await crew.close()
+        raise
+    return Runtime(
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
+        base=base,
+        context=context,
+        crew=crew,
+        budgets=budgets,
+        rooms=dict(zip(generating, rooms, strict=True)),
+        pace=SpeedEstimator(round_seconds=SLICE),
+    )
+
+
+def _assignment(
+    recipe: Recipe, plan: Plan, device: str, *, root: Path, base: Path | None, budgets: Mapping[str, int]
+) -> WorkerSpec:
+    """What the worker of a device is told to be. Several on one host have a thread each; one has them all."""
+    mine = [cell for cell in plan.cells if device in cell.devices]
+    return WorkerSpec(
+        recipe=recipe,
+        root=root,
+        folders=folders_of(root),
+        base=base,
+        device=device,
+        roles=frozenset(cell.role for cell in mine),
+        token_budget=budgets[device],
+        threads=None if len(plan.devices) == 1 else 1,
+        mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        sharers=plan.sharers,
+        sleeps=plan.sleeps_on(device),
+    )
+
+
+def kinds_of(recipe: Recipe) -> dict[str, str]:
+    """What the recipe's cluster calls each device; nothing where it leaves that to this host."""
+    told = recipe.placement.cluster
+    if told in OPEN:
+        return {}
+    return {name: device.name for name, device in parse_cluster(told).devices.items()}
+
+
+def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
+    """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
+    told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
+    return max(told, default=token_budget(recipe, kind_of(device)))
+
+
+def patience_of(recipe: Recipe) -> CallDeadlines:
+    """How long calls of workers may take."""
+    given = recipe.deadlines
+    return CallDeadlines(start=given.start, generate=given.generate, train=given.train, publish=given.publish)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTask:
+    """What is asked, and what is known of it before."""
+
+    training: tuple[Prompt, ...]
+    """Prompts to train on."""
+    heldout: tuple[Prompt, ...]
+    """Prompts never to train on."""
+    values: Mapping[str, float] | None
+    """Prompt id -> V*, if the algorithm reads it."""
+
+
+def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> PromptTask:
+    """The prompts of a recipe."""
+    training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
+
+
+def connect(
+    recipe: Recipe,
+    task: PromptTask,
+    plan: Plan,
+    root: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    stop: frozenset[int],
+    given: UserFunctions = NONE_GIVEN,
+    hosts: EnvironmentHosts | None = None,
+) -> dict[str, Any]:
+    """The fields of `Runtime` that need no worker."""
+    folders, start = folders_of(root), recipe.deadlines.start
+    pool, values = Pool(workers=judges(), paths=folders, start_deadline=start, server=given.server), task.values
+    kind = recipe.environment.kind
+    known = [prompt for prompt in task.training if values is None or prompt.id in values]
+    prompts = PromptSource(known, seed=recipe.seed)
+    return {
+        "recipe": recipe,
+        "plan": plan,
+        "algorithm": build(recipe.algorithm, folders),
+        "environment": hosts or given.environments.get(kind) or resolve_environment(kind, folders),
+        "hosts": hosts,
+        "rewards": Rewards(recipe.rewards, pool),
+        "pool": pool,
+        "prompts": prompts,
+        "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
+        "heldout": task.heldout[: recipe.evaluate.prompts],
+        "renderer": Renderer(tokenizer, stop=stop),
+        "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
+        "values": values or {},
+    }
+
+
+async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
+    """The processes of the environment, if it has any, before anything heavy is loaded."""
+    section = recipe.environment
+    if section.hosts in ("auto", 0):
+        return None
+    number, start = int(section.hosts), recipe.deadlines.start
+    hosts = EnvironmentHosts(section.kind, number=number, folders=folders_of(root), start_deadline=start)
+    await hosts.start()
+    return hosts
+
+
+def judges() -> int:
+    """Processes for user code: the other half of the cores is for what generates and trains."""
+    return min(max(2, cores() // 2), MOST_JUDGES)
+
+
+def token_budget(recipe: Recipe, kind: DeviceKind) -> int:
+    """Tokens in a micro-batch on a device of this kind."""
+    budget = recipe.batch.token_budget
+    return kind.micro_batch if budget == "auto" else budget
