@@ -14,7 +14,7 @@ from stretto.runtime.build import build_runtime
 from stretto.runtime.schedule import run_step
 from stretto.runtime.spans import Clock
 from stretto.storage.tensors import read_parts
-from stretto.training.parallel.zero1 import whole
+from stretto.training.parallel.zero1 import merge_states
 from stretto.workers.launchers.inprocess import ThreadLauncher
 
 STEPS = 3
@@ -71,8 +71,8 @@ async def saved(crew, folder):
 
 def read(state):
     """What workers have written into a folder."""
-    (trainer,), (engine,) = read_parts(state, "trainer"), read_parts(state, "engine")
-    return {"trainer": trainer, "engine": engine, "optimizer": whole(read_parts(state, "optimizer"))}
+    (trainer,) = read_parts(state, "trainer")
+    return {"trainer": trainer, "optimizer": merge_states(read_parts(state, "optimizer"))}
 
 
 async def steps(parts, clock, checkpoint=None):

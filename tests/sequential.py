@@ -14,7 +14,7 @@ from stretto.models.source import locate
 from stretto.placement.devices import DeviceKind
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
-from stretto.rewards.model_scores import rated
+from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, score
 from stretto.runtime import guards
 from stretto.runtime.base_copy import prepare_base
@@ -96,7 +96,7 @@ class Sequential:
             self.rewards,
             min_samples=self.algorithm.min_samples,
             deadline=self.recipe.deadlines.reward,
-            ask=partial(rated, measure=measure),
+            ask=partial(reward_model_scores, measure=measure),
         )
 
     async def sampled(self):

@@ -7,7 +7,7 @@ from stretto.algorithms.base import build
 from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.training.loss_counters import together
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
-from stretto.training.parallel.zero1 import whole
+from stretto.training.parallel.zero1 import merge_states
 from tiny import CPU, SETTINGS, credited, random_groups, scratch_policy
 
 SIZE = 2
@@ -55,7 +55,7 @@ def put_together(state):
     """The state of one device, from those of both processes."""
     found = [None] * SIZE
     dist.all_gather_object(found, state)
-    joined = whole(found)
+    joined = merge_states(found)
     return {**joined, "masters": dict(joined["masters"]), "moments": dict(joined["moments"])}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from four_answers import LENGTHS, NEW, REFERENCE, UNCORRECTED, numbers, rows
-from stretto.algorithms.astar_po import goals, squared_error
+from stretto.algorithms.astar_po import regression_targets, squared_error
 from stretto.algorithms.astar_po_course import weighted_likelihood
 from stretto.algorithms.base import build
 from stretto.algorithms.optimal import optimal_value
@@ -91,7 +91,7 @@ def test_conversations_of_one_trajectory_share_one_equation():
     beta2, vstar, reward, trajectory = 0.05, 0.4, 1.0, talks(3, 2, 4)
     streams = streams_of(trajectory, vstar)
     group = Group(prompt=PROMPT, trajectories=(trajectory,), rewards=(Reward(value=reward, outcome=1.0, parts={}),))
-    samples = goals([group], streams, beta2=beta2)
+    samples = regression_targets([group], streams, beta2=beta2)
     lengths = [3, 2, 4]
     logprobs = numbers(np.concatenate([talk.logprobs[talk.trained] for talk in trajectory.conversations]))
     reference = numbers(np.concatenate([streams["reference"][sample.key] for sample in samples]))

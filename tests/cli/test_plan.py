@@ -134,7 +134,7 @@ def test_steps_are_measured_in_the_dtype_of_a_run_on_the_devices_that_were_named
     def stop(asked, *rest, **named):
         raise RecipeError.of("--measure", f"{asked.model.dtype} on {asked.placement.cluster}", "end here")
 
-    monkeypatch.setattr(precision, "slowness", lambda section: "slow" if section.cluster == "2xcpu" else None)
+    monkeypatch.setattr(precision, "bf16_slowdown", lambda section: "slow" if section.cluster == "2xcpu" else None)
     monkeypatch.setattr(measure, "measure", stop)
     (tmp_path / recipe).write_text(
         "model: {name: scratch, adapter: null, scratch: {characters: '0123456789='}}\n"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.models import logprob_head as module
-from stretto.models.logprob_head import Head, chunks, logprobs_of, wide
+from stretto.models.logprob_head import Head, accum_dtype, chunks, logprobs_of
 
 WIDTH, VOCABULARY = 6, 11
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
@@ -123,7 +123,7 @@ def test_narrow_models_get_wide_log_probabilities_and_gradients_in_their_own_typ
     ],
 )
 def test_sums_are_kept_in_single_precision_or_better(narrow, normaliser):
-    assert wide(narrow) == normaliser
+    assert accum_dtype(narrow) == normaliser
 
 
 @given(rows=st.integers(0, 50), vocabulary=st.integers(1, 40), numbers=st.integers(1, 200))

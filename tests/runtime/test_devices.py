@@ -38,4 +38,4 @@ def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("cores", "judges"), [(1, 2), (2, 2), (12, 6), (128, 16)])
 def test_half_of_the_cores_judge(cores, judges, monkeypatch):
     monkeypatch.setattr(build, "cores", lambda: cores)
-    assert build.judges() == judges
+    assert build.reward_worker_count() == judges

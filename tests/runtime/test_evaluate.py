@@ -212,7 +212,9 @@ def test_evaluating_a_run_gives_what_its_last_line_says(tmp_path):
     assert result.interval == pytest.approx((last["eval/low"], last["eval/high"]))
     assert result.pass_at_k == {1: last["eval/pass_at_1"], 2: last["eval/pass_at_2"]}
     more = questions.evaluate_run(run.folder, changes=["evaluate.pass_k=3", "engine.temperature=0.5"])
-    changed, _ = session.recipe_of(run.folder, ["rewards=[{name: accuracy, kind: exact}, {name: o, kind: overlong}]"])
+    changed, _ = session.load_run_recipe(
+        run.folder, ["rewards=[{name: accuracy, kind: exact}, {name: o, kind: overlong}]"]
+    )
     assert changed.rewards[1].longest == changed.engine.max_new_tokens, "what a change leaves open is filled in"
     assert (more.accuracy, more.pass_at_k.keys()) == (result.accuracy, {1, 2, 3})
     assert questions.evaluate_run(run.folder, changes=["placement.cluster=1xcpu"]).accuracy == result.accuracy

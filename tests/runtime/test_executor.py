@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from stretto.runtime import executor as carrying
 from stretto.runtime.executor import StepExecutor
-from stretto.runtime.spans import JUDGES, Clock
+from stretto.runtime.spans import REWARD_WORKERS, Clock
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
 
@@ -84,6 +84,6 @@ def test_verdicts_at_once_are_one_span_beside_the_cells(monkeypatch):
 
     monkeypatch.setattr(carrying, "judge", judge)
     (span,), verdicts = asyncio.run(scenario())
-    assert (span.stage, span.cell, span.groups) == ("reward", JUDGES, 2)
+    assert (span.stage, span.cell, span.groups) == ("reward", REWARD_WORKERS, 2)
     assert span.seconds >= 0.02
     assert verdicts == [{"right": 1.0}] * 2

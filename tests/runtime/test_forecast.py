@@ -9,7 +9,7 @@ from stretto.placement import cluster
 from stretto.placement.devices import GB
 from stretto.planner.saved_calibration import SavedCalibration, keep, this_machine
 from stretto.runtime import session
-from stretto.runtime.forecast import compared, planned, table
+from stretto.runtime.forecast import compare_to_forecast, planned, table
 from stretto.runtime.plans import devices_of, make_plan
 
 
@@ -179,7 +179,7 @@ def test_the_table_has_the_medians_of_this_session_beside_what_was_expected(here
     recipe = recipe_in(here, placement={"price_per_gpu_hour": 3600.0})
     (here / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     told, _ = told_of(recipe, here)
-    lines = compared(here, told, recipe, here, after=1, memory={"localhost/cpu:0": 0.25})
+    lines = compare_to_forecast(here, told, recipe, here, after=1, memory={"localhost/cpu:0": 0.25})
     assert "predicted" in lines[0] and lines[0].endswith("(median of 2 steps)")
     by_name = {line[: lines[0].index("predicted")].strip(): line.split()[-1] for line in lines[1:]}
     wanted = {"step s": "3.5", "train s": "2.25", "GB localhost/cpu:0": "0.25", "cost of a step": "3.50"}
@@ -195,7 +195,7 @@ def test_a_session_without_a_step_has_nothing_to_compare(here):
     recipe = recipe_in(here)
     (here / "metrics.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     told, _ = told_of(recipe, here)
-    assert compared(here, told, recipe, here, after=0, memory={}) == ()
+    assert compare_to_forecast(here, told, recipe, here, after=0, memory={}) == ()
 
 
 def test_what_was_not_expected_is_a_dash():

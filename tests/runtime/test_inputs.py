@@ -86,7 +86,7 @@ def project(made, tmp_path):
 
 def refused(run, allow=(), recipe=None):
     """What a resume would refuse: field -> problem."""
-    recipe, root = (recipe, run.parent) if recipe else session.recipe_of(run)
+    recipe, root = (recipe, run.parent) if recipe else session.load_run_recipe(run)
     try:
         refuse_changed(run, recipe, root, allow=allow, note=lambda text: None)
     except RecipeError as error:
@@ -232,7 +232,7 @@ def test_other_versions_of_packages_are_a_note(project):
     record["packages"]["transformers"] = "0.1"
     path.write_text(json.dumps(record))
     told = []
-    recipe, root = session.recipe_of(run)
+    recipe, root = session.load_run_recipe(run)
     refuse_changed(run, recipe, root, allow=(), note=told.append)
     assert "transformers" in told[0] and "(was 0.1)" in told[0]
 
@@ -486,7 +486,7 @@ def test_a_project_that_was_moved_as_a_whole_finds_its_data_and_rewards(project,
     root, run = project
     root.rename(tmp_path / "moved")
     run = tmp_path / "moved" / run.name
-    assert session.recipe_of(run)[1] == tmp_path / "moved"
+    assert session.load_run_recipe(run)[1] == tmp_path / "moved"
     assert refused(run) == {}
     assert questions.evaluate_run(run).n == 2
 

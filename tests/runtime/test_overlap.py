@@ -11,7 +11,7 @@ from stretto.runtime.build import build_runtime
 from stretto.runtime.executor import StepExecutor
 from stretto.runtime.plans import make_plan
 from stretto.runtime.schedule import run_step
-from stretto.runtime.spans import JUDGES, Clock
+from stretto.runtime.spans import REWARD_WORKERS, Clock
 
 ANSWERS = 3 * 4
 """Of the step."""
@@ -52,5 +52,5 @@ def test_answers_are_judged_and_tools_are_waited_for_while_others_are_generated(
     assert told == ["answered", "judged"] * ANSWERS
     (generate,) = [span for span in spans if span.stage == "generate"]
     end = generate.start + generate.seconds
-    within = [generate.start < s.start and s.start + s.seconds < end for s in spans if s.cell == JUDGES]
+    within = [generate.start < s.start and s.start + s.seconds < end for s in spans if s.cell == REWARD_WORKERS]
     assert within == [True] * (ANSWERS - 1) + [False], "the timeline shows it"

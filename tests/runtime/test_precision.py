@@ -13,7 +13,7 @@ from stretto.recipe.load import load_recipe
 from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import ModelSection, Recipe
 from stretto.runtime import precision, session
-from stretto.runtime.precision import settled
+from stretto.runtime.precision import resolve_dtype
 from stretto.runtime.value_table import ingredients
 
 HERE = Path()
@@ -47,7 +47,7 @@ def old_gpu(slow, monkeypatch):
 def told(recipe):
     """The settled dtype, and what was said."""
     notes = []
-    return settled(recipe, HERE, notes.append).model.dtype, notes
+    return resolve_dtype(recipe, HERE, notes.append).model.dtype, notes
 
 
 def on(cluster, **model):
@@ -76,9 +76,9 @@ def test_what_a_recipe_says_is_obeyed(slow, dtype):
 @pytest.mark.parametrize(("first", "then", "dtype"), [(9.0, 0.4, "float32"), (0.4, 9.0, "bfloat16")])
 def test_a_settled_recipe_is_a_recipe_that_says_so(cpu, first, then, dtype):
     cpu(first)
-    once = settled(Recipe(), HERE)
+    once = resolve_dtype(Recipe(), HERE)
     cpu(then)
-    assert settled(once, HERE).model.dtype == dtype
+    assert resolve_dtype(once, HERE).model.dtype == dtype
 
 
 @pytest.mark.parametrize(("able", "dtype"), [(True, "bfloat16"), (False, "float32")])
@@ -145,5 +145,5 @@ def test_training_reads_the_table_of_the_dtype_it_computes_in(slow, tmp_path):
     left_open = recipe.model_copy(
         update={"model": ModelSection.model_validate(recipe.model.model_dump(exclude={"dtype"}))}
     )
-    tables = {str(ingredients(settled(each, tmp_path), [], tmp_path)) for each in (recipe, left_open)}
+    tables = {str(ingredients(resolve_dtype(each, tmp_path), [], tmp_path)) for each in (recipe, left_open)}
     assert len(tables) == 1

@@ -319,10 +319,10 @@ def test_a_recipe_of_a_run_that_is_no_text_is_refused(tmp_path, capsys, command,
 
 @pytest.mark.parametrize("name", ["plain", "with space ", "Größe", "a\nb", "\udcff", "x\x85y\u2028z", '"quoted"'])
 def test_a_root_of_any_name_is_remembered(short, tmp_path, name):
-    recipe, _ = session.recipe_of(short)
+    recipe, _ = session.load_run_recipe(short)
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe_text(recipe, tmp_path / name, tmp_path), encoding="utf-8")
-    assert session.recipe_of(tmp_path) == (recipe, tmp_path / name)
+    assert session.load_run_recipe(tmp_path) == (recipe, tmp_path / name)
 
 
 def test_a_run_that_does_not_exist_has_no_lock(tmp_path):

@@ -56,7 +56,7 @@ def test_the_recipe_is_kept_resolved_and_loads_back(run, tmp_path):
     assert text.startswith("# root: /")
     recipe = load_recipe(run.folder / "recipe.yaml")
     assert recipe.algorithm.clip == (0.2, 0.2)
-    again, root = session.recipe_of(run.folder)
+    again, root = session.load_run_recipe(run.folder)
     assert again == recipe
     assert root.is_dir()
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from stretto.runtime.spans import JUDGES, Clock
+from stretto.runtime.spans import REWARD_WORKERS, Clock
 
 DEVICES = {"generate": "localhost/cpu:0", "train": "localhost/cpu:1"}
 
@@ -40,20 +40,20 @@ def test_a_piece_that_was_cut_off_is_not_what_was_finished_last():
 
 
 def test_no_device_is_busy_while_reward_functions_run_beside_it():
-    clock = clock_after(("reward", JUDGES, 0.05))
+    clock = clock_after(("reward", REWARD_WORKERS, 0.05))
     assert clock.metrics()["idle"] == 1.0
 
 
 def test_reward_functions_are_a_stage_where_no_cell_serves_it():
-    clock = clock_after(("reward", JUDGES, 0.05))
+    clock = clock_after(("reward", REWARD_WORKERS, 0.05))
     assert clock.metrics()["seconds/reward"] >= 0.05
 
 
 def test_seconds_of_a_reward_model_are_those_of_its_cells():
-    clock = clock_after(("reward", JUDGES, 0.4), ("reward", "generate", 0.01))
+    clock = clock_after(("reward", REWARD_WORKERS, 0.4), ("reward", "generate", 0.01))
     assert 0.01 <= clock.metrics()["seconds/reward"] < 0.2
 
 
 def test_reward_functions_have_a_row_of_their_own_in_the_timeline():
-    (event,) = clock_after(("reward", JUDGES, 0.0)).events()
-    assert (event["name"], event["pid"], event["tid"]) == ("reward", "localhost", JUDGES)
+    (event,) = clock_after(("reward", REWARD_WORKERS, 0.0)).events()
+    assert (event["name"], event["pid"], event["tid"]) == ("reward", "localhost", REWARD_WORKERS)

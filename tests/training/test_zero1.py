@@ -11,7 +11,7 @@ from torch import nn
 
 from stretto.recipe.schema import Optimizer
 from stretto.training.optimizer import MasterAdamW
-from stretto.training.parallel.zero1 import deal, whole
+from stretto.training.parallel.zero1 import merge_states, partition
 
 
 def parameters(sizes, dtype=torch.float32):
@@ -23,7 +23,7 @@ def parameters(sizes, dtype=torch.float32):
 @given(sizes=given_by.lists(given_by.integers(1, 200), min_size=1, max_size=30), count=given_by.integers(1, 9))
 def test_every_parameter_is_dealt_once_and_no_part_is_larger_than_an_equal_one_by_more_than_a_parameter(sizes, count):
     dealt = parameters(sizes)
-    parts = deal(dealt, count)
+    parts = partition(dealt, count)
     assert len(parts) == count
     assert [name for part in parts for name in part] == list(dealt), "in their order"
     assert all(weight is dealt[name] for part in parts for name, weight in part.items())
@@ -35,12 +35,12 @@ def test_many_layers_make_parts_of_almost_one_size():
     layer = [64, 16, 16, 64, 176, 176, 176]
     dealt = parameters([1000, *layer * 24, 1000])
     for count in (2, 3, 4, 8):
-        sizes = [sum(weight.numel() for weight in part.values()) for part in deal(dealt, count)]
+        sizes = [sum(weight.numel() for weight in part.values()) for part in partition(dealt, count)]
         assert max(sizes) < 1.05 * sum(sizes) / count
 
 
 def test_a_deal_of_more_parts_than_parameters_leaves_some_empty():
-    parts = deal(parameters([3, 5]), 4)
+    parts = partition(parameters([3, 5]), 4)
     assert [list(part) for part in parts] == [["w0"], [], ["w1"], []]
 
 
@@ -50,12 +50,12 @@ def test_parts_step_like_the_whole_and_their_states_put_together_are_its_state(n
     sizes, section = (5000, 40, 4096, 7), Optimizer(lr=0.01, name=name, weight_decay=0.1)
     together, dealt = (parameters(sizes, torch.bfloat16) for _ in range(2))
     one = MasterAdamW(together, section, updates=6)
-    several = [MasterAdamW(part, section, updates=6) for part in deal(dealt, count)]
+    several = [MasterAdamW(part, section, updates=6) for part in partition(dealt, count)]
     for update in range(6):
         if update == 3:  # as if the run had gone on under another number of cells
-            state = whole([copy.deepcopy(each.state()) for each in several])
+            state = merge_states([copy.deepcopy(each.state()) for each in several])
             assert list(state["masters"]) == list(state["moments"]) == list(together)
-            several = [MasterAdamW(part, section, updates=6) for part in deal(dealt, 3)]
+            several = [MasterAdamW(part, section, updates=6) for part in partition(dealt, 3)]
             for each in several:
                 each.restore(state)
         generator = torch.Generator().manual_seed(update)
@@ -71,7 +71,7 @@ def test_slices_of_a_parameter_are_put_together_and_numbers_are_the_same_everywh
         held = {"step": torch.tensor(3.0), "exp_avg": torch.arange(first, last)}
         return {"update": 3, "masters": {"w": torch.arange(first, last)[:, None]}, "moments": {"w": held}}
 
-    state = whole([part(0, 3), part(3, 5), part(5, 5)])
+    state = merge_states([part(0, 3), part(3, 5), part(5, 5)])
     assert state["update"] == 3
     assert state["masters"]["w"].tolist() == [[0], [1], [2], [3], [4]]
     assert {key: value.tolist() for key, value in state["moments"]["w"].items()} == {
@@ -81,5 +81,5 @@ def test_slices_of_a_parameter_are_put_together_and_numbers_are_the_same_everywh
 
 
 def test_devices_in_turn_have_neighbouring_parameters():
-    names = [[int(name[1:]) for name in part] for part in deal(parameters([10] * 12), 4)]
+    names = [[int(name[1:]) for name in part] for part in partition(parameters([10] * 12), 4)]
     assert all(later == earlier + 1 for part in names for earlier, later in pairwise(part))

@@ -3,16 +3,16 @@
 import socket
 import threading
 
-from stretto.workers.connectivity import LOOPBACK, ProbeServer, own_address, unreached
+from stretto.workers.connectivity import LOOPBACK, ProbeServer, own_address, unreachable
 
 
 def test_a_door_answers_whoever_knocks_until_it_is_closed():
     door = ProbeServer(LOOPBACK)
     try:
-        assert unreached({"a": door.place, "b": door.place}) == {}
+        assert unreachable({"a": door.place, "b": door.place}) == {}
     finally:
         door.close()
-    assert unreached({"a": door.place}) == {"a": f"{LOOPBACK} port {door.place[1]}: Connection refused"}
+    assert unreachable({"a": door.place}) == {"a": f"{LOOPBACK} port {door.place[1]}: Connection refused"}
 
 
 def test_somebody_else_behind_a_port_is_not_taken_for_one_of_ours():
@@ -20,7 +20,7 @@ def test_somebody_else_behind_a_port_is_not_taken_for_one_of_ours():
         thread = threading.Thread(target=lambda: server.accept()[0].close())
         thread.start()
         address, port = server.getsockname()
-        assert unreached({"a": (address, port)}) == {"a": f"{LOOPBACK} port {port}: something else answers"}
+        assert unreachable({"a": (address, port)}) == {"a": f"{LOOPBACK} port {port}: something else answers"}
         thread.join()
 
 

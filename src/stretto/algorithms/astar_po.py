@@ -23,13 +23,13 @@ from torch import Tensor
 
 from stretto.algorithms.base import Algorithm, LoggedTerm, Streams, Term, TokenStreams, keep
 from stretto.algorithms.correction import sum_per_answer
-from stretto.algorithms.credit import judged, spread
+from stretto.algorithms.credit import conversation_samples, judged
 from stretto.algorithms.optimal import value_of
 from stretto.recipe.schema import AlgorithmSection, Vstar
 from stretto.types import Group, Sample, Trajectory
 
 
-def goals(groups: Sequence[Group], streams: Streams, *, beta2: float) -> tuple[Sample, ...]:
+def regression_targets(groups: Sequence[Group], streams: Streams, *, beta2: float) -> tuple[Sample, ...]:
     """Every token with its conversation's goal for beta2 * D: R - V*, less what the other conversations have."""
     return tuple(
         sample
@@ -39,7 +39,7 @@ def goals(groups: Sequence[Group], streams: Streams, *, beta2: float) -> tuple[S
 
 
 def _goals(trajectory: Trajectory, gap: float, streams: Streams, beta2: float) -> list[Sample]:
-    samples = spread(trajectory, gap, streams)
+    samples = conversation_samples(trajectory, gap, streams)
     ratios = [_log_ratio(sample) for sample in samples]
     elsewhere = [beta2 * (sum(ratios) - ratio) for ratio in ratios]
     return [replace(s, advantage=s.advantage - pull) for s, pull in zip(samples, elsewhere, strict=True)]
@@ -108,6 +108,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=frozenset({"reference", "vstar"}),
         min_samples=1,
         terms=(Term(name="regression", denominator="trajectories", loss=loss, watch=watch),),
-        advantage=partial(goals, beta2=beta2),
+        advantage=partial(regression_targets, beta2=beta2),
         drop=keep,
     )

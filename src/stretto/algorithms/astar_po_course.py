@@ -16,7 +16,7 @@ from torch import Tensor
 from stretto.algorithms.astar_po import goal
 from stretto.algorithms.base import Algorithm, LoggedTerm, Streams, TokenStreams, keep
 from stretto.algorithms.correction import correction_weight
-from stretto.algorithms.credit import needed_streams, shaped_rewards, spread
+from stretto.algorithms.credit import conversation_samples, needed_streams, shaped_rewards
 from stretto.algorithms.losses import policy_terms
 from stretto.algorithms.optimal import value_of
 from stretto.recipe.schema import AlgorithmSection, Correction, Kl
@@ -29,7 +29,7 @@ def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample
         sample
         for group in groups
         for trajectory, value in zip(group.trajectories, shaped_rewards(group, streams, kl), strict=True)
-        for sample in spread(trajectory, float(value) - value_of(trajectory, streams), streams)
+        for sample in conversation_samples(trajectory, float(value) - value_of(trajectory, streams), streams)
     )
 
 

@@ -47,7 +47,7 @@ def judged(groups: Sequence[Group]) -> Iterator[tuple[Trajectory, Reward]]:
         yield from zip(group.trajectories, group.rewards, strict=True)
 
 
-def spread(trajectory: Trajectory, advantage: float, streams: Streams) -> list[Sample]:
+def conversation_samples(trajectory: Trajectory, advantage: float, streams: Streams) -> list[Sample]:
     """One sample per conversation, every trained token with the trajectory's advantage."""
     samples = []
     lengths = [int(conversation.trained.sum()) for conversation in trajectory.conversations]
@@ -101,5 +101,5 @@ def credit_by_group(
     for group in groups:
         values = advantages(shaped_rewards(group, streams, kl))
         for trajectory, value in zip(group.trajectories, values, strict=True):
-            samples += spread(trajectory, float(value), streams)
+            samples += conversation_samples(trajectory, float(value), streams)
     return tuple(samples)

@@ -15,7 +15,14 @@ from functools import partial
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams, keep
-from stretto.algorithms.credit import judged, needed_streams, shared_out, spread, token_pull, whitened_samples
+from stretto.algorithms.credit import (
+    conversation_samples,
+    judged,
+    needed_streams,
+    shared_out,
+    token_pull,
+    whitened_samples,
+)
 from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
 from stretto.algorithms.losses import policy_terms
 from stretto.recipe.schema import AlgorithmSection, Gae, Kl
@@ -34,7 +41,7 @@ def credit(groups: Sequence[Group], streams: Streams, *, gae: Gae, kl: Kl) -> tu
 
 def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae, kl: Kl) -> list[Sample]:
     """The samples of one trajectory, whose conversations follow each other as one stream of trained tokens."""
-    samples = spread(trajectory, reward, streams)
+    samples = conversation_samples(trajectory, reward, streams)
     if not samples:
         return []
     values = np.concatenate([streams["values"][sample.key] for sample in samples])

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from stretto.algorithms.base import Algorithm, Streams, keep
-from stretto.algorithms.credit import judged, needed_streams, spread, token_pull, whitened_samples
+from stretto.algorithms.credit import conversation_samples, judged, needed_streams, token_pull, whitened_samples
 from stretto.algorithms.losses import policy_terms
 from stretto.recipe.schema import AlgorithmSection, Kl
 from stretto.types import Group, Sample
@@ -21,7 +21,11 @@ from stretto.types import Group, Sample
 
 def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample, ...]:
     """Whitened returns for every trained token of the batch."""
-    samples = [sample for trajectory, reward in judged(groups) for sample in spread(trajectory, reward.value, streams)]
+    samples = [
+        sample
+        for trajectory, reward in judged(groups)
+        for sample in conversation_samples(trajectory, reward.value, streams)
+    ]
     return whitened_samples([replace(sample, advantage=sample.advantage - to_come(sample, kl)) for sample in samples])
 
 

@@ -180,9 +180,9 @@ def sample(
     own = [*listed(changes), *([] if max_new_tokens is None else [{"engine.max_new_tokens": max_new_tokens}])]
     told, place = note or _note(quiet=False), _run_folder(target)
     if place is not None:
-        from stretto.runtime.recipe_file import recipe_of
+        from stretto.runtime.recipe_file import load_run_recipe
 
-        recipe, root = recipe_of(place, own)
+        recipe, root = load_run_recipe(place, own)
     else:
         source = _source(target)
         root = folder_of(source)
@@ -271,13 +271,13 @@ def _recipe_of(
     place: Path, changes: Changes, callbacks_strict: bool | None = None, **given: Any
 ) -> tuple[Recipe, Path, UserFunctions, Changes]:
     """A run's recipe with what was given, its root, the functions, and all that was changed in it."""
-    from stretto.runtime.recipe_file import recipe_of
+    from stretto.runtime.recipe_file import load_run_recipe
 
-    _, root = recipe_of(place)
+    _, root = load_run_recipe(place)
     functions, own = collect(**given, root=root)
     own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}
     changed = [own, *listed(changes)]
-    return recipe_of(place, changed)[0], root, functions, changed
+    return load_run_recipe(place, changed)[0], root, functions, changed
 
 
 def _run_folder(target: Target) -> Path | None:

@@ -105,9 +105,9 @@ def planned(
         section = recipe.placement.model_copy(update={"cluster": cluster_path(cluster, root)})
         recipe = recipe.model_copy(update={"placement": section})
     if measure:
-        from stretto.runtime.precision import settled
+        from stretto.runtime.precision import resolve_dtype
 
-        recipe = settled(recipe, root, note)
+        recipe = resolve_dtype(recipe, root, note)
     there = _cluster(recipe)
     setting = setting_of(recipe, root, there, running=measure)
     variants = variants_of(recipe.placement, strategy)

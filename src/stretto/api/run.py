@@ -61,9 +61,9 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """Its recipe, every key as the run uses it."""
-        from stretto.runtime.recipe_file import recipe_of
+        from stretto.runtime.recipe_file import load_run_recipe
 
-        return recipe_of(self.folder)[0]
+        return load_run_recipe(self.folder)[0]
 
     @property
     def model(self) -> Path:

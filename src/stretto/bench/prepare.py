@@ -25,7 +25,7 @@ from stretto.environments.render import Renderer
 from stretto.models.load import DTYPES, Policy, choose_device, load
 from stretto.models.source import locate
 from stretto.recipe.schema import Adapter, ModelSection, Placement
-from stretto.runtime.precision import slowness
+from stretto.runtime.precision import bf16_slowdown
 from stretto.types import Prompt
 
 ADAPTER = Adapter(rank=16, alpha=32.0)
@@ -67,7 +67,7 @@ def prepare(job: Job) -> JobResult:
         "rate": rate,
         "prompt": max(lengths),
         "device": device_name(device),
-        "slow": slowness(Placement()) if case.dtype == "bfloat16" else None,
+        "slow": bf16_slowdown(Placement()) if case.dtype == "bfloat16" else None,
     }
     return JobResult(name="prepare", facts=facts)
 

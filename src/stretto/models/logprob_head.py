@@ -40,7 +40,7 @@ class Head:
     """Logits become softcap * tanh(logits / softcap), as Gemma's do."""
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type that normalisers are computed in: fp32, or fp64 where the model is."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -52,13 +52,13 @@ def chunk_logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
 
 def finished_logits(raw: Tensor, head: Head, temperature: float) -> Tensor:
     """What the head's product becomes: a copy in the wide type, capped, and divided by the temperature."""
-    logits = raw.to(wide(raw.dtype), copy=True)
+    logits = raw.to(accum_dtype(raw.dtype), copy=True)
     if head.softcap is not None:
         logits = torch.tanh(logits / head.softcap) * head.softcap
     return logits if temperature == 1.0 else logits / temperature
 
 
-def filling(rows: int) -> int:
+def row_padding(rows: int) -> int:
     """How many rows to add for faster products; none where they would cost more than they gain."""
     spare = -rows % ROUND
     return spare if spare * ROUND <= rows else 0
@@ -84,7 +84,7 @@ class _Logprobs(torch.autograd.Function):
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight=weight, bias=bias, softcap=softcap)
-        logprobs = hidden.new_empty(len(hidden), dtype=wide(hidden.dtype))
+        logprobs = hidden.new_empty(len(hidden), dtype=accum_dtype(hidden.dtype))
         normalisers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
         parts = chunks(len(hidden), len(weight), CHUNK_NUMBERS)
         ctx.kept = None
@@ -114,8 +114,8 @@ class _Logprobs(torch.autograd.Function):
         head = Head(weight=weight, bias=bias, softcap=ctx.softcap)
         hidden_grad = torch.empty_like(hidden)
         trains_head = ctx.needs_input_grad[1]
-        weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype)) if trains_head else None
-        bias_grad = torch.zeros_like(bias, dtype=wide(bias.dtype)) if ctx.needs_input_grad[2] else None
+        weight_grad = torch.zeros_like(weight, dtype=accum_dtype(weight.dtype)) if trains_head else None
+        bias_grad = torch.zeros_like(bias, dtype=accum_dtype(bias.dtype)) if ctx.needs_input_grad[2] else None
         kept, ctx.kept = ctx.kept, None  # its memory is used for the gradient
         for rows in chunks(len(hidden), len(weight), CHUNK_NUMBERS):
             raw = linear(hidden[rows], weight, bias) if kept is None else kept
@@ -147,7 +147,7 @@ class _Logprobs(torch.autograd.Function):
 
 def logprobs_of(hidden: Tensor, head: Head, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probability of each target given its hidden state, and the entropy of the distribution it was taken from."""
-    count, spare = len(hidden), filling(len(hidden))
+    count, spare = len(hidden), row_padding(len(hidden))
     if spare:
         hidden, targets = pad(hidden, (0, 0, 0, spare)), pad(targets, (0, spare))
     logprobs, entropies = _Logprobs.apply(hidden, head.weight, head.bias, targets, head.softcap, temperature)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stretto.errors import RecipeError
 from stretto.models.attention import WRONG, AttentionLayout, TreeLayout
-from stretto.models.logprob_head import chunk_logits, wide
+from stretto.models.logprob_head import accum_dtype, chunk_logits
 from stretto.models.segments import Segment
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def refuse_others(network: Any, own: Tensor, packed_by: Callable[[RecordingLayou
 
 def refuse_difference(own: Tensor, others: Tensor, *, dtype: torch.dtype, what: str) -> None:
     """Raises a RecipeError unless numbers (..., V) are those that the model itself gives, but for a constant."""
-    own, others = (numbers.to(wide(dtype)) for numbers in (own, others))
+    own, others = (numbers.to(accum_dtype(dtype)) for numbers in (own, others))
     own, others = (numbers - numbers.mean(-1, keepdim=True) for numbers in (own, others))
     difference = float((others - own).norm() / own.norm())
     if not difference <= ALLOWED[dtype]:

@@ -33,7 +33,7 @@ from stretto.models.memory import memory_errors
 from stretto.models.source import ModelFiles
 from stretto.recipe.schema import ModelSection
 from stretto.training.packing import merge
-from stretto.training.rows import by_rows, halved
+from stretto.training.rows import halved, map_microbatches
 from stretto.types import Conversation, Sample
 
 CLASSIFIER = "name a decoder with one label, such as a Llama or a Qwen, or scratch"
@@ -69,7 +69,7 @@ class FrozenScorer:
     @torch.no_grad()
     def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """Its numbers for each conversation; none for one in which nothing was sampled."""
-        return by_rows(conversations, budget=self.token_budget, numbers=self._numbers, smaller=self._halves)
+        return map_microbatches(conversations, budget=self.token_budget, numbers=self._numbers, smaller=self._halves)
 
     def _numbers(self, row: Sequence[Sample]) -> list[NDArray[np.float64]]:
         tree, device = merge([sample.conversation.tokens for sample in row]), self.network.device

@@ -167,7 +167,7 @@ def _by_hand(section: Placement, layout: StrategyInputs) -> Plan:
         staleness=layout.staleness,
         optimizer=layout.optimizer,
         cells=placed,
-        priority=strategies.served(in_turn, used),
+        priority=strategies.priority_of(in_turn, used),
         tail=strategy.tail,
     )
 

@@ -257,7 +257,7 @@ def _plan(strategy: Strategy, layout: StrategyInputs, places: Places) -> Plan:
         staleness=layout.staleness,
         optimizer=layout.optimizer,
         cells=tuple(cells),
-        priority=served(cells, layout.devices),
+        priority=priority_of(cells, layout.devices),
         tail=strategy.tail,
     )
 
@@ -287,7 +287,7 @@ class WeightSources:
         return cell
 
 
-def served(cells: Iterable[Cell], devices: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def priority_of(cells: Iterable[Cell], devices: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Device -> names of its cells, in this order."""
     found: dict[str, list[str]] = {device: [] for device in devices}
     for cell in cells:

@@ -24,7 +24,7 @@ from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.asyncio_driver import EventLog
-from stretto.scheduler.records import ApplyUpdate, Item, MoveRollouts, StageWork, StartRollouts
+from stretto.scheduler.records import ApplyUpdate, MoveRollouts, RolloutId, StageWork, StartRollouts
 
 CONSTANTS = (
     "matmul_share", "attention_share", "layer_passes", "backward", "decode_share", "tick", "tick_layer", "tick_request",
@@ -152,9 +152,9 @@ def parts(seen: MeasuredStep) -> Iterator[MeasuredSeconds]:
     """Every lane, every stage on a cell, and the rest: the end of the step, and what lies between phases."""
     begun, done = dict[int, float](), dict[int, float]()
     pieces: defaultdict[tuple[str, str], list[StageWork]] = defaultdict(list)
-    lanes: defaultdict[str, list[Item]] = defaultdict(list)
+    lanes: defaultdict[str, list[RolloutId]] = defaultdict(list)
     first: dict[str, float] = {}
-    last: dict[Item, float] = {}
+    last: dict[RolloutId, float] = {}
     moved, applied = False, 0.0
     for _, now, works in seen.notes.offers:
         for work in works:
@@ -192,7 +192,7 @@ def _between(
     begun: Mapping[int, float],
     done: Mapping[int, float],
     pieces: Mapping[tuple[str, str], Sequence[StageWork]],
-    last: Mapping[Item, float],
+    last: Mapping[RolloutId, float],
 ) -> float:
     """Seconds between phases in which nothing ran: verdicts, credit, whatever waits for something."""
     edges = [(max(last.values()), max(last.values()))]
@@ -204,7 +204,7 @@ def _between(
     return math.fsum(max(0.0, then - end) for (_, end), (then, _) in pairwise(edges))
 
 
-def _lane(cell: str, items: Sequence[Item]) -> Callable[[PlanDurations], float]:
+def _lane(cell: str, items: Sequence[RolloutId]) -> Callable[[PlanDurations], float]:
     """Answers that begin together on a cell."""
     groups = len({index for index, _ in items})
 

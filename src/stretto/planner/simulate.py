@@ -19,7 +19,7 @@ from stretto.planner.cost.memory_fit import GroupMemory, MemoryFit
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes, StepEnd, typical
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.batch_rules import shuffled_parts
-from stretto.scheduler.records import BufferedGroup, GroupStart, Item, SpeedEstimate, StepSpec, role_of
+from stretto.scheduler.records import BufferedGroup, GroupStart, RolloutId, SpeedEstimate, StepSpec, role_of
 from stretto.scheduler.simulator import BusySpan, Simulated, Simulation
 from stretto.scheduler.state import StepState
 
@@ -124,7 +124,7 @@ def run_step(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanD
     def more(missing: int) -> list[GroupStart]:
         return list(islice(asked, work.rule.again(missing, rounds=simulation.rounds)))
 
-    def divide(groups: Sequence[int]) -> list[list[Item]]:
+    def divide(groups: Sequence[int]) -> list[list[RolloutId]]:
         items = [(index, attempt) for index in groups for attempt in range(work.samples)]
         parts = shuffled_parts(items, work.updates, seed=work.seed, step=1)
         return [sorted(part) for part in parts]

@@ -17,7 +17,7 @@ Measure = Callable[[Sequence[Conversation]], Awaitable[Sequence[NDArray[np.float
 """Has a model say its numbers of conversations."""
 
 
-async def rated(trajectories: Sequence[Trajectory], *, measure: Measure) -> Scores:
+async def reward_model_scores(trajectories: Sequence[Trajectory], *, measure: Measure) -> Scores:
     """The score of each trajectory, which is that of its last conversation; none where there was nothing to read."""
     read = [each for each in trajectories if each.conversations]
     found = await measure([each.conversations[-1] for each in read])

@@ -45,7 +45,7 @@ MOST_JUDGES = 16
 """Processes for user code. Each keeps the user's modules imported, and memory is finite."""
 
 
-async def assemble_crew(
+async def build_runtime(
     recipe: Recipe,
     *,
     plan: Plan,
@@ -193,7 +193,10 @@ def connect(
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need no worker."""
     folders, start = folders_of(root), recipe.deadlines.start
-    pool, values = Pool(workers=judges(), paths=folders, start_deadline=start, server=given.server), task.values
+    pool, values = (
+        Pool(workers=reward_worker_count(), paths=folders, start_deadline=start, server=given.server),
+        task.values,
+    )
     kind = recipe.environment.kind
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
@@ -225,7 +228,7 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     return hosts
 
 
-def judges() -> int:
+def reward_worker_count() -> int:
     """Processes for user code: the other half of the cores is for what generates and trains."""
     return min(max(2, cores() // 2), MOST_JUDGES)
 

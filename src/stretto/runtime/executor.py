@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from stretto.engines.queue import RoutedClient
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.rewards.base import Scores
-from stretto.rewards.model_scores import rated
+from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, Verdicts, judge
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
 from stretto.runtime.runtime import Runtime
-from stretto.runtime.spans import JUDGES, Clock
+from stretto.runtime.spans import REWARD_WORKERS, Clock
 from stretto.scheduler.batch_rules import RoundRule
 from stretto.scheduler.length_predictor import LengthPredictor
-from stretto.scheduler.records import BufferedGroup, Item, MoveRollouts, StageWork
+from stretto.scheduler.records import BufferedGroup, MoveRollouts, RolloutId, StageWork
 from stretto.scheduler.records import GroupStart as Asked
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
@@ -60,8 +60,8 @@ class StepExecutor:
         self.min_samples = parts.algorithm.min_samples
         self.asked: list[list[RolloutStart]] = []
         self.rounds = 0
-        self.asking: dict[Item, RoutedClient] = {}
-        self.trajectories: dict[Item, Trajectory] = {}
+        self.asking: dict[RolloutId, RoutedClient] = {}
+        self.trajectories: dict[RolloutId, Trajectory] = {}
         self.active: Counter[str] = Counter()
         self.lanes: dict[str, ExitStack] = {}
         self.counts: dict[str, dict[str, int]] = {}
@@ -70,10 +70,12 @@ class StepExecutor:
         self.scored: dict[int, Scored] = {}
         self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
         self.old: dict[ConversationKey, NDArray[np.float64]] = dict(carried.old if carried else {})
-        self.rated: dict[Item, asyncio.Future[float | None]] = defaultdict(asyncio.get_running_loop().create_future)
+        self.rated: dict[RolloutId, asyncio.Future[float | None]] = defaultdict(
+            asyncio.get_running_loop().create_future
+        )
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.reports: list[dict[str, float]] = []
-        self.verdicts: dict[Item, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
+        self.verdicts: dict[RolloutId, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
         # How many reward functions run, on trajectories of which groups since when none did, and the span of that.
         self.judging, self.judged, self.judges = 0, set[int](), ExitStack()
         for index, group in enumerate(carried.accepted if carried else ()):
@@ -125,7 +127,7 @@ class StepExecutor:
 
     # Trajectories -----------------------------------------------------------------------------------------------------
 
-    async def generate(self, item: Item, cell: str) -> int:
+    async def generate(self, item: RolloutId, cell: str) -> int:
         """Runs a trajectory; returns its sampled tokens, 0 if it failed."""
         before, asking = self.asking.get(item), RoutedClient(self.crew.lanes, cell)
         self.asking[item] = asking
@@ -153,7 +155,7 @@ class StepExecutor:
             if "tokens" in counts:
                 self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
 
-    async def _generate(self, item: Item, asking: RoutedClient) -> int:
+    async def _generate(self, item: RolloutId, asking: RoutedClient) -> int:
         trajectory = await run_trajectory(
             self.asked[item[0]][item[1]],
             model=asking,
@@ -182,7 +184,7 @@ class StepExecutor:
             self._busy(asking.cell, -1)
             asking.cell = move.target
 
-    async def judge(self, item: Item) -> None:
+    async def judge(self, item: RolloutId) -> None:
         """Lets reward functions run on a trajectory, also while others of its group are generated."""
         with self._judging(item[0]):
             verdicts = await judge(self.trajectories[item], self.parts.rewards)
@@ -207,11 +209,11 @@ class StepExecutor:
         """Notes when reward functions run, those of several trajectories together."""
         if not self.judging:
             self.judged.clear()
-            piece = self.clock.piece("reward", JUDGES, step=self.step, version=self.crew.version)
-            self.counts[JUDGES] = self.judges.enter_context(piece)
+            piece = self.clock.piece("reward", REWARD_WORKERS, step=self.step, version=self.crew.version)
+            self.counts[REWARD_WORKERS] = self.judges.enter_context(piece)
         self.judging += 1
         self.judged.add(index)
-        self.counts[JUDGES]["groups"] = len(self.judged)
+        self.counts[REWARD_WORKERS]["groups"] = len(self.judged)
         try:
             yield
         finally:
@@ -237,7 +239,7 @@ class StepExecutor:
     async def _piece(self, piece: StageWork) -> None:
         trajectories = [self.trajectories[item] for item in piece.items]
         if piece.stage == "reward":
-            scores = await rated(trajectories, measure=partial(self.crew.score, piece.cell))
+            scores = await reward_model_scores(trajectories, measure=partial(self.crew.score, piece.cell))
             for item, trajectory in zip(piece.items, trajectories, strict=True):
                 asked = self.rated[item[0], trajectory.attempt]
                 if not asked.done():  # the cell may have died between this and the scheduler's hearing of it
@@ -254,7 +256,7 @@ class StepExecutor:
             samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
         await self.crew.accumulate(piece.cell, samples)
 
-    def _credited(self, item: Item) -> list[Sample]:
+    def _credited(self, item: RolloutId) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
         index, attempt = item
         if index not in self.samples:
@@ -275,7 +277,7 @@ class StepExecutor:
         groups = self.scored[index].groups
         return not groups or self.parts.algorithm.drop(groups[0])
 
-    async def divide(self, groups: Sequence[int]) -> list[list[Item]]:
+    async def divide(self, groups: Sequence[int]) -> list[list[RolloutId]]:
         """The trajectories of each update, as on one device; those in which nothing was sampled are trained nowhere."""
         self._judge_step()
         items = {

@@ -186,7 +186,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def compared(
+def compare_to_forecast(
     folder: Path, told: PlannedRun, recipe: Recipe, root: Path, *, after: int, memory: Mapping[str, float]
 ) -> Sequence[str]:
     """Writes plan.json anew, with what was measured, and returns the table; nothing if there was no step."""

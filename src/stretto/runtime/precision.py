@@ -30,13 +30,13 @@ TOO_SLOW = 2.0
 """Times as long as in float32, beyond which halving the memory is not worth it."""
 
 
-def settled(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:
+def resolve_dtype(recipe: Recipe, root: Path, note: Note = lambda text: None) -> Recipe:
     """The recipe with its dtype, chosen if it was left open; settled again it stays as it is.
 
     Says so where the device is slow at bfloat16, whether that is avoided or not.
     """
     dtype = recipe.model.dtype
-    if dtype == "bfloat16" and (slow := slowness(recipe.placement)):
+    if dtype == "bfloat16" and (slow := bf16_slowdown(recipe.placement)):
         wide = computing_in(recipe, "float32")
         if "dtype" in recipe.model.model_fields_set:
             note(f"model.dtype: bfloat16, as the recipe says; {slow}")
@@ -53,7 +53,7 @@ def computing_in(recipe: Recipe, dtype: str) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
 
 
-def slowness(section: Placement) -> str | None:
+def bf16_slowdown(section: Placement) -> str | None:
     """Why its devices had better not compute in bfloat16; none if they may. GPUs elsewhere are taken to be able to."""
     if uses_gpu(section, visible=torch.cuda.is_available()):
         asked = hosts_of(section) == 1 and torch.cuda.is_available()

@@ -19,11 +19,11 @@ from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.inputs import refuse_changed
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import sampling_plan
-from stretto.runtime.precision import settled
+from stretto.runtime.precision import resolve_dtype
 from stretto.runtime.recipe_changes import EVALUATION_KEYS, RecipeRecord
-from stretto.runtime.recipe_file import recipe_of
+from stretto.runtime.recipe_file import load_run_recipe
 from stretto.runtime.runtime import Runtime
-from stretto.runtime.session import starting
+from stretto.runtime.session import startup_deadline
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.storage.checkpoint import Checkpoints
@@ -36,7 +36,7 @@ def evaluate_run(
     folder: Path, *, changes: Changes = (), note: Note = lambda text: None, given: UserFunctions = NONE_GIVEN
 ) -> Evaluation:
     """How good a run's newest checkpoint is. It may be a run that goes on meanwhile."""
-    recipe, root = recipe_of(folder, changes)
+    recipe, root = load_run_recipe(folder, changes)
     return ask_run(folder, recipe, root, evaluated, note=note, given=given)
 
 
@@ -71,7 +71,7 @@ def ask_run(
     )
     if latest is None:
         raise CheckpointError(f"{folder}: this run has no sound checkpoint yet")
-    before, _ = recipe_of(folder)
+    before, _ = load_run_recipe(folder)
     remedy = "put it back as it was; a run is asked with what it was trained with"
     refuse_changed(folder, before, root, allow=EVALUATION_KEYS, note=lambda text: None, remedy=remedy)
     point_adapters(folder, before, root)
@@ -89,7 +89,7 @@ def ask_recipe(
 ) -> T:
     """What the model of a recipe answers before training."""
     with tempfile.TemporaryDirectory() as folder:
-        chosen = settled(recipe, root, note)
+        chosen = resolve_dtype(recipe, root, note)
         return threads.run(_ask(question, chosen, root, Path(folder), None, given=given, judged=judged))
 
 
@@ -108,7 +108,7 @@ async def _ask(
     import_plugins(recipe, root)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     fetch_models(recipe, root, lambda text: None)
-    with starting(recipe, stacks):
+    with startup_deadline(recipe, stacks):
         parts = await build_runtime(
             recipe,
             plan=sampling_plan(recipe) if judged else sampling_plan(recipe).only({"generate"}),

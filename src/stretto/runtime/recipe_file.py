@@ -13,7 +13,7 @@ from stretto.recipe.schema import Recipe
 from stretto.runtime.moved import root_in, root_lines
 
 
-def recipe_of(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
+def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
     """A run's recipe, and the folder that its relative paths count from; its first lines remember that."""
     path = folder / "recipe.yaml"
     if not path.is_file():

@@ -27,7 +27,7 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BufferedBatch
 from stretto.scheduler.asyncio_driver import Driver, EventLog
 from stretto.scheduler.records import GroupStart as Asked
-from stretto.scheduler.records import Item, SpeedEstimate, StepSpec
+from stretto.scheduler.records import RolloutId, SpeedEstimate, StepSpec
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.scheduler.state import StepState
 
@@ -169,7 +169,7 @@ class SampleExecutor(StepExecutor):
         """What has no verdict is not made up for."""
         return ()
 
-    async def judge(self, item: Item) -> None:
+    async def judge(self, item: RolloutId) -> None:
         """As in a step, where verdicts are wanted."""
         if self.wants_verdicts:
             await super().judge(item)

@@ -25,13 +25,13 @@ from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
 from stretto.runtime.evaluate import Evaluation
-from stretto.runtime.forecast import PlannedRun, compared, planned, write
+from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.moved import point_adapters
-from stretto.runtime.precision import settled
+from stretto.runtime.precision import resolve_dtype
 from stretto.runtime.recipe_changes import (
     FixedRecord,
     RecipeRecord,
@@ -39,7 +39,7 @@ from stretto.runtime.recipe_changes import (
     refuse_fewer_steps,
     refuse_unknown,
 )
-from stretto.runtime.recipe_file import recipe_of, recipe_text
+from stretto.runtime.recipe_file import load_run_recipe, recipe_text
 from stretto.runtime.resume_point import set_aside, standing
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.user_functions import NONE_GIVEN, Callbacks, UserFunctions
@@ -81,7 +81,7 @@ def start(
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     try:
         with held(folder):
-            return _whatever_dies(
+            return _run_with_restarts(
                 recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, given=given
             )
     except StrettoError:
@@ -103,21 +103,21 @@ def resume(
 
     With `restart` from the beginning in any case, and what it has made so far is set aside.
     """
-    before, root = recipe_of(folder)
-    recipe, _ = recipe_of(folder, changes)
+    before, root = load_run_recipe(folder)
+    recipe, _ = load_run_recipe(folder, changes)
     refuse_unknown(allow, before, recipe)
     RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root)).restore(
         before.model_dump(mode="json")
     )
     with held(folder):
         told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
-        return _whatever_dies(
+        return _run_with_restarts(
             recipe, folder=folder, root=root, progress=progress, make_engine=make_engine, again=True, told=told,
             allow=tuple(allow), before=before, given=given,
         )  # fmt: skip
 
 
-def _whatever_dies(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
+def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, told: str = "", **rest: Any) -> Finished:
     """The whole of a run, which goes back to its newest checkpoint when nobody is left who holds what training needs.
 
     Once from each checkpoint: what dies again before the next one would die for ever.
@@ -155,19 +155,19 @@ async def _run(
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
-        every = (recipe_of(folder)[0] if again else recipe).checkpoint.every
+        every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
         stand = standing(checkpoints, every=every, note=screen.note)
         done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
         import_plugins(recipe, root)  # those that are as they were
-        course = planned(recipe := settled(recipe, root, screen.note), root, screen.note)
+        course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             fetch_models(recipe, root, screen.note)
-            with starting(recipe, folder):
+            with startup_deadline(recipe, folder):
                 parts = await build_runtime(
                     recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                     values=run_values(recipe, root, folder), given=given,
@@ -189,7 +189,7 @@ async def _run(
                 with InputsRecorder(folder, recipe, root, given):
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                beside = compared(folder, course, recipe, root, after=done, memory=await parts.memory())
+                beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
                 return finished
             except StateLostError:
@@ -213,7 +213,7 @@ def _stateful(
     return (RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root)), *parts.stateful)
 
 
-def starting(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
+def startup_deadline(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:
     """The deadline of loading and warming up."""
     return StageWatch(limits=limits(recipe), folder=folder).stage("start", 0, "nothing was finished before")
 

@@ -17,10 +17,10 @@ from typing import Any
 from stretto.report.timeline import Span, idle, to_events
 from stretto.runtime.watch import StageWatch
 
-EVERY = ""
+ALL_DEVICES = ""
 """Stands for every device, where work has no cell of its own: checkpoints, evaluation, all of a run on one device."""
 
-JUDGES = "judges"
+REWARD_WORKERS = "judges"
 """Where reward functions run beside several devices: processes that are no cell, whose work no device does."""
 
 
@@ -29,7 +29,7 @@ class Clock:
 
     def __init__(self, watch: StageWatch | None = None, devices: Mapping[str, str] | None = None) -> None:
         self.watch = watch or StageWatch(limits={}, folder=Path())
-        self.devices = devices or {EVERY: "here"}
+        self.devices = devices or {ALL_DEVICES: "here"}
         self.last = "nothing was finished before"
         self.zero = time.monotonic()
         self.began = 0.0
@@ -84,17 +84,17 @@ class Clock:
         Reward functions count where no cell serves their stage. No device is busy with them: they run beside all.
         """
         end = self.now()
-        of_cells = [span for span in self.spans if span.cell != JUDGES or JUDGES in self.devices]
+        of_cells = [span for span in self.spans if span.cell != REWARD_WORKERS or REWARD_WORKERS in self.devices]
         served = {span.stage for span in of_cells}
-        beside = [span for span in self.spans if span.cell == JUDGES and span.stage not in served]
+        beside = [span for span in self.spans if span.cell == REWARD_WORKERS and span.stage not in served]
         stages: dict[str, float] = defaultdict(float)
         cells: dict[str, set[str]] = defaultdict(set)
         for span in (*of_cells, *beside):
             stages[f"seconds/{span.stage}"] += span.seconds
             cells[f"seconds/{span.stage}"].add(span.cell)
-        on_devices = [replace(span, cell=self.devices.get(span.cell, EVERY)) for span in of_cells]
+        on_devices = [replace(span, cell=self.devices.get(span.cell, ALL_DEVICES)) for span in of_cells]
         devices = sorted(set(self.devices.values()))
-        busy = [replace(span, cell=device) for span in on_devices if span.cell == EVERY for device in devices]
-        idling = idle([*(s for s in on_devices if s.cell != EVERY), *busy], devices, self.began, end)
+        busy = [replace(span, cell=device) for span in on_devices if span.cell == ALL_DEVICES for device in devices]
+        idling = idle([*(s for s in on_devices if s.cell != ALL_DEVICES), *busy], devices, self.began, end)
         shares = {name: seconds / len(cells[name]) for name, seconds in stages.items()}
         return {"seconds/step": end - self.began, "idle": idling, **shares}

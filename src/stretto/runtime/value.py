@@ -29,10 +29,10 @@ from stretto.runtime.download import fetch_models
 from stretto.runtime.guards import sampled_tokens
 from stretto.runtime.interrupt import interrupt_answered
 from stretto.runtime.plans import sampling_plan
-from stretto.runtime.precision import settled
+from stretto.runtime.precision import resolve_dtype
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
-from stretto.runtime.session import starting
+from stretto.runtime.session import startup_deadline
 from stretto.runtime.value_table import Row, Table, add_rows, ingredients, read_table, table_path
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt, Trajectory
@@ -85,7 +85,7 @@ def value(
     section = recipe.algorithm.vstar or Vstar()
     training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
-        recipe = settled(recipe, root, screen.note)
+        recipe = resolve_dtype(recipe, root, screen.note)
         path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))
         rewards = table.rewards(training, section.samples)
         values = table.values(training, section, largest=not facts_of(recipe.algorithm.name).regresses)
@@ -119,7 +119,7 @@ async def _make(
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
             fetch_models(recipe, root, screen.note)
-            with starting(recipe, stacks):
+            with startup_deadline(recipe, stacks):
                 parts = await build_runtime(
                     recipe,
                     plan=sampling_plan(recipe),

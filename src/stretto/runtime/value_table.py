@@ -25,7 +25,7 @@ from stretto.models.source import ModelFiles, locate
 from stretto.plugins import folders_of, is_plugin
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
-from stretto.runtime.precision import settled
+from stretto.runtime.precision import resolve_dtype
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace, storing, to_json, write_all
 from stretto.storage.digests import digest as file_digest
@@ -193,7 +193,7 @@ def value_problems(recipe: Recipe, root: Path) -> list[Problem]:
     if "vstar" not in facts_of(recipe.algorithm.name).needs:
         return []
     try:
-        _ready(settled(recipe, root), root)
+        _ready(resolve_dtype(recipe, root), root)
     except RecipeError as error:
         return list(error.problems)
     return []

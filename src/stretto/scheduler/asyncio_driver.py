@@ -17,8 +17,8 @@ from stretto.scheduler.records import (
     ApplyUpdate,
     BufferedGroup,
     GroupStart,
-    Item,
     MoveRollouts,
+    RolloutId,
     SplitUpdates,
     StageWork,
     StartRollouts,
@@ -30,7 +30,7 @@ from stretto.scheduler.state import StepState
 class Executor(Protocol):
     """What carries the work out. Each call returns when that is done; a cell that died raises `WorkerLost`."""
 
-    async def generate(self, item: Item, cell: str) -> int:
+    async def generate(self, item: RolloutId, cell: str) -> int:
         """Runs a trajectory that begins on a cell; returns its sampled tokens, 0 if it failed."""
         ...
 
@@ -38,7 +38,7 @@ class Executor(Protocol):
         """Lets trajectories go on elsewhere."""
         ...
 
-    async def judge(self, item: Item) -> None:
+    async def judge(self, item: RolloutId) -> None:
         """Lets reward functions run on a trajectory that has ended."""
         ...
 
@@ -50,7 +50,7 @@ class Executor(Protocol):
         """Scores or trains."""
         ...
 
-    async def divide(self, groups: Sequence[int]) -> Sequence[Sequence[Item]]:
+    async def divide(self, groups: Sequence[int]) -> Sequence[Sequence[RolloutId]]:
         """Of which trajectories each update is made."""
         ...
 
@@ -96,7 +96,7 @@ class Driver:
         self.step, self.hands, self.now = step, hands, now
         self.notes = EventLog()
         self.tasks: dict[asyncio.Task[Any], tuple[int, Callable[[Any], None], str | None]] = {}
-        self.generating: dict[Item, asyncio.Task[int]] = {}
+        self.generating: dict[RolloutId, asyncio.Task[int]] = {}
         # Revivals, and what to do with a death that ends one.
         self.reviving: dict[asyncio.Task[Any], Callable[[WorkerLost], None]] = {}
         self.started = 0
@@ -198,7 +198,7 @@ class Driver:
     def _done(self, piece: StageWork, _: None) -> None:
         self._tell("done", piece)
 
-    def _ended(self, item: Item, tokens: int) -> None:
+    def _ended(self, item: RolloutId, tokens: int) -> None:
         self.generating.pop(item)
         self._tell("ended", item, tokens, self.now())
         self._begin(self.hands.judge(item), lambda _: None)
@@ -220,7 +220,7 @@ class Driver:
         else:
             self._tell("close")
 
-    def _divided(self, parts: Sequence[Sequence[Item]]) -> None:
+    def _divided(self, parts: Sequence[Sequence[RolloutId]]) -> None:
         self._tell("divided", tuple(map(tuple, parts)))
 
     def _applied(self, last: bool, _: None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stretto.scheduler.length_predictor import remaining
-from stretto.scheduler.records import GroupStart, Item, MoveRollouts, SpeedEstimate, StartRollouts
+from stretto.scheduler.records import GroupStart, MoveRollouts, RolloutId, SpeedEstimate, StartRollouts
 
 TAIL = 8
 """A tail may move once no more than this fraction of a cell's trajectories are left."""
@@ -27,9 +27,9 @@ class GenerationQueue:
     """How many trajectories it takes at once."""
     speeds: SpeedEstimate
     """How fast it is."""
-    active: dict[Item, tuple[float, float]] = field(default_factory=dict)
+    active: dict[RolloutId, tuple[float, float]] = field(default_factory=dict)
     """Being generated: (tick at which it would have begun here, expected tokens)."""
-    backlog: deque[tuple[Item, float]] = field(default_factory=deque)
+    backlog: deque[tuple[RolloutId, float]] = field(default_factory=deque)
     """Rest of a group that began here: (trajectory, expected tokens)."""
     load: float = 0.0
     """Expected tokens of both."""
@@ -64,14 +64,14 @@ class GenerationQueue:
             elapsed -= computed
         self.ticks += elapsed / self.speeds.tick_of(len(self.active))
 
-    def join(self, item: Item, expected: float, now: float, *, prompt: int, done: float = 0.0) -> None:
+    def join(self, item: RolloutId, expected: float, now: float, *, prompt: int, done: float = 0.0) -> None:
         """A trajectory begins, or goes on after `done` tokens elsewhere; the first of a group brings the prompt."""
         self.pass_time(now)
         self.computing += self.speeds.again * (done if item[0] in self.opened else prompt + done)
         self.opened.add(item[0])
         self.active[item] = (self.ticks - done, expected)
 
-    def leave(self, item: Item, now: float) -> None:
+    def leave(self, item: RolloutId, now: float) -> None:
         """A trajectory has ended."""
         self.pass_time(now)
         self.load -= self.active.pop(item)[1]
@@ -101,10 +101,10 @@ class GenerationQueues:
     def __init__(self, slots: Mapping[str, int], *, speeds: SpeedEstimate, longest: int) -> None:
         self.lanes = {cell: GenerationQueue(slots=count, speeds=speeds) for cell, count in slots.items()}
         self.speeds, self.longest = speeds, longest
-        self.waiting: list[tuple[float, int, tuple[Item, ...]]] = []
+        self.waiting: list[tuple[float, int, tuple[RolloutId, ...]]] = []
         self.waiting_items = 0
         self.waiting_tokens = 0.0
-        self.place: dict[Item, str] = {}
+        self.place: dict[RolloutId, str] = {}
         self.prompts: dict[int, int] = {}
         self.behind: list[tuple[int, int, str]] = []
         self.order = {cell: index for index, cell in enumerate(self.lanes)}
@@ -127,7 +127,7 @@ class GenerationQueues:
 
     def dispatch(self, cells: Sequence[str], now: float) -> list[StartRollouts]:
         """Fills these cells; returns what starts on each."""
-        joins: dict[str, list[Item]] = {}
+        joins: dict[str, list[RolloutId]] = {}
         for cell in cells:
             self._begin(cell, joins, now)
         roomy = [cell for cell in cells if self.lanes[cell].room > 0]
@@ -150,7 +150,7 @@ class GenerationQueues:
                 self._begin(cell, joins, now)
         return [StartRollouts(cell=cell, items=tuple(items)) for cell, items in joins.items() if items]
 
-    def ended(self, item: Item, now: float) -> str:
+    def ended(self, item: RolloutId, now: float) -> str:
         """A trajectory has ended; returns its cell."""
         cell = self.place.pop(item)
         lane = self.lanes[cell]
@@ -158,7 +158,7 @@ class GenerationQueues:
         self._counted(cell, before=len(lane.active) + 1)
         return cell
 
-    def lost(self, cell: str) -> tuple[Item, ...]:
+    def lost(self, cell: str) -> tuple[RolloutId, ...]:
         """A cell has died; returns what it had."""
         lane = self.lanes[cell]
         items = (*lane.active, *(item for item, _ in lane.backlog))
@@ -231,10 +231,10 @@ class GenerationQueues:
 
     def _give(
         self,
-        items: tuple[Item, ...],
+        items: tuple[RolloutId, ...],
         expected: float,
         heap: list[tuple[float, int, str]],
-        joins: dict[str, list[Item]],
+        joins: dict[str, list[RolloutId]],
         now: float,
     ) -> None:
         """Hands items to the cell with the least to do; it stays in the heap while it has room."""
@@ -246,7 +246,7 @@ class GenerationQueues:
         if lane.room > 0:
             heapq.heappush(heap, (lane.load, order, cell))
 
-    def _begin(self, cell: str, joins: dict[str, list[Item]], now: float) -> None:
+    def _begin(self, cell: str, joins: dict[str, list[RolloutId]], now: float) -> None:
         """Lets what waits on a cell begin, as far as there is room."""
         lane = self.lanes[cell]
         before = len(lane.active)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from stretto.scheduler.records import Item
+from stretto.scheduler.records import RolloutId
 
 SMALLEST = 8
 """A piece is not made smaller than this share of the budget: small ones are dear per token."""
@@ -29,7 +29,7 @@ class ReadyGroup(NamedTuple):
     """Tokens that its trajectories share."""
     sizes: tuple[tuple[int, int], ...]
     """(attempt, tokens of its own) of each trajectory."""
-    items: tuple[Item, ...]
+    items: tuple[RolloutId, ...]
     """These trajectories."""
     tokens: int
     """What it computes as a whole."""
@@ -67,14 +67,14 @@ class StageQueue:
             self.groups.remove(group)
             self.tokens -= group.tokens
 
-    def cut(self, *, budget: int, share: float, cells: int) -> tuple[tuple[Item, ...], int]:
+    def cut(self, *, budget: int, share: float, cells: int) -> tuple[tuple[RolloutId, ...], int]:
         """The next piece and its tokens: about `share` of them, never more than `budget` if it can be helped.
 
         `cells` can begin with what waits. A group that is cut for them has its prompt computed by each, so its parts
         end together if the first is larger than its share of what the group is as a whole.
         """
         target = min(budget, max(math.ceil(share), budget // SMALLEST))
-        items: list[Item] = []
+        items: list[RolloutId] = []
         tokens = 0
         while self.groups:
             group = self.groups[0]

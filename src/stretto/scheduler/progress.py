@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stretto.scheduler.records import GroupStart, Item
+from stretto.scheduler.records import GroupStart, RolloutId
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class GroupProgress:
         return self.judged and not self.attempts
 
 
-def by_group(items: Iterable[Item]) -> dict[int, list[int]]:
+def by_group(items: Iterable[RolloutId]) -> dict[int, list[int]]:
     """Group -> its attempts among these trajectories."""
     found: dict[int, list[int]] = {}
     for index, attempt in items:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Item = tuple[int, int]
+RolloutId = tuple[int, int]
 """A trajectory: (index of its group in launch order, attempt)."""
 
 FORWARD = ("reward", "reference", "value", "old")
@@ -101,7 +101,7 @@ class StartRollouts:
 
     cell: str
     """Which."""
-    items: tuple[Item, ...]
+    items: tuple[RolloutId, ...]
     """What starts, in order."""
 
 
@@ -113,7 +113,7 @@ class MoveRollouts:
     """Whose lane they leave; it is closed then."""
     target: str
     """Whose lane they join."""
-    items: tuple[Item, ...]
+    items: tuple[RolloutId, ...]
     """What moves."""
 
 
@@ -127,7 +127,7 @@ class StageWork:
     """Which."""
     stage: str
     """One of `FORWARD` or `UPDATE`."""
-    items: tuple[Item, ...]
+    items: tuple[RolloutId, ...]
     """Trajectories in it, those of a group together."""
     tokens: int
     """Tokens that it computes, prompts of a group once."""

@@ -17,8 +17,8 @@ from stretto.scheduler.records import (
     ApplyUpdate,
     BufferedGroup,
     GroupStart,
-    Item,
     MoveRollouts,
+    RolloutId,
     SplitUpdates,
     StageWork,
     StartRollouts,
@@ -41,7 +41,7 @@ class Durations(Protocol):
         """A piece."""
         ...
 
-    def judge(self, item: Item) -> float:
+    def judge(self, item: RolloutId) -> float:
         """A verdict, beside the cells."""
         ...
 
@@ -76,11 +76,11 @@ class BusySpan:
 class _Lane:
     """A lane as it truly is."""
 
-    begun: dict[Item, float] = field(default_factory=dict)
+    begun: dict[RolloutId, float] = field(default_factory=dict)
     """Active trajectory -> tick of its first token."""
     base: float = 0.0
     """Sum over them of the prompt's tokens less that tick, so that contexts need not be added up at every look."""
-    ends: list[tuple[float, Item]] = field(default_factory=list)
+    ends: list[tuple[float, RolloutId]] = field(default_factory=list)
     """Heap of (tick of the last token, trajectory)."""
     ticks: float = 0.0
     """Decode steps so far."""
@@ -133,11 +133,11 @@ class Simulation:
         self,
         step: StepState,
         durations: Durations,
-        lengths: Mapping[Item, int],
+        lengths: Mapping[RolloutId, int],
         *,
         verdict: Callable[[int], Sequence[int]] | None = None,
         more: Callable[[int], Sequence[GroupStart]] | None = None,
-        divide: Callable[[Sequence[int]], Sequence[Sequence[Item]]] | None = None,
+        divide: Callable[[Sequence[int]], Sequence[Sequence[RolloutId]]] | None = None,
     ) -> None:
         """`verdict` gives the attempts of a group to train on, `more` another round, `divide` what makes each update;
         by default every group counts, there is one round, and all make one update."""
@@ -149,7 +149,7 @@ class Simulation:
         # (when, 0 for a look at a lane, else 1, the order in which work was started, what happens then)
         self.events: list[tuple[float, int, int, Callable[[], None]]] = []
         self.count = 0
-        self.started: dict[Item, int] = {}
+        self.started: dict[RolloutId, int] = {}
         self.lanes: dict[str, _Lane] = {cell: _Lane() for cell in step.terms.slots}
         self.known: dict[str, set[int]] = {cell: set() for cell in step.terms.slots}
         self.unjudged: dict[int, int] = {}
@@ -271,14 +271,14 @@ class Simulation:
         self._set(move.source, source)
         self._set(move.target, target)
 
-    def _enter(self, lane: _Lane, item: Item, done: float) -> None:
+    def _enter(self, lane: _Lane, item: RolloutId, done: float) -> None:
         begun = lane.ticks - done
         lane.begun[item] = begun
         lane.base += self.step.groups[item[0]].launch.prompt_tokens - begun
         lane.groups.add(item[0])
         heapq.heappush(lane.ends, (begun + self.lengths[item], item))
 
-    def _exit(self, lane: _Lane, item: Item) -> float:
+    def _exit(self, lane: _Lane, item: RolloutId) -> float:
         """The tick at which it had begun."""
         begun = lane.begun.pop(item)
         lane.base -= self.step.groups[item[0]].launch.prompt_tokens - begun
@@ -318,13 +318,13 @@ class Simulation:
             self._at(self.now, partial(self._ended, item), started=self.started[item])
         self._set(cell, lane)
 
-    def _ended(self, item: Item) -> None:
+    def _ended(self, item: RolloutId) -> None:
         self.step.ended(item, self.lengths[item], self.now)
         self._judge(item)
 
     # Verdicts ---------------------------------------------------------------------------------------------------------
 
-    def _judge(self, item: Item) -> None:
+    def _judge(self, item: RolloutId) -> None:
         """A verdict on a trajectory comes in; a group is decided with its last one, a reward model's included."""
         seconds = self.durations.judge(item)
         if seconds:

@@ -28,7 +28,7 @@ from stretto.scheduler.records import (
     ApplyUpdate,
     BufferedGroup,
     GroupStart,
-    Item,
+    RolloutId,
     SplitUpdates,
     StageWork,
     StepSpec,
@@ -61,7 +61,7 @@ class StepState:
         self.ledger: dict[str, list[StageWork]] = {}
         self.closed = self.applied = False
         # Trajectories of the updates to come, once they are divided.
-        self.parts: deque[Sequence[Item]] | None = None
+        self.parts: deque[Sequence[RolloutId]] | None = None
         self.touched: set[str] = set()
 
     # What has happened ------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class StepState:
         """No group will be launched any more."""
         self.closed = True
 
-    def ended(self, item: Item, tokens: int, now: float) -> None:
+    def ended(self, item: RolloutId, tokens: int, now: float) -> None:
         """A trajectory was generated; 0 tokens if it failed and cannot be trained on."""
         cell = self.lanes.ended(item, now)
         if self.lanes.work or self.lanes.lanes[cell].turning:
@@ -134,7 +134,7 @@ class StepState:
             if not any(group.scores.values()):
                 self._advance(index)
 
-    def divided(self, parts: Sequence[Sequence[Item]]) -> None:
+    def divided(self, parts: Sequence[Sequence[RolloutId]]) -> None:
         """Of which trajectories each update is made; at least one update."""
         self.parts = deque(parts)
         self.updated()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stretto.errors import CheckpointError, RecipeError
 from stretto.extras import install
-from stretto.models.logprob_head import wide
+from stretto.models.logprob_head import accum_dtype
 from stretto.recipe.schema import Optimizer as Section
 
 
@@ -43,7 +43,9 @@ class MasterAdamW:
         self.updates = updates
         self.update = 0
         self.masters = {
-            name: weight if weight.dtype == wide(weight.dtype) else nn.Parameter(weight.detach().to(wide(weight.dtype)))
+            name: weight
+            if weight.dtype == accum_dtype(weight.dtype)
+            else nn.Parameter(weight.detach().to(accum_dtype(weight.dtype)))
             for name, weight in self.parameters.items()
         }
         self.adamw = make_adamw(self.masters.values(), section)

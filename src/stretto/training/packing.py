@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stretto.algorithms.base import TokenStreams
 from stretto.models.attention import TreeLayout
-from stretto.models.logprob_head import filling
+from stretto.models.logprob_head import row_padding
 from stretto.models.segments import Segment
 from stretto.types import Sample
 
@@ -120,7 +120,7 @@ def merge(sequences: Sequence[Tokens]) -> Tree:
 
 def filled(tree: Tree) -> Tree:
     """The tree with some tokens of no conversation, which see only each other, where a longer row takes less time."""
-    end, spare = len(tree.tokens), filling(len(tree.tokens))
+    end, spare = len(tree.tokens), row_padding(len(tree.tokens))
     if not spare:
         return tree
     return replace(

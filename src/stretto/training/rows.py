@@ -18,7 +18,7 @@ from stretto.types import Conversation, Sample
 Numbers = NDArray[np.float64]
 
 
-def by_rows(
+def map_microbatches(
     conversations: Sequence[Conversation],
     *,
     budget: int,

@@ -27,12 +27,12 @@ from torch import Tensor
 from stretto.algorithms.base import Algorithm, Denominator, Term, TokenStreams
 from stretto.errors import StaleSampleError, TrainingError
 from stretto.models.load import Policy
-from stretto.models.logprob_head import logprobs_of, wide
+from stretto.models.logprob_head import accum_dtype, logprobs_of
 from stretto.models.memory import OutOfMemory, memory_errors
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
-from stretto.training.rows import by_rows, halved
+from stretto.training.rows import halved, map_microbatches
 from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
@@ -133,7 +133,7 @@ class Trainer:
             mine = self.accumulators.get(kind, {})
             if not keep:
                 self.total[kind] = {
-                    name: mine.pop(name) if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))
+                    name: mine.pop(name) if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
                     for name, weight in self.trained.items()
                 }
                 for tensor in self.total[kind].values():
@@ -141,7 +141,9 @@ class Trainer:
                 continue
             flat = torch.cat(
                 [
-                    (mine[name] if name in mine else torch.zeros_like(weight, dtype=wide(weight.dtype))).flatten()
+                    (
+                        mine[name] if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
+                    ).flatten()
                     for name, weight in self.trained.items()
                 ]
             )
@@ -183,7 +185,7 @@ class Trainer:
 
         with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
             numbers = partial(self._numbers, scorer)
-            return by_rows(conversations, budget=self.token_budget, numbers=numbers, smaller=self._halves)
+            return map_microbatches(conversations, budget=self.token_budget, numbers=numbers, smaller=self._halves)
 
     def _numbers(self, scorer: Policy, piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
         """Log-probabilities of a row's conversations."""
@@ -281,7 +283,7 @@ class Trainer:
     def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
         """A row where the policy is that is asked; another may be elsewhere."""
         with memory_errors():
-            row = pack(samples, device=policy.device, dtype=wide(policy.dtype))
+            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype))
             return replace(row, shared=0) if policy.apart else row
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
@@ -322,7 +324,7 @@ class Trainer:
         if name in mine:
             mine[name] += gradient
         else:
-            mine[name] = gradient.to(wide(gradient.dtype), copy=gradient.dtype == wide(gradient.dtype))
+            mine[name] = gradient.to(accum_dtype(gradient.dtype), copy=gradient.dtype == accum_dtype(gradient.dtype))
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Of all of them together."""
@@ -336,6 +338,6 @@ class Trainer:
                 gradient /= self.counted.denominator(kind)
                 total[name] = total[name].add_(gradient) if name in total else gradient
         return {
-            name: total[name] if name in total else torch.zeros_like(weight, dtype=wide(weight.dtype))
+            name: total[name] if name in total else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
             for name, weight in self.trained.items()
         }

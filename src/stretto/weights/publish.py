@@ -20,11 +20,13 @@ def publish(weights: Weights, engine: Receiver, carrier: Carrier | None = None) 
     """Sends weights, reads back what the engine holds, and proves that they arrived."""
     (carrier or Carrier()).tell(weights, engine)
     receipt = engine.holds()
-    prove(weights, receipt)
+    verify_publish(weights, receipt)
     return receipt
 
 
-def prove(weights: Weights, receipt: Receipt, *, engine: str = "the engine", source: str = "the trainer") -> None:
+def verify_publish(
+    weights: Weights, receipt: Receipt, *, engine: str = "the engine", source: str = "the trainer"
+) -> None:
     """Raises unless the receipt shows exactly these weights. Messages call its sender `engine`, and theirs `source`."""
     if receipt.version != weights.version:
         raise refusal(
@@ -34,7 +36,7 @@ def prove(weights: Weights, receipt: Receipt, *, engine: str = "the engine", sou
         if weights.where != "shared":
             raise refusal(weights.version, f"{engine} says it shares tensors, but the weights are at {weights.where}")
         return
-    prove_equal(
+    verify_equal(
         [name for name, checksum in weights.manifest.items() if receipt.manifest.get(name) != checksum],
         of=len(weights.manifest),
         version=weights.version,
@@ -43,7 +45,7 @@ def prove(weights: Weights, receipt: Receipt, *, engine: str = "the engine", sou
     )
 
 
-def prove_equal(differing: Collection[str], *, of: int, version: int, engine: str, source: str) -> None:
+def verify_equal(differing: Collection[str], *, of: int, version: int, engine: str, source: str) -> None:
     """Raises if tensors differ, or if there were none to compare."""
     if differing or not of:
         shown = ", ".join(sorted(differing)[:3]) or "there is nothing to compare"

@@ -59,7 +59,7 @@ class ProbeServer:
         self.server.close()
 
 
-def unreached(places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+def unreachable(places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """Those of these doors that do not answer this process, each with where it is and why."""
     with ThreadPoolExecutor(min(64, len(places)) or 1) as pool:  # silent ones all take their time
         answers = zip(places, pool.map(_silence, places.values()), strict=True)

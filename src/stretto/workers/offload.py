@@ -112,7 +112,7 @@ class EngineCaches:
             self.sleeps = False
 
 
-def spare(engine: Engine) -> None:
+def release_caches(engine: Engine) -> None:
     """Lets an engine give back what it holds between rounds; it takes it anew as it needs it."""
     engine.sleep(keep=True)
     engine.wake()

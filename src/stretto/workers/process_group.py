@@ -66,7 +66,7 @@ def reach(meeting: Rendezvous) -> Store:
     return found
 
 
-def gathered(meeting: Rendezvous) -> Store:
+def wait_for_all(meeting: Rendezvous) -> Store:
     """The store, once everybody has come: nobody connects to others of whom one never will.
 
     TrainingError if it is called off meanwhile, or if somebody does not come in time.
@@ -85,7 +85,7 @@ def gathered(meeting: Rendezvous) -> Store:
     return store
 
 
-def call_off(meeting: Rendezvous) -> None:
+def cancel_groups(meeting: Rendezvous) -> None:
     """Lets nobody wait any longer for one who has died. Those who have met already are not disturbed."""
     reach(meeting).set(DECIDED, OFF)
 
@@ -96,7 +96,7 @@ class ProcessGroup:
     def __init__(self, meeting: Rendezvous) -> None:
         self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
         with self._failures():
-            store = gathered(meeting)
+            store = wait_for_all(meeting)
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = min(patience, timedelta(seconds=CONNECT))
             # Told, because gloo would look its own host's name up, which may be anybody's.

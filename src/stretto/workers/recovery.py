@@ -73,4 +73,4 @@ class Recovery:
             await self.crew.members[device].close()  # dead, or it came back and lost the one whose state it was to get
         self.crew.members[device] = await self.crew.launch(device)
         await self.crew.files.hand_over(living, device)
-        await self.crew.prove([living[0], device], whole=True)
+        await self.crew.verify_publish([living[0], device], whole=True)

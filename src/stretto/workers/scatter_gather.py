@@ -15,7 +15,7 @@ from stretto.types import Conversation
 T = TypeVar("T")
 
 
-def sound(answers: Sequence[T | BaseException]) -> list[T]:
+def raise_first(answers: Sequence[T | BaseException]) -> list[T]:
     """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     if errors:
@@ -25,10 +25,10 @@ def sound(answers: Sequence[T | BaseException]) -> list[T]:
 
 async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
     """What these calls come to; all of them are over when it raises."""
-    return sound(await asyncio.gather(*calls, return_exceptions=True))
+    return raise_first(await asyncio.gather(*calls, return_exceptions=True))
 
 
-async def dealt(
+async def scatter_gather(
     conversations: Sequence[Conversation],
     among: Sequence[str],
     ask: Callable[[str, Sequence[Conversation]], Awaitable[Sequence[NDArray[np.float64]]]],

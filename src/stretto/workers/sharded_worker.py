@@ -9,7 +9,7 @@ from __future__ import annotations
 from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
 from stretto.weights.tensors import checksums, unlike
 from stretto.workers.models import settings_of
-from stretto.workers.process_group import Rendezvous, gathered
+from stretto.workers.process_group import Rendezvous, wait_for_all
 from stretto.workers.worker import Worker
 
 
@@ -22,7 +22,7 @@ class ShardedWorker(Worker):
             super().meet(kind, where)
             return
         recipe, device = self.assignment.recipe, self.assignment.torch_device
-        mesh = join(gathered(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
+        mesh = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
         shards = Shards(self._load(device), mesh, temperature=recipe.engine.temperature, serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
         self.shards = shards

@@ -26,16 +26,16 @@ from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
 from stretto.training.optimizer import MasterAdamW
-from stretto.training.parallel.zero1 import deal, whole
+from stretto.training.parallel.zero1 import merge_states, partition
 from stretto.training.trainer import StepReport, Trainer
 from stretto.types import Conversation, Receipt, Sample
 from stretto.weights.carrier import Carrier
-from stretto.weights.publish import prove_equal
+from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
 from stretto.workers.api import MODELS, POLICY
-from stretto.workers.connectivity import ProbeServer, own_address, unreached
+from stretto.workers.connectivity import ProbeServer, own_address, unreachable
 from stretto.workers.models import EngineFactory, FrozenReference, Scorer, engine_of, load_gauges, make_trainer
-from stretto.workers.offload import PUBLISH, HostBuffer, sleepers_of, spare
+from stretto.workers.offload import PUBLISH, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
@@ -58,7 +58,7 @@ class Worker:
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and assignment.mates == 1
         updates = recipe.run.steps * recipe.batch.updates
-        self.parts = deal(self.policy.trained(), len(assignment.sharers) or 1)
+        self.parts = partition(self.policy.trained(), len(assignment.sharers) or 1)
         self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
         self.models: dict[str, Scorer] = {}
         self.trainer = make_trainer(
@@ -79,7 +79,7 @@ class Worker:
         self.models["reference"] = FrozenReference(self.policy, self.reference, lambda: self.trainer)
         self.models |= {MODELS[role]: each for role, each in gauges.items()}
         self.engine = make_engine(self.policy) if make_engine else engine_of(self.policy, assignment)
-        self.trainer.make_room = partial(spare, self.engine)
+        self.trainer.make_room = partial(release_caches, self.engine)
         self.sleepers = sleepers_of(
             assignment.sleeps,
             policy=self.policy,
@@ -158,7 +158,7 @@ class Worker:
 
     def unreached(self, doors: Mapping[str, tuple[str, int]]) -> dict[str, str]:
         """Which of the others' doors do not answer, and why."""
-        return unreached(doors)
+        return unreachable(doors)
 
     def shut(self) -> None:
         """Closes the door."""
@@ -218,7 +218,7 @@ class Worker:
         if read is None:  # it has no weights: a script, for tests
             read = checksums((name, tensors[name]) for name in names)
         # What was not asked for is told where it is not as it should be.
-        prove_equal(
+        verify_equal(
             {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names)),
             of=len(trained),
             version=self.trainer.version,
@@ -291,7 +291,7 @@ class Worker:
         folder = folder or self.files.copy()
         self.sleepers.enter(PUBLISH)
         (trainer,) = read_parts(folder, self.trainer.name)
-        optimizer = whole(read_parts(folder, "optimizer"))
+        optimizer = merge_states(read_parts(folder, "optimizer"))
         self.trainer.restore(trainer)
         self._hold(optimizer["masters"])
         if self.optimizer is not None:

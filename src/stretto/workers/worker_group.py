@@ -26,15 +26,15 @@ from stretto.threads import beside
 from stretto.training import loss_counters
 from stretto.training.trainer import StepReport
 from stretto.types import Conversation, Sample, Weights
-from stretto.weights.publish import prove
+from stretto.weights.publish import verify_publish
 from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, client
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
 from stretto.workers.launchers.inprocess import Launcher
-from stretto.workers.process_group import Rendezvous, call_off
+from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
-from stretto.workers.scatter_gather import dealt, together
+from stretto.workers.scatter_gather import scatter_gather, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -107,7 +107,7 @@ class WorkerGroup:
             if len(mates) > 1:
                 await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
-        await self.prove(list(dict.fromkeys([*self.holders, *devices])), whole=True)
+        await self.verify_publish(list(dict.fromkeys([*self.holders, *devices])), whole=True)
         self.by = None
 
     @property
@@ -180,7 +180,7 @@ class WorkerGroup:
         if model == POLICY:  # in lockstep, after which each of them knows all
             told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
             return told[0]
-        return await dealt(
+        return await scatter_gather(
             conversations,
             self.devices[cell],
             lambda device, share: self.worker(device, seconds).score(model, share),
@@ -236,9 +236,9 @@ class WorkerGroup:
         holders, seconds = self.holders, self.patience.publish
         if len(holders) > len(self.trainers):
             await self.all(holders, lambda each: each.fetch(self.version), seconds=seconds)
-        await self.prove(holders)
+        await self.verify_publish(holders)
 
-    async def prove(self, holders: Sequence[str], *, whole: bool = False) -> None:
+    async def verify_publish(self, holders: Sequence[str], *, whole: bool = False) -> None:
         """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
         alone, seconds = len(holders) == 1, self.patience.publish
         receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
@@ -246,7 +246,7 @@ class WorkerGroup:
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
         source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
-            prove(weights, receipt, engine=self.called(device), source=source)
+            verify_publish(weights, receipt, engine=self.called(device), source=source)
 
     def called(self, device: str) -> str:
         """A device with the cells that it serves, for messages."""
@@ -271,7 +271,7 @@ class WorkerGroup:
         try:
             await asyncio.gather(*calls)
         except Exception:
-            await beside(call_off, meetings[0])
+            await beside(cancel_groups, meetings[0])
             await together(calls)
 
     async def memory(self) -> dict[str, float]:
@@ -289,7 +289,7 @@ class WorkerGroup:
         """Everybody goes on from the files of this folder."""
         await self.files.restore(self.holders, state)
         self.version = read_parts(state, "trainer")[0]["version"]
-        await self.prove(self.holders)
+        await self.verify_publish(self.holders)
 
     # A deadline that passed -------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stretto.models.load import Policy
-from stretto.models.logprob_head import wide
+from stretto.models.logprob_head import accum_dtype
 
 GRAIN = 64
 """Capacities are multiples of this many tokens."""
@@ -200,7 +200,7 @@ class DecodeLayout:
         if keys.device.type == "cpu" and alike:
             output = self._by_kernel(layer, queries, keys, values, scale=scale, window=window)
         else:
-            scaled = queries.to(wide(query.dtype)) * (size**-0.5 if scale is None else scale)
+            scaled = queries.to(accum_dtype(query.dtype)) * (size**-0.5 if scale is None else scale)
             output = self._in_parts(layer, scaled, keys, values, window)
         output = output.to(value.dtype).view(*apart.shape[:4], value.shape[3]).transpose(1, 2)
         # In memory token after token, as the layer that follows reads it.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from stretto.models.logprob_head import CACHED_NUMBERS, Head, chunks, finished_logits, wide
+from stretto.models.logprob_head import CACHED_NUMBERS, Head, accum_dtype, chunks, finished_logits
 
 BLOCK = 256
 
@@ -68,7 +68,7 @@ def draw(
     """
     rows, vocabulary = raw.shape
     greedy = temperatures == 0
-    heat = temperatures.masked_fill(greedy, 1.0)[:, None].to(wide(raw.dtype))
+    heat = temperatures.masked_fill(greedy, 1.0)[:, None].to(accum_dtype(raw.dtype))
     parts = chunks(rows, vocabulary, CACHED_NUMBERS[raw.device.type])
     weights = torch.cat([_block_weights(finish(raw[part]).div_(heat[part])) for part in parts])
     lanes = torch.arange(max(weights.shape[1], BLOCK), device=raw.device)[None]

@@ -16,7 +16,7 @@ import torch
 from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
 
-from stretto.models.logprob_head import chunks, wide
+from stretto.models.logprob_head import accum_dtype, chunks
 
 CACHED_NUMBERS = 1 << 18
 """Numbers of a row at once: 1 MiB in fp32."""
@@ -35,7 +35,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
-        width, kind = states.shape[-1], wide(states.dtype)
+        width, kind = states.shape[-1], accum_dtype(states.dtype)
         rows, outgoing = states.reshape(-1, width), gradients[0].reshape(-1, width)
         result, factor = torch.empty_like(rows), weight.to(kind)
         weight_gradient = factor.new_zeros(width) if ctx.needs_input_grad[1] else None
@@ -68,7 +68,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        width, kind = gate.shape[-1], wide(gate.dtype)
+        width, kind = gate.shape[-1], accum_dtype(gate.dtype)
         gates, ups, outgoing = (states.reshape(-1, width) for states in (gate, up, gradients[0]))
         gate_gradient, up_gradient = torch.empty_like(gates), torch.empty_like(ups)
         for part in chunks(len(gates), width, CACHED_NUMBERS):

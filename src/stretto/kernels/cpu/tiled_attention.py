@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from stretto.kernels.cpu.tiles import Places, Tile
-from stretto.models.logprob_head import wide
+from stretto.models.logprob_head import accum_dtype
 
 KEYS_AT_ONCE = 1 << 16
 """Keys of tiles whose gradients wait to be added up: the tiles of a long segment have far more than it has tokens."""
@@ -140,7 +140,7 @@ class _Attention(torch.autograd.Function):
         outgoing = rows_of(gradients[0], heads)
         query_slopes = queries.new_empty(sum(seating.asked), queries.shape[1])
         query_parts = query_slopes.split(seating.asked)
-        totals = [torch.zeros_like(rows, dtype=wide(rows.dtype)) for rows in (keys, values)]
+        totals = [torch.zeros_like(rows, dtype=accum_dtype(rows.dtype)) for rows in (keys, values)]
         for sums in seating.sums:
             slopes = [rows.new_empty(sum(sums.known), rows.shape[1]) for rows in (keys, values)]
             tiles = (each[sums.tiles] for each in (seating.seats, ctx.masks, query_parts))

@@ -20,7 +20,7 @@ from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.problem import PlanningProblem
-from stretto.scheduler.records import UPDATE, Item, MoveRollouts, StageWork, role_of
+from stretto.scheduler.records import UPDATE, MoveRollouts, RolloutId, StageWork, role_of
 
 SLOTS = 1024
 """Most answers that one rank of an engine generates at a time."""
@@ -250,7 +250,7 @@ class PlanDurations:
         """A piece of any other stage."""
         return self.prices.piece(piece.stage, self.sites[piece.cell], self.load(piece.items), self.choice)
 
-    def judge(self, item: Item) -> float:
+    def judge(self, item: RolloutId) -> float:
         """Verdicts come in at once."""
         return 0.0
 
@@ -266,7 +266,7 @@ class PlanDurations:
         each = self.ending.update / self.work.parts
         return each + (self.ending.publish + self.ending.switch if last else 0.0)
 
-    def load(self, items: Sequence[Item]) -> TokenLoad:
+    def load(self, items: Sequence[RolloutId]) -> TokenLoad:
         """What a piece computes: a prompt once for all of its group that are in it."""
         prompt, groups = self.work.prompt, len({index for index, _ in items})
         sizes = [self.lengths[index][attempt] for index, attempt in items]

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from stretto.errors import RecipeError, TrainingError
 from stretto.models import attention
 from stretto.models.load import Policy
-from stretto.models.logprob_head import logprobs_of, wide
+from stretto.models.logprob_head import accum_dtype, logprobs_of
 from stretto.models.memory import OutOfMemory
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide
@@ -94,11 +94,13 @@ class Shards:
         self.rows = GatheredForward(policy, temperature)
         settings: dict[str, Any] = {
             "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=wide(self.computes)),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=accum_dtype(self.computes)),
         }
         for layer in layers(policy.network):
-            fully_shard(layer.to(wide(self.computes)), **settings)  # one by one: all of it need never be there wide
-        policy.network.to(wide(self.computes))
+            fully_shard(
+                layer.to(accum_dtype(self.computes)), **settings
+            )  # one by one: all of it need never be there wide
+        policy.network.to(accum_dtype(self.computes))
         fully_shard(self.rows, **settings)
         for module in self.rows.modules():
             if isinstance(module, FSDPModule):

@@ -17,7 +17,7 @@ HELD = ("masters", "moments")
 """What of an optimizer's state belongs to parameters."""
 
 
-def deal(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
+def partition(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
     """As many parts, one after the other as the parameters are; a parameter belongs where its middle falls.
 
     A part is larger than an equal one by no more than a parameter; where one is large or there are few, some are empty.
@@ -58,7 +58,7 @@ def _joined(found: Sequence[Any]) -> Any:
     return torch.cat(list(found)) if isinstance(first, torch.Tensor) and first.dim() else first
 
 
-def whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_states(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The optimizer's state of one device, from those that hold it together, in the order of their parts: each has
     whole parameters, or slices of all."""
     return {**parts[0], **{kind: JoinedParts([part[kind] for part in parts]) for kind in HELD}}
