@@ -41,7 +41,6 @@ def problem():
     work = StepWorkload(
         shapes=dict.fromkeys(POLICY, named_shape("qwen2.5-0.5b")),
         prompts=8,
-        launched=8,
         samples=4,
         updates=1,
         prompt=100,

@@ -15,6 +15,7 @@ from stretto.runtime import loop, session
 from stretto.runtime.recipe_file import recipe_text
 from stretto.runtime.resume_point import set_aside, standing
 from stretto.storage.checkpoint import Checkpoints
+from stretto.storage.manifest import FORMAT
 
 
 def folder_with(tmp_path, *steps, done=0, events=True):
@@ -45,7 +46,7 @@ def manifest_of(store, step):
 
 def newer(store, step):
     path = manifest_of(store, step)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2, "new": [1]}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": FORMAT + 1, "new": [1]}))
 
 
 def torn(store, step):
@@ -143,7 +144,9 @@ def test_a_newer_format_above_a_sound_checkpoint_stops_the_run(tmp_path):
     store = folder_with(tmp_path, 2, 4, done=4)
     newer(store, 4)
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match=r"newer version of stretto in format 2.*\n.*\n.*end in \.unreadable"):
+    with pytest.raises(
+        CheckpointError, match=rf"newer version of stretto in format {FORMAT + 1}.*\n.*\n.*end in \.unreadable"
+    ):
         standing(store, every=2)
     assert contents(tmp_path) == before
     aside(store, 4)  # as the message says
@@ -217,7 +220,7 @@ def short(tmp_path_factory):
 def test_a_resume_that_finds_no_checkpoint_stops_and_a_restart_is_the_same_run(short, tmp_path, monkeypatch, capsys):
     run = shutil.copytree(short, tmp_path / "run")
     for path in (run / "checkpoints").glob("*/state/manifest.json"):
-        path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
+        path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 9'))
     before = contents(run)
     assert main(["resume", str(run)]) == 1
     assert "--restart" in capsys.readouterr().err
@@ -270,11 +273,11 @@ class Killed(BaseException):
 
 
 def spans(run):
-    """(stage, step) of everything in the timeline, and how often."""
+    """(stage, step) of everything in the timeline; nothing stands there twice."""
     events = json.loads((run / "timeline.json").read_text())["traceEvents"]
-    found = sorted((event["name"], event["args"]["step"]) for event in events)
-    assert len(set(found)) == len(found)
-    return set(found)
+    written = [json.dumps(event, sort_keys=True) for event in events]
+    assert len(set(written)) == len(written)
+    return {(event["name"], event["args"]["step"]) for event in events}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from running import Quiet, assert_same_run, metrics, recipe_in, resume, start
 from stretto.errors import CheckpointError, RecipeError, StrettoError
-from stretto.planner.run_lengths import recorded_lengths
+from stretto.planner.run_lengths import recorded_answers
 from stretto.report.timeline import Span, to_events
 from stretto.runtime import session
 from stretto.runtime.forecast import measured
@@ -41,7 +41,7 @@ def whole(tmp_path_factory):
     [
         (0, r"\.lock"),
         (1000, r"recipe\.yaml"),
-        (2000, "base"),  # the tokenizer's files
+        (3000, "base"),  # the tokenizer's files
         (9000, "base"),  # the weights
         (20_000, r"\.model\.draft"),
     ],
@@ -190,7 +190,7 @@ def test_samples_that_cannot_be_read_are_passed_over(tmp_path):
     (folder / "step-000002.jsonl").write_bytes(b"\n".join(DAMAGED))
     row = {"conversations": [{"trained": [0, 0, 1, 1, 1]}]}
     (folder / "step-000001.jsonl").write_text(json.dumps(row))
-    prompt, lengths = recorded_lengths(str(tmp_path / "run"), tmp_path, cap=9)
+    prompt, lengths, *_ = recorded_answers(str(tmp_path / "run"), tmp_path, cap=9)
     assert (prompt, lengths.mean) == (2, 3)
 
 

@@ -35,6 +35,12 @@ class ForecastPlan:
     """True if every device has room for it."""
     seconds: Mapping[str, float]
     """Of a step, of its stages and of what ends it."""
+    rounds: int
+    """Rounds of generation that the step takes, where groups are dropped and asked anew."""
+    launched: int
+    """Groups of all rounds."""
+    updates: int
+    """Of the policy in the step."""
     idle: float
     """Share of the devices' seconds without work."""
     memory_gb: Mapping[str, Mapping[str, float]]

@@ -117,8 +117,9 @@ async def _verdicts(
             patience = None if deadline is None else moved + deadline - time.monotonic()
             if patience is not None and patience <= 0:
                 raise DeadlineError(_overdue(trajectories, tasks, deadline or 0.0, last - began))
+            # Looked at again after `deadline` at the latest: a worker that was starting may have begun to judge since.
             with suppress(TimeoutError):
-                await asyncio.wait_for(finished.wait(), patience)
+                await asyncio.wait_for(finished.wait(), deadline and min(patience or 0.0, deadline))
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
