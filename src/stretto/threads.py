@@ -60,7 +60,7 @@ class Daemons(ThreadPoolExecutor):
         self._open, self._serving, self._closed = 0, 0, False
 
     def submit(self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """As soon as a thread is free."""
+        """Runs the function as soon as a thread is free."""
         future: Future[T] = Future()
         with self._changing:
             if self._closed:

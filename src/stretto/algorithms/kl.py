@@ -38,7 +38,7 @@ def k3(policy: Any, reference: Any) -> Any:
 
 
 ESTIMATORS: dict[str, Callable[[Any, Any], Any]] = {"k1": k1, "k2": k2, "k3": k3}
-"""By the name that recipes use."""
+"""Name in recipes -> estimator."""
 
 
 def estimator(kl: Kl) -> Callable[[Any, Any], Any]:

@@ -80,7 +80,7 @@ def _facts(name: str, folders: Sequence[str]) -> AlgorithmFacts | None:
 
 
 def vars_of(facts: AlgorithmFacts) -> dict[str, Any]:
-    """Its fields."""
+    """The fields of an algorithm's facts."""
     return {name: getattr(facts, name) for name in AlgorithmFacts.__dataclass_fields__}
 
 

@@ -30,17 +30,17 @@ class ForecastPlan:
     """One way to lay a recipe out, and what it would come to."""
 
     strategy: str
-    """Its name."""
+    """The strategy's name."""
     fits: bool
     """True if every device has room for it."""
     seconds: Mapping[str, float]
-    """Of a step, of its stages and of what ends it."""
+    """Seconds of a step, of its stages and of what ends it."""
     rounds: int
     """Rounds of generation that the step takes, where groups are dropped and asked anew."""
     launched: int
     """Groups of all rounds."""
     updates: int
-    """Of the policy in the step."""
+    """Updates of the policy in the step."""
     idle: float
     """Share of the devices' seconds without work."""
     memory_gb: Mapping[str, Mapping[str, float]]

@@ -25,7 +25,7 @@ class Run:
     """A run: `stretto.Run("runs/tiny-001")`, or what `train` and `resume` return."""
 
     folder: Path
-    """Its folder."""
+    """The run's folder."""
     rewards: Sequence[RewardLike] | None = field(default=None, repr=False)
     """The rewards that were given for it, for evaluations."""
     environment: Environment | str | None = field(default=None, repr=False)
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """Its recipe, every key as the run uses it."""
+        """The run's recipe, every key as the run uses it."""
         from stretto.runtime.recipe_file import load_run_recipe
 
         return load_run_recipe(self.folder)[0]

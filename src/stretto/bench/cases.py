@@ -22,7 +22,7 @@ MEDIAN, SIGMA, CAP, SEED = 24, 0.6, 64, 0
 """Answers are lognormal with this median and sigma, never longer than the cap."""
 
 ADDITIONS = 100
-"""Of two digits: as many prompts as there are."""
+"""Two-digit additions: as many prompts as there are."""
 
 TRIES = 400
 """How many sets of worked examples are tried for a prompt of the exact length."""
@@ -33,7 +33,7 @@ class BenchCase:
     """One thing to measure."""
 
     name: str
-    """As the command line knows it."""
+    """The case's name on the command line."""
     prompt: int
     """Tokens of a prompt; worked examples fill it up to here."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -51,9 +51,9 @@ class BenchCase:
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """What makes the update."""
     median: float = MEDIAN
-    """Of the lengths that are drawn."""
+    """Median of the lengths that are drawn."""
     sigma: float = SIGMA
-    """Of their logarithms."""
+    """Standard deviation of the logarithms of the lengths."""
     cap: int = CAP
     """The longest."""
     reference: bool = False
@@ -79,20 +79,20 @@ STEP = (
     BenchCase(name="full-512-fp32", prompt=512, dtype="float32"),
     BenchCase(name="full-512-common", prompt=512, common=True),
 )
-"""Of `stretto bench step`."""
+"""Cases of `stretto bench step`."""
 
 ROLLOUT = (
     BenchCase(name="prompt-43", prompt=43),
     BenchCase(name="prompt-512", prompt=512),
     BenchCase(name="prompt-43-fp32", prompt=43, dtype="float32"),
 )
-"""Of `stretto bench rollout`."""
+"""Cases of `stretto bench rollout`."""
 
 STUDY = (
     BenchCase(name="astar-po", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit"),
     BenchCase(name="astar-po-online", prompt=128, prompts=16, samples=1, answer=256, optimizer="adamw8bit", values=5),
 )
-"""Of `stretto bench study`."""
+"""Cases of `stretto bench study`."""
 
 WIDE = BenchCase(name="", prompt=43, adapter=True, median=30, sigma=1.0, cap=256)
 """What several cells work on: a few answers are much longer than the others, as they are in practice."""
@@ -105,7 +105,7 @@ STRATEGIES = (
     replace(WIDE, name="models-43", reference=True, judge=True),
     replace(WIDE, name="models-512", prompt=512, reference=True, judge=True),
 )
-"""Of `stretto bench strategies`."""
+"""Cases of `stretto bench strategies`."""
 
 SCALING = (replace(WIDE, name="cells-43"), replace(WIDE, name="cells-512", prompt=512))
 """Of `stretto bench scaling`; prompts are those of one cell."""

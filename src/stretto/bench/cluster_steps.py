@@ -58,7 +58,7 @@ DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
 """Two cells of one thread each."""
 
 COEF = 0.1
-"""Of the KL term, where a case has one."""
+"""Coefficient of the KL term, where a case has one."""
 
 Launch = Callable[[Sequence[str]], Launcher]
 """Starts workers that are told what to say, on these devices."""
@@ -95,7 +95,7 @@ class SharedLauncher:
         return self.launcher.store()
 
     async def stacks(self) -> Sequence[ProcessStacks]:
-        """Of all of them."""
+        """The stacks of all worker processes."""
         return await self.launcher.stacks()
 
     async def close(self) -> None:
@@ -212,7 +212,7 @@ class SharedWorkers:
         )
 
     async def gradient(self, name: str) -> NDArray[np.float64]:
-        """Of the plan's last step."""
+        """The gradient of the plan's last step."""
         crew = self.parts[name].crew
         return await told(crew.worker(crew.trainers[0], 60)).gradient()
 

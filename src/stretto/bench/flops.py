@@ -56,13 +56,13 @@ class Pass:
 
 
 def forward(sizes: ModelSizes, work: Pass) -> int:
-    """Of a forward."""
+    """Operations of a forward."""
     weights = 2 * (sizes.linear + sizes.adapter) * work.tokens
     return weights + 4 * sizes.layers * sizes.attention * work.keys + 2 * sizes.head * work.logits
 
 
 def backward(sizes: ModelSizes, work: Pass) -> int:
-    """Of the backward of that forward."""
+    """Operations of the backward of that forward."""
     if not sizes.adapter:
         return 2 * forward(sizes, work)
     frozen = 2 * sizes.linear * work.tokens + 2 * sizes.head * work.logits

@@ -66,9 +66,9 @@ class JobResult:
     """What a side came to."""
 
     name: str = ""
-    """Its name and version."""
+    """The library's name and version."""
     seconds: tuple[float, ...] = ()
-    """Of each repetition."""
+    """Seconds of each repetition."""
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage in the fastest repetition."""
     generated: int = 0

@@ -44,11 +44,11 @@ class Probe:
     """A workload of our own choice."""
 
     name: str
-    """As it is told."""
+    """The probe's name in messages."""
     prompt: int
     """Tokens of a prompt."""
     lengths: LengthDistribution
-    """Of answers."""
+    """Lengths of the answers."""
     prompts: int
     """Groups."""
     samples: int
@@ -72,7 +72,7 @@ PROBES = (
         samples=4, reference=True,
     ),
 )  # fmt: skip
-"""They differ in what they spend their time on."""
+"""Workloads that differ in what they spend their time on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,9 @@ class ProbeStep:
     """A step to take."""
 
     name: str
-    """As it is told."""
+    """The step's name in messages."""
     setting: PlanningProblem
-    """Its workload, on the cluster."""
+    """The step's workload on the cluster."""
     choice: Candidate
     """How it is done."""
     plan: Plan

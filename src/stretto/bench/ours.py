@@ -57,7 +57,7 @@ def rewards_of(longest: int) -> tuple[RewardPart, ...]:
 
 
 REWARDS = rewards_of(CAP)
-"""Of answers as most cases have them."""
+"""Rewards of answers as most cases have them."""
 
 Prepare = Callable[[Runtime, Sequence[Asked]], Awaitable[Runtime]]
 """Finds out what a step must know of its prompts before it begins."""
@@ -124,7 +124,7 @@ class StepTiming:
     """What one step came to."""
 
     seconds: float
-    """Of all of it."""
+    """Seconds of the whole step."""
     generate: float
     """Seconds of sampling, judging beside it, and what must be known of the prompts before."""
     groups: tuple[Group, ...]

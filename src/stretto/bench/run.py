@@ -42,7 +42,7 @@ class Bench:
     packages: tuple[str, ...] = ()
     """What it needs beside stretto, and the extra of this project that has it."""
     extra: str = "bench"
-    """That extra."""
+    """The extra that installs what the bench needs."""
     cells: int = 0
     """Workers of one thread each that our side has; 0 where it is one process."""
     wide: bool = False
@@ -71,7 +71,7 @@ class BenchRequest:
     cases: Sequence[str] = ()
     """Names of its cases; `all`; or none for the first."""
     model: str
-    """As a recipe names it."""
+    """The model, as a recipe names it."""
     shape: str | None = None
     """The shape of random weights, instead of a model."""
     prompts: int | None = None

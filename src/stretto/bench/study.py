@@ -62,7 +62,7 @@ class StudyWorker(Worker):
         self.sampler = sampler(self.reference or self.policy)
 
     def estimate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
-        """As `generate`, by the reference."""
+        """Like `generate`, by the reference."""
         self.sleepers.enter("reference")
         self.sampler.submit(new)
         return self.sampler.abort(unwanted) + self.sampler.step(seconds)

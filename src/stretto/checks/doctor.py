@@ -38,14 +38,14 @@ CHECKS: tuple[Function, ...] = (
 """In the order in which they are shown."""
 
 AT_START: tuple[Function, ...] = (packages.core_versions, packages.companions_match, devices.model_fits)
-"""Of every run."""
+"""Checks at the start of every run."""
 
 TOLD_AT_START: tuple[Function, ...] = (
     devices.torch_can_use_the_gpu,
     devices.no_device_is_forgotten,
     network.cluster_has_a_token,
 )
-"""Of every run, which goes on."""
+"""Checks at the start of every run, which goes on whatever they say."""
 
 AT_START_OF_SEVERAL: tuple[Function, ...] = (
     resources.files_can_be_opened,

@@ -58,7 +58,7 @@ class ScriptedEngine:
         return Receipt(version=self.version, manifest={}, shared=True)
 
     def checksums(self, names: Collection[str]) -> None:
-        """It multiplies nothing."""
+        """None: a script multiplies nothing."""
 
     def sleep(self, keep: bool) -> None:
         """Nothing to free."""

@@ -35,7 +35,7 @@ WRONG = ", so it would be trained wrongly; this family is not available yet"
 
 
 class AttentionLayout(Protocol):
-    """Who sees whom in one row."""
+    """Which tokens of one row see which."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None

@@ -44,7 +44,7 @@ class Policy:
     network: PreTrainedModel
     """The causal model; adapters, where there are any, sit inside its layers."""
     tokenizer: PreTrainedTokenizerBase
-    """Its tokenizer, with a chat template."""
+    """The model's tokenizer, with a chat template."""
     adapted: Any = None
     """PEFT's wrapper around `network`, or none for full fine-tuning."""
     portable: bool = True

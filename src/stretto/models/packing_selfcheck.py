@@ -36,12 +36,12 @@ class RecordingLayout:
     layout: AttentionLayout
     """What answers."""
     layers: set[int] = field(default_factory=set)
-    """Who asked."""
+    """Layers that asked the layout."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
-        """As the layout does."""
+        """Attention, as the layout computes it."""
         self.layers.add(layer)
         return self.layout.attend(layer, query, key, value, scale=scale, window=window)
 

@@ -48,7 +48,7 @@ class ScalarRole:
     """What a role asks of a model."""
 
     field: str
-    """Its section in a recipe."""
+    """The model's section in a recipe."""
     classifier: Any
     """Transformers' loader for it."""
     reads: Callable[[PreTrainedModel], Reads]

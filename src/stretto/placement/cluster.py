@@ -31,7 +31,7 @@ class Host:
     """One machine."""
 
     name: str
-    """As in the names of its devices."""
+    """The host's name, as in the names of its devices."""
     device: Device
     """What it holds; hosts are of one kind each."""
     count: int
@@ -147,11 +147,11 @@ class DeviceNumbers(Section):
     memory_gb: Gigabytes | None = None
     """Memory in GB of 2^30 bytes."""
     bandwidth: PerSecond | None = None
-    """Of its memory, bytes/s."""
+    """Bandwidth of the device's memory, bytes/s."""
     link: PerSecond | None = None
     """To its neighbours, bytes/s in one direction."""
     nic: PerSecond | None = None
-    """Its share of the host's network, bytes/s."""
+    """The device's share of the host's network, bytes/s."""
     host_link: PerSecond | None = None
     """To host memory, bytes/s."""
     domain: Count | None = None

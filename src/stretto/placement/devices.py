@@ -54,7 +54,7 @@ class Device:
     """One accelerator, or one thread of a CPU."""
 
     name: str
-    """As people write it."""
+    """The device's name, as people write it."""
     flops: float
     """Peak of dense bf16 products, FLOP/s."""
     matmul: float
@@ -62,7 +62,7 @@ class Device:
     memory: float
     """Bytes."""
     bandwidth: float
-    """Of that memory, bytes/s."""
+    """Bandwidth of that memory, bytes/s."""
     link: float
     """To devices of the same domain, bytes/s in one direction."""
     nic: float

@@ -89,5 +89,5 @@ class Plan:
         return replace(self, cells=cells, priority={device: names for device, names in priority.items() if names})
 
     def to_json(self) -> dict[str, Any]:
-        """As plan.json holds it."""
+        """The plan, as plan.json holds it."""
         return asdict(self)

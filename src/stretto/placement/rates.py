@@ -28,7 +28,7 @@ class Rates:
     backward: float = 1.0
     """A backward, in forwards over what it has gradients for: 1 for inputs, 1 for weights."""
     decode_share: float = 0.77
-    """Of the memory bandwidth, what decoding reaches."""
+    """Share of the memory bandwidth that decoding reaches."""
     tick: float = 3e-3
     """Seconds that a decode step takes however small it is: scheduling, sampling."""
     tick_layer: float = 3e-5
@@ -43,7 +43,7 @@ class Rates:
     far_delay: float = 1.75e-5
     """Seconds of one hop between hosts."""
     link_share: float = 0.75
-    """Of a link's bandwidth, what collectives reach."""
+    """Share of a link's bandwidth that collectives reach."""
     nic_share: float = 0.8
     """Of a network card's bandwidth, what collectives reach."""
     host_share: float = 0.75

@@ -78,7 +78,7 @@ class Strategy:
     """How stages share devices. Nothing else in the project knows a strategy by its name."""
 
     name: str
-    """As recipes call it."""
+    """The strategy's name in recipes."""
     sentence: str
     """What a step is, with {asking} where frozen models are asked."""
     flow: Literal["phased", "streamed"]
@@ -96,14 +96,14 @@ class Strategy:
     cannot: Callable[[frozenset[str], Division], str | None] = lambda roles, division: None
     """Why it is out of the question for a step of these roles, or none."""
     seconds: Callable[[Stages, StepFlow], float]
-    """Its closed form."""
+    """The closed form of a step's seconds."""
 
     def plan(self, layout: StrategyInputs, division: Division = None) -> Plan:
         """The plan that it makes of the devices."""
         return _plan(self, layout, self.places(layout.devices, layout.roles, division))
 
     def label(self, division: Division = None) -> str:
-        """Its name, with the shares where models have some."""
+        """The strategy's name, with the shares where models have some."""
         if not self.presets or not isinstance(division, Sequence):
             return self.name
         preset = next((name for name, shares in self.presets.items() if shares == tuple(division)), None)

@@ -52,7 +52,7 @@ class Candidate:
     """A strategy with its numbers."""
 
     strategy: str
-    """Its name."""
+    """The strategy's name."""
     devices: int
     """How many devices it uses, the first ones."""
     fractions: tuple[Fraction, ...] | None = None

@@ -40,13 +40,13 @@ class Variant:
     """A strategy as it is listed."""
 
     strategy: str
-    """Its name."""
+    """The strategy's name."""
     fractions: tuple[Fraction, ...] | None = None
     """The share of each model, where the strategy gives them some."""
 
     @property
     def label(self) -> str:
-        """As `Candidate.label`."""
+        """The variant's name, as `Candidate.label`."""
         return STRATEGIES[self.strategy].label(self.fractions)
 
     def cannot(self, setting: PlanningProblem) -> str | None:
@@ -65,7 +65,7 @@ class NearMiss:
     """The choice that came nearest to fitting."""
 
     room: MemoryFit
-    """Its memory."""
+    """The candidate's memory."""
     choice: Candidate
     """Itself."""
 

@@ -17,7 +17,7 @@ from stretto.planner.simulate import Forecast
 from stretto.planner.workload import StepWorkload
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "head", "gathered", "cache", "context")
-"""Of memory, as `RankMemory` names them."""
+"""Parts of a device's memory, as `RankMemory` names them."""
 
 LEAST = 1e-6
 """Amounts below are not told apart."""

@@ -40,12 +40,12 @@ class ModelSplit(NamedTuple):
 
     @property
     def degrees(self) -> dict[str, int]:
-        """As a cell's mesh."""
+        """The degrees of parallelism, as a cell's mesh has them."""
         return {"dp_shard": self.dp, "tp": self.tp, "pp": self.pp, "ep": self.ep}
 
     @property
     def mesh(self) -> Mesh:
-        """As the cost model reads it."""
+        """The mesh, as the cost model reads it."""
         return _mesh(self)
 
 
@@ -81,7 +81,7 @@ class PlanningProblem:
 
     @classmethod
     def of(cls, workload: StepWorkload, cluster: Cluster, *, source: str | None = None) -> PlanningProblem:
-        """With the cluster's own constants, where it has any."""
+        """The problem with the cluster's own constants, where it has any."""
         kind = cluster.hosts[0].device.kind
         costs = Costs(rates=Rates.of(cluster.rates, kind=kind))
         return cls(workload=workload, cluster=cluster, costs=costs, source=source)

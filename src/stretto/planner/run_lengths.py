@@ -28,7 +28,7 @@ class RecordedAnswers(NamedTuple):
     prompt: int
     """Mean tokens of a prompt."""
     lengths: LengthDistribution
-    """Of answers."""
+    """Lengths of the answers."""
     contrast: float | None = None
     """Share of the groups whose outcomes differ; none where no group has two verdicts."""
 

@@ -32,9 +32,9 @@ class SavedCalibration:
     machine: str
     """On which machine."""
     device: str
-    """With which devices."""
+    """The devices that were measured."""
     model: str
-    """With which model."""
+    """The model that was measured."""
     date: str
     """When."""
     steps: int

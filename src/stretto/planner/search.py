@@ -66,11 +66,11 @@ class RankedCandidate:
     """A choice that fits, before it is simulated."""
 
     seconds: float
-    """By its closed form."""
+    """Seconds of a step by its closed form."""
     choice: Candidate
     """Itself."""
     room: MemoryFit
-    """Its memory."""
+    """The candidate's memory."""
     runs: bool
     """True if it can be executed today."""
 

@@ -36,9 +36,9 @@ class Forecast:
     choice: Candidate
     """What was simulated."""
     plan: Plan
-    """Its plan."""
+    """The candidate's plan."""
     room: MemoryFit
-    """Its memory."""
+    """The candidate's memory."""
     step: float
     """Seconds of a step; with staleness 1, of one that is neither the first nor the last."""
     stages: Mapping[str, float]

@@ -43,15 +43,15 @@ class StepWorkload:
     prompt: int
     """Tokens of a prompt."""
     lengths: LengthDistribution
-    """Of answers."""
+    """Lengths of the answers."""
     adapter: int
     """Rank of a LoRA; 0 where all weights are trained."""
     reading: frozenset[str]
     """Roles that read the tensors of what is trained."""
     precision: Precision
-    """Of products and caches."""
+    """Precision of products and caches."""
     base: Precision
-    """Of frozen weights below an adapter."""
+    """Precision of frozen weights below an adapter."""
     optimizer: str = "adamw"
     """Name of the optimizer."""
     recompute: bool | None = None
@@ -73,9 +73,9 @@ class StepWorkload:
     engine: str = "native"
     """What generates."""
     price: float | None = None
-    """Of a GPU, per hour."""
+    """Price of a GPU per hour."""
     seed: int = 0
-    """Of the lengths that are drawn."""
+    """Seed of the lengths that are drawn."""
     assumed: tuple[str, ...] = ()
     """What the recipe does not say, in words."""
 
@@ -123,7 +123,7 @@ class StepWorkload:
 
     @cached_property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Tokens of all answers."""
         return sum(map(sum, self.drawn))
 
     @cached_property

@@ -132,7 +132,7 @@ class RoleModel(Section):
     name: Annotated[str, Field(min_length=1)] | None = None
     """A hub id or a folder; `scratch`: the model as it was before training, with a head of noise, to try a plan out."""
     shape: str | Shape | None = None
-    """As `model.shape`."""
+    """The model's shape, as in `model.shape`."""
 
 
 class Roles(Section):

@@ -59,5 +59,5 @@ def _weights(name: str) -> list[str]:
 
 
 def _listed(index: str) -> list[str]:
-    """Those that an index names."""
+    """The files that an index names."""
     return sorted(set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()))

@@ -42,7 +42,7 @@ class PlannedRun:
     """The forecast, as plan.json has it; none where none was made."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plan.json holds it."""
+        """The planned run, as plan.json holds it."""
         return self.plan.to_json() | ({} if self.expected is None else {"predicted": dict(self.expected)})
 
 

@@ -66,11 +66,11 @@ class InputFile:
     """One thing that is read."""
 
     what: str
-    """Its path, or where the prompts come from."""
+    """The path that is read, or where the prompts come from."""
     size: int
     """How much of it there is."""
     unit: str
-    """Of what: bytes or prompts."""
+    """The unit of `size`: bytes or prompts."""
     sha256: str | None
     """Of its content; none while a large file was not read yet."""
 

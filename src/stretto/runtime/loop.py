@@ -38,7 +38,7 @@ class RunOutput:
     journal: Journal
     """The run folder."""
     checkpoints: Checkpoints
-    """Its checkpoints."""
+    """The run's checkpoints."""
     progress: Progress
     """The terminal."""
     stateful: tuple[Stateful, ...]

@@ -39,7 +39,7 @@ class ResumePoint:
     """Where a run goes on."""
 
     latest: Path | None
-    """Its newest sound checkpoint; none where it begins."""
+    """The newest sound checkpoint; none where the run begins."""
     skipped: tuple[Path, ...]
     """Newer ones, which are damaged; to be set aside when the run goes on."""
 

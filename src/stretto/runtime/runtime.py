@@ -84,7 +84,7 @@ class Runtime:
 
     @property
     def version(self) -> int:
-        """Of the weights that everybody holds."""
+        """Version of the weights that all workers hold."""
         return self.crew.version
 
     @property

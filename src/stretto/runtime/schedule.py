@@ -93,7 +93,7 @@ class StepResult:
 
     @property
     def report(self) -> dict[str, float]:
-        """Those of all updates as one line."""
+        """The reports of all updates as one line."""
         return merged(self.updates)
 
 
@@ -170,12 +170,12 @@ class SampleExecutor(StepExecutor):
         return ()
 
     async def judge(self, item: RolloutId) -> None:
-        """As in a step, where verdicts are wanted."""
+        """Judges an answer as in a step, where verdicts are wanted."""
         if self.wants_verdicts:
             await super().judge(item)
 
     async def verdict(self, index: int) -> Sequence[int]:
-        """As in a step, or none."""
+        """The verdict as in a step, or none."""
         if self.wants_verdicts:
             return await super().verdict(index)
         attempts = tuple(self.trajectories[index, attempt] for attempt in range(len(self.asked[index])))

@@ -59,7 +59,7 @@ class Finished:
     """What a run came to."""
 
     folder: Path
-    """Its folder."""
+    """The run's folder."""
     model: Path
     """The checkpoint of its last step."""
     evaluations: tuple[tuple[int, Evaluation], ...]

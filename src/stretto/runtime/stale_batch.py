@@ -26,7 +26,7 @@ class BufferedBatch:
     """A batch that waits for the next step."""
 
     batch: StepBatch
-    """It, without credit."""
+    """The batch, without credit."""
     cursor: Mapping[str, Any]
     """The prompts' state before it was drawn."""
 

@@ -24,11 +24,11 @@ class StepEvent:
     """A step that has ended, as callbacks get it."""
 
     step: int
-    """Its number; the first is 1."""
+    """The step's number; the first is 1."""
     steps: int
     """Steps of the run."""
     metrics: Mapping[str, float]
-    """Its metrics by their names in metrics.jsonl."""
+    """The step's metrics by their names in metrics.jsonl."""
     folder: Path
     """The run's folder."""
 
@@ -59,7 +59,7 @@ class UserFunctions:
 
     @property
     def nameless(self) -> dict[str, Callable[..., Any]]:
-        """Those that nobody can import: kind -> function."""
+        """Functions that nobody can import: kind -> function."""
         return {kind: each for kind, each in {**self.rewards, **self.environments}.items() if ":" not in kind}
 
     def sources(self, kinds: Collection[str]) -> dict[str, str | None]:
@@ -68,7 +68,7 @@ class UserFunctions:
 
 
 NONE_GIVEN = UserFunctions()
-"""Of a run whose recipe names everything."""
+"""The functions of a run whose recipe names everything."""
 
 
 def _digest(function: Callable[..., Any]) -> str | None:

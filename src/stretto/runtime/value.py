@@ -55,7 +55,7 @@ class ValueResult:
     """What a table came to."""
 
     table: str
-    """Its file."""
+    """The table's file."""
     prompts: int
     """Training prompts."""
     samples: int

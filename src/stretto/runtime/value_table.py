@@ -58,7 +58,7 @@ class Table:
     made_from: dict[str, Any]
     """What the rewards depend on."""
     rows: dict[tuple[str, int], Row]
-    """By prompt and attempt."""
+    """Rows by prompt and attempt."""
 
     def missing(self, prompts: Iterable[Prompt], samples: int) -> list[tuple[Prompt, int]]:
         """Prompts and attempts that have no verdict yet, a prompt's attempts together."""

@@ -51,7 +51,7 @@ class Executor(Protocol):
         ...
 
     async def divide(self, groups: Sequence[int]) -> Sequence[Sequence[RolloutId]]:
-        """Of which trajectories each update is made."""
+        """The trajectories of each update."""
         ...
 
     async def apply(self, groups: Sequence[int], *, last: bool) -> None:

@@ -11,7 +11,7 @@ from stretto.placement.plan import Plan
 
 
 class CellLocks:
-    """Who occupies what."""
+    """Which cells are busy, and which hold a device."""
 
     def __init__(self, plan: Plan) -> None:
         self.devices = {cell.name: cell.devices for cell in plan.cells}
@@ -87,7 +87,7 @@ class CellLocks:
         self.serving[self.role[cell]] -= not self.in_lanes[cell]
 
     def revive(self, cell: str) -> None:
-        """It serves again."""
+        """The cell serves again."""
         self.dead.remove(cell)
         self.blocked[cell] -= 1
         if not self.blocked[cell]:

@@ -24,19 +24,19 @@ class ReadyGroup(NamedTuple):
     """One group that a stage may work on."""
 
     number: int
-    """Its index in launch order."""
+    """The group's index in launch order."""
     prompt: int
     """Tokens that its trajectories share."""
     sizes: tuple[tuple[int, int], ...]
     """(attempt, tokens of its own) of each trajectory."""
     items: tuple[RolloutId, ...]
-    """These trajectories."""
+    """The trajectories that wait."""
     tokens: int
     """What it computes as a whole."""
 
     @classmethod
     def of(cls, number: int, prompt: int, sizes: tuple[tuple[int, int], ...]) -> ReadyGroup:
-        """With what is asked for often worked out."""
+        """The group, with its sums worked out."""
         items = tuple([(number, attempt) for attempt, _ in sizes])
         return cls(number, prompt, sizes, items, prompt + sum([size for _, size in sizes]))
 
@@ -50,7 +50,7 @@ class StageQueue:
     groups: deque[ReadyGroup] = field(default_factory=deque)
     """In that order, or in the one in which they became ready."""
     tokens: int = 0
-    """Of all of them."""
+    """Tokens of all groups in the queue."""
 
     def put(self, group: ReadyGroup, *, first: bool = False) -> None:
         """A group waits; `first` for one that is done again."""

@@ -110,9 +110,9 @@ class MoveRollouts:
     """These trajectories leave one generate cell and go on, by their tokens, on another."""
 
     source: str
-    """Whose lane they leave; it is closed then."""
+    """The cell that they leave; its queue is closed then."""
     target: str
-    """Whose lane they join."""
+    """The cell that they join."""
     items: tuple[RolloutId, ...]
     """What moves."""
 

@@ -95,7 +95,7 @@ class _Lane:
     tokens: int = 0
     """Generated since then."""
     groups: set[int] = field(default_factory=set)
-    """That it worked on since then."""
+    """Groups that the cell worked on since then."""
     most: float = 0.0
     """Most tokens that its trajectories held at once."""
     active: int = 0

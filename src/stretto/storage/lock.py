@@ -59,7 +59,7 @@ class Owner:
     space: str
     """In which its number counts: a container has its own."""
     pid: int
-    """Its number."""
+    """The process's number."""
     started: str
     """When it was started, in ticks since the boot; empty where that is not known."""
 

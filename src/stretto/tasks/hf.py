@@ -194,7 +194,7 @@ def _open(library: Any, what: str, field: str, **settings: Any) -> Any:
 
 
 def _stream(builder: Any, split: str, where: str) -> Iterable[Any]:
-    """Its rows one after the other, from where they lie."""
+    """The dataset's rows one after the other, from where they lie."""
     try:
         found = builder.as_streaming_dataset(split=split)
         rows: Iterable[Any] = found if found.features is None else found.decode(False)

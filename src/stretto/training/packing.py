@@ -38,7 +38,7 @@ class Tree:
     positions: Tokens
     """Position of each token in its own sequence."""
     segments: tuple[Segment, ...]
-    """Who continues whom."""
+    """The segments of the tree, each with the one that it continues."""
     places: tuple[Tokens, ...]
     """Per sequence, in the order given: where each of its tokens stands in the row."""
 

@@ -46,7 +46,7 @@ class StepReport:
     """What one update did."""
 
     metrics: Mapping[str, float]
-    """By the names of metrics.jsonl."""
+    """Numbers by the names of metrics.jsonl."""
     applied: bool
     """False if the gradient was not finite and the update was skipped."""
 
@@ -327,7 +327,7 @@ class Trainer:
             mine[name] = gradient.to(accum_dtype(gradient.dtype), copy=gradient.dtype == accum_dtype(gradient.dtype))
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """Of all of them together."""
+        """The norm of all gradients together."""
         return math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
 
     def _mean_gradients(self) -> dict[str, Tensor]:

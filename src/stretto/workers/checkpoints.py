@@ -75,7 +75,7 @@ class StateFiles:
             mark.unlink()
 
     async def restore(self, devices: Sequence[str], state: Path) -> None:
-        """These devices go on from the files of this folder."""
+        """Lets the devices go on from the files of this folder."""
         seconds, there = self.crew.patience.train, listing(state)
 
         async def read(device: str) -> None:

@@ -42,7 +42,7 @@ KEYS = {
 
 
 class WorkerNames(Protocol):
-    """Whose workers are called."""
+    """The group whose workers are called."""
 
     last: float
     """When any of them answered last."""

@@ -34,7 +34,7 @@ class Rendezvous:
     store: Store | tuple[str, int]
     """The store itself, in one process, or the address of one."""
     name: str
-    """Of this epoch."""
+    """The name of this epoch."""
     rank: int
     """Which member this is."""
     size: int

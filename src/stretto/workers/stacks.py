@@ -36,11 +36,11 @@ class ProcessStacks:
     """Where one process stands."""
 
     who: str
-    """Its device, or what else it is known as."""
+    """The process's device, or what else it is known as."""
     answers: bool
     """False if it said nothing itself."""
     text: str
-    """Its stacks, or what the kernel says of it."""
+    """The process's stacks, or what the kernel says of it."""
 
 
 def own() -> str:
@@ -93,12 +93,12 @@ def page(stands: Sequence[ProcessStacks]) -> str:
 
 
 def culprits(stands: Sequence[ProcessStacks]) -> str:
-    """Those that do not answer, a line each."""
+    """The processes that do not answer, a line each."""
     return "".join(f"{stand.who}: {stand.text}\n" for stand in stands if not stand.answers)
 
 
 class StackSource(Protocol):
-    """Who can ask every process."""
+    """Where every process can be asked for its stacks."""
 
     async def stacks(self) -> Sequence[ProcessStacks]:
         """Where each of them stands."""

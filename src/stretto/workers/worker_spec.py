@@ -51,7 +51,7 @@ class WorkerSpec:
 
     @property
     def torch_device(self) -> torch.device:
-        """As torch calls it."""
+        """The device, as torch calls it."""
         return torch_device(self.device)
 
     @property

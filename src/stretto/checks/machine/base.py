@@ -38,7 +38,7 @@ class Gpu:
     """One GPU that this process may use."""
 
     name: str
-    """As its driver calls it."""
+    """The GPU's name, as its driver calls it."""
     memory: int
     """Bytes."""
 

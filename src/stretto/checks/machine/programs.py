@@ -20,7 +20,7 @@ RAY = "2.52"
 """The first Ray that refuses who does not have a cluster's token; pyproject.toml asks for it, too."""
 
 TOO_OLD = f"ray {{}} is installed, and only {RAY} and later refuse whoever does not have the token of a run"
-"""Of an older one."""
+"""What is said of an older version."""
 
 
 def ray_is_installed(setting: MachineCheck) -> Check | None:

@@ -23,7 +23,7 @@ MOST_PARAMETERS = 200_000_000
 """A scratch model above is no tiny decoder, and no short warm-up would bring it anywhere."""
 
 LONGEST_CONTEXT = 65_536
-"""Of a scratch model; its cache is made for it."""
+"""Longest context of a scratch model; its cache is made for it."""
 
 MOST_TRAJECTORIES = 1_000_000
 """In one step or evaluation; the largest published runs use tens of thousands."""

@@ -25,7 +25,7 @@ class OnlyValues:
     """A key of which only some values work."""
 
     field: str
-    """Its dotted name."""
+    """The key's dotted name."""
     values: tuple[Any, ...]
     """The values that work."""
     reason: str

@@ -61,7 +61,7 @@ def reward_model_is_read(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
 
 
 def classifiers_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """They are there, and are classifiers of one label."""
+    """Reward model and critic are there, and are classifiers of one label."""
     for key in CLASSIFIERS:
         section: RoleModel | None = getattr(recipe.roles, key)
         if section is not None and section.shape is None and not scene.planning:

@@ -24,7 +24,7 @@ class UnusedKey:
     """A key that has no effect while another has a certain value."""
 
     field: str
-    """Its dotted name."""
+    """The key's dotted name."""
     when: Callable[[Recipe], bool]
     """True where it has none."""
     reason: str

@@ -25,7 +25,7 @@ class SameContext:
     """True if the context stands in a trunk already, which others continue."""
 
     def joined_by(self, request: Request) -> SameContext:
-        """With one more."""
+        """The same context with one more request."""
         most = max(self.most, request.max_new_tokens)
         return replace(self, count=self.count + 1, length=len(request.tokens), most=most)
 

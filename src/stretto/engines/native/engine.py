@@ -122,7 +122,7 @@ class NativeEngine:
         return self.holds()
 
     def holds(self) -> Receipt:
-        """Its version; the tensors are the trainer's own."""
+        """The version of the weights; the tensors are the trainer's own."""
         return Receipt(version=self.version, manifest={}, shared=True)
 
     def checksums(self, names: Collection[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from stretto.models.attention import AttentionLayout
 
 FAMILIES = {"llama", "qwen2", "qwen3", "mistral", "gemma"}
-"""By the names of transformers' modules."""
+"""Model types, by the names of transformers' modules."""
 
 LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -47,12 +47,12 @@ class LayoutProbe:
     """A layout that notes how it is asked."""
 
     layout: AttentionLayout
-    """Who answers."""
+    """The layout that answers."""
     heard: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Layer -> the scale and the window of its attention."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
-        """As the layout."""
+        """Attention, as the layout computes it."""
         self.heard[layer] = how
         return self.layout.attend(layer, query, key, value, **how)
 
@@ -83,7 +83,7 @@ class FusedDecoder:
     """A network's decoder, layer by layer."""
 
     decoder: Any
-    """Its own modules."""
+    """The decoder's own modules."""
     together: Callable[[Sequence[nn.Module]], FusedLinears]
     """Makes one product of linear layers."""
     asked: Mapping[int, Mapping[str, Any]]

@@ -129,7 +129,7 @@ class PackedSteps(Steps):
         return times(states, self._order("head", [weight], torch.cat), bias)
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
-        """As the policy."""
+        """Hidden states, as the policy computes them."""
         # Adapters are switched on and off only while nothing is decoded, and after that all is made anew.
         self.ready = {first: each for first, each in self.ready.items() if each.stamp == stamp_of(each.watched)}
         if not self.tried:

@@ -193,7 +193,7 @@ def _weights(queries: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
 
 
 def seating_of(tiles: Sequence[Tile], *, tokens: int, heads: int) -> TileIndexes:
-    """Who stands where, with so many key heads."""
+    """The places of all tiles' queries and keys, with so many key heads."""
     seats: list[TileIndex] = []
     back = np.empty(tokens * heads, np.int64)
     asks = 0

@@ -93,7 +93,7 @@ class FlexTree:
         return output[:, :, :length]
 
     def mask(self, window: int | None) -> BlockMask:
-        """Who sees whom."""
+        """The mask: which token sees which."""
         if window not in self.masks:
             first = np.zeros_like(self.positions) if window is None else self.positions - (window - 1)
             some, whole = blocks(self.reach, self.positions, first)

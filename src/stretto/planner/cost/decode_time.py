@@ -21,9 +21,9 @@ class Decoding:
     weights: float
     """Bytes of weights that one rank reads."""
     bandwidth: float
-    """Of its memory, bytes/s."""
+    """Bandwidth of the device's memory, bytes/s."""
     share: float
-    """Of that, what decoding reaches."""
+    """Share of that bandwidth that decoding reaches."""
     products: float
     """Seconds of products, which hide behind reading or hide it."""
     fixed: float

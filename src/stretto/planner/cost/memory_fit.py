@@ -28,7 +28,7 @@ class GroupMemory:
     side: DeviceGroup
     """Which."""
     device: Device
-    """Of which kind, at least."""
+    """The least of the group's devices."""
     phases: Mapping[str, RankMemory]
     """What one of them holds while a role works, or while weights are published; without caches."""
     asleep: float

@@ -24,7 +24,7 @@ class ModelShape:
     """Sizes of a decoder. What follows from them is worked out once: a search asks for it again and again."""
 
     name: str
-    """As people call it."""
+    """The model's name, as people call it."""
     layers: int
     """Decoder layers."""
     hidden: int
@@ -98,12 +98,12 @@ class ModelShape:
 
     @cached_property
     def matrices(self) -> int:
-        """Of a feed-forward layer."""
+        """Weight matrices of a feed-forward layer."""
         return 3 if self.gated else 2
 
     @cached_property
     def expert_params(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert."""
         return self.matrices * self.hidden * self.expert_ffn
 
     @cached_property

@@ -161,7 +161,7 @@ class StageTimes:
         return self.known[key]
 
     def _updates(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
-        """Of all that a side trains, on the slowest side."""
+        """Seconds of the updates of all that a group of devices trains, on the slowest group."""
         key = ("updates", choice.train, sides)
         if key not in self.known:
             trained = ([role for role in side.roles if role in UPDATE] for side in sides)

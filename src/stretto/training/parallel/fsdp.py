@@ -252,7 +252,7 @@ class ShardedTrainer(Trainer):
         return collect
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """Of all slices together."""
+        """The gradient norm over all slices."""
         squares = [gradient.square().sum() for gradient in gradients.values()]
         return float(self.shards.add(torch.stack(squares).sum()).sqrt())
 

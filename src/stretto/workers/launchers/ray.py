@@ -84,7 +84,7 @@ class WorkerActor:
         return ("answer", None)
 
     def where(self) -> Any:
-        """Its process's id, and its host's address."""
+        """The process's id, and its host's address."""
         return ("answer", (os.getpid(), ray.util.get_node_ip_address()))
 
     def stacks(self) -> str:
@@ -180,7 +180,7 @@ class PrivateRay:
         self._told(False)
 
     def leave(self) -> None:
-        """As it was before."""
+        """Puts the environment back as it was before."""
         before, self.before = self.before, {}
         for name, value in before.items():
             os.environ.pop(name, None)
@@ -314,7 +314,7 @@ class RayLauncher:
         return self.base
 
     def store(self) -> tuple[str, int]:
-        """Its address; the port is whatever was free."""
+        """The store's address; the port is whatever was free."""
         assert self.master is not None
         return self.address, self.master.port
 
