@@ -4,6 +4,7 @@ and signals that do what they do in a terminal.
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def signals_as_in_a_terminal():
     signal.pthread_sigmask(signal.SIG_SETMASK, held)
     for number, meaning in before.items():
         signal.signal(number, signal.SIG_DFL if meaning is None else meaning)
+
+
+@pytest.fixture(autouse=True)
+def modules_are_found_where_they_were():
+    """Runs leave the folders of plug-ins at the end of `sys.path`; the next test must not find modules there."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture

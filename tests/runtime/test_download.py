@@ -84,6 +84,6 @@ def test_models_that_are_here_are_left_alone(tmp_path, monkeypatch):
 def test_the_deadline_of_loading_begins_after_it(tmp_path, monkeypatch):
     order, starting = [], questions.startup_deadline
     monkeypatch.setattr(questions, "fetch_models", lambda *rest: order.append("fetched"))
-    monkeypatch.setattr(questions, "starting", lambda *rest: order.append("loading") or starting(*rest))
+    monkeypatch.setattr(questions, "startup_deadline", lambda *rest: order.append("loading") or starting(*rest))
     questions.evaluate_recipe(recipe_in(tmp_path), root=tmp_path)
     assert order == ["fetched", "loading"]

@@ -152,7 +152,10 @@ def test_a_run_trains_a_copy_that_its_strategy_cut(here, monkeypatch):
     cells = json.loads((cut / "plan.json").read_text())["cells"]
     assert [len(cell["devices"]) for cell in cells] == [1, 1, 2]
     ours, theirs = (tensors(folder / "checkpoints" / "step-000002") for folder in (cut, plain))
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-4
+    weights = [
+        key for key in theirs if key[0] == "model.safetensors"
+    ]  # the optimizer's state is in parts in one of them
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in weights) < 1e-4
 
 
 def test_cells_by_hand_are_followed_without_a_forecast(here):

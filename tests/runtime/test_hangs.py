@@ -102,7 +102,7 @@ class Command:
 
     def workers(self):
         """Ids of the processes that serve cells."""
-        return [process for process, name in self.marked().items() if name.startswith("ray::Actor")]
+        return [process for process, name in self.marked().items() if name.startswith("ray::WorkerActor")]
 
 
 def steps_taken(folder):
@@ -162,7 +162,7 @@ def test_what_hangs_in_an_environment_or_a_reward_is_dropped_and_counted(cluster
 VALUE = {
     "algorithm": {"name": "astar_po", "vstar": {"samples": 1000}},
     "batch": {"prompts": 6, "samples": 1},
-    "placement": {"cluster": "2xcpu"},
+    "placement": {"cluster": "2xcpu", "strategy": "flatten"},
     "engine": {"max_new_tokens": 16},
 }
 """A table of V* that takes longer than the test."""
@@ -261,7 +261,9 @@ sys.exit(main())
 def test_a_ray_that_never_answers_ends_the_command_with_3(command, program, says, tmp_path):
     deadlines = {**TINY["deadlines"], "start": 12}
     begun = time.monotonic()
-    run = Command(tmp_path, program, command, placement={"cluster": "2xcpu"}, deadlines=deadlines)
+    run = Command(
+        tmp_path, program, command, placement={"cluster": "2xcpu", "strategy": "flatten"}, deadlines=deadlines
+    )
     if program != NOBODY and command == "train":
         run.until(lambda: (tmp_path / "run").exists())
         begun = time.monotonic()
@@ -289,7 +291,7 @@ def test_an_environment_that_blocks_in_a_thread_keeps_no_run_from_its_end(cluste
 def test_ray_that_cannot_be_shut_down_keeps_no_run_from_its_end(tmp_path):
     impatient = "import ray\nfrom stretto.workers import worker_group\n\nworker_group.CLOSING = 2\n"
     program = LATE.format(what="_leave").replace("import ray\n", impatient)
-    run = Command(tmp_path, program, placement={"cluster": "2xcpu"}, run__steps=1)
+    run = Command(tmp_path, program, placement={"cluster": "2xcpu", "strategy": "flatten"}, run__steps=1)
     code, said, left = run.ended()
     assert code == 0, said
     assert left == {}

@@ -17,7 +17,7 @@ from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 from tables import ASTAR, made
 
-TWO = {"placement": {"cluster": "2xcpu"}}
+TWO = {"placement": {"cluster": "2xcpu", "strategy": "flatten"}}
 
 JUDGED = {
     "model__dtype": "float64",
