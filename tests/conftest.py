@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from stretto.plugins import APPENDED
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The models of tests are tiny: threads cost them more than they bring, above all beside other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,7 +49,7 @@ def modules_are_found_where_they_were():
     """Runs leave the folders of plug-ins at the end of `sys.path`; the next test must not find modules there."""
     before = [*sys.path]
     yield
-    sys.path[:] = before
+    sys.path[:] = [path for path in before if path not in APPENDED]
 
 
 @pytest.fixture
