@@ -169,9 +169,10 @@ class Worker:
 
     def meet(self, kind: str, where: Rendezvous) -> None:
         """Joins the others that train, or the others that hold the policy."""
-        self.groups.pop(kind, None)
+        if (before := self.groups.pop(kind, None)) is not None:
+            before.close()
         if where.size > 1:
-            self.groups[kind] = ProcessGroup(where)
+            self.groups[kind] = ProcessGroup(where, self.assignment.torch_device)
 
     def reduce(self, model: str, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
@@ -309,5 +310,7 @@ class Worker:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""
         self.engine.close()
         self.trainer.close()
+        for group in self.groups.values():
+            group.close()
         self.groups.clear()
         self.files.clear()
