@@ -35,7 +35,7 @@ from stretto.weights.tensors import checksums
 from stretto.workers.api import MODELS, POLICY
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
 from stretto.workers.models import EngineFactory, FrozenReference, Scorer, engine_of, load_gauges, make_trainer
-from stretto.workers.offload import PUBLISH, HostBuffer, release_caches, sleepers_of
+from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
@@ -186,7 +186,7 @@ class Worker:
 
         The policy's weights have a new version after the `last` one of a step.
         """
-        self.sleepers.enter(PUBLISH if last else ROLES[model])
+        self.sleepers.enter(PUBLISH if last else UPDATE)
         report = self.trained(model).apply()
         if model != POLICY:  # nobody generates with it
             return report
