@@ -72,6 +72,8 @@ WRONG = [
     (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["placement={nccl: true, cluster: 2xcpu}"], "placement.nccl", "names none"),
+    (["optimizer.reduce=bfloat16", "model.dtype=float64"], "optimizer.reduce", "no sense beside weights in float64"),
+    (["optimizer.reduce=bfloat16", "placement.cluster=1xcpu"], "optimizer.reduce", "no effect on one device"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
@@ -271,6 +273,7 @@ RIGHT = [
     ["engine={speculate: false, memory_share: 0.5}"],
     ["engine.graphs=true"],  # one of the devices there may be a GPU
     ["placement.nccl=true"],
+    ["optimizer.reduce=bfloat16", "placement.cluster=2xcpu"],
     ["checkpoint.best=loss"],
     ["batch.token_budget=4096"],
     ["evaluate.every=0"],

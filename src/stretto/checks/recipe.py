@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     limits.warmup_ends,
     limits.moments_decay,
     limits.narrow_moments_are_possible,
+    limits.rounded_sums_are_possible,
     limits.cache_has_memory,
     limits.temperature_is_sane,
     limits.adapter_is_small,

@@ -382,6 +382,8 @@ class Optimizer(Section):
     """Updates of linear warm-up."""
     checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward; auto switches it on when memory runs out."""
+    reduce: Literal["exact", "bfloat16"] = "exact"
+    """Several devices: add gradients up as they are, or rounded, with half the bytes and error feedback."""
 
 
 class Placement(Section):

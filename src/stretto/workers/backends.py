@@ -48,6 +48,10 @@ class Backend(Protocol):
         """Makes a tensor that of member `source`."""
         ...
 
+    def exchange(self, rows: Tensor) -> Tensor:
+        """Row i is what member i has sent to this one; row i of `rows` goes to member i."""
+        ...
+
     def close(self) -> None:
         """Leaves the group, whatever is under way."""
         ...
@@ -104,6 +108,13 @@ class Gloo:
         if host is not tensor:
             tensor.copy_(host)
 
+    def exchange(self, rows: Tensor) -> Tensor:
+        """In host memory."""
+        host = rows.cpu()
+        found = torch.empty_like(host)
+        self.group.alltoall_base(found, host, [], []).wait()
+        return found.to(rows.device)
+
     def close(self) -> None:
         """Its connections close when nobody knows it any more."""
 
@@ -132,14 +143,20 @@ class Nccl:
         """From card to card."""
         self._call(tensor, lambda here: self.group.broadcast([here], rooted(source)))
 
+    def exchange(self, rows: Tensor) -> Tensor:
+        """From card to card."""
+        found = torch.empty_like(rows, device=self.device)
+        self._call(rows, lambda here: self.group.alltoall_base(found, here, [], []), changes=False)
+        return found.to(rows.device)
+
     def close(self) -> None:
         """Without waiting for anybody."""
         self.group.abort()
 
-    def _call(self, tensor: Tensor, begin: Callable[[Tensor], Any]) -> None:
+    def _call(self, tensor: Tensor, begin: Callable[[Tensor], Any], *, changes: bool = True) -> None:
         here = tensor.to(self.device)
         finish(begin(here), seconds=self.seconds, off=self.off, abort=self.group.abort)
-        if here is not tensor:
+        if changes and here is not tensor:
             tensor.copy_(here)
 
 

@@ -112,6 +112,16 @@ class ProcessGroup:
         with self._failures():
             self.backend.hand_round(tensor, source)
 
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self.meeting.size
+
+    def exchange(self, rows: Tensor) -> Tensor:
+        """Row i is what member i has sent to this one; row i of `rows` goes to member i."""
+        with self._failures():
+            return self.backend.exchange(rows)
+
     def close(self) -> None:
         """Leaves the others."""
         self.backend.close()

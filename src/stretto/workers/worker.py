@@ -27,6 +27,7 @@ from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.parallel.zero1 import merge_states, partition
+from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
 from stretto.types import Conversation, Receipt, Sample
 from stretto.weights.carrier import Carrier
@@ -91,6 +92,7 @@ class Worker:
             shelf=self.make_shelf(),
         )
         self.carrier = Carrier()
+        self.rounding = RoundedSums() if recipe.optimizer.reduce == "bfloat16" else None
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
         self.files = HostFolder()
@@ -178,8 +180,11 @@ class Worker:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
         self.sleepers.enter(ROLES[model])
         group = self.groups.get("train")
+        add = group.add if group else lambda tensor: None
+        if group and self.rounding:
+            add = self.rounding.over(group)
         keep = not self.assignment.parted  # who parts with its part of the optimizer ends the run anyway
-        self.trained(model).reduce(group.add if group else lambda tensor: None, sums, keep=keep)
+        self.trained(model).reduce(add, sums, keep=keep)
 
     def apply(self, model: str, last: bool) -> StepReport:
         """One update from what was reduced; where the optimizer is shared, all hand round what they have updated.
@@ -188,6 +193,8 @@ class Worker:
         """
         self.sleepers.enter(PUBLISH if last else UPDATE)
         report = self.trained(model).apply()
+        if self.rounding:
+            self.rounding.updated(report.applied)
         if model != POLICY:  # nobody generates with it
             return report
         if len(self.parts) > 1:

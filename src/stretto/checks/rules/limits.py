@@ -115,6 +115,18 @@ def moments_decay(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             )
 
 
+def rounded_sums_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Gradients are rounded where several devices add them up."""
+    if recipe.optimizer.reduce == "exact":
+        return
+    if recipe.model.dtype == "float64":
+        reason = "sums in bfloat16 make no sense beside weights in float64"
+        yield Problem(field="optimizer.reduce", reason=reason, fix="use exact, or model.dtype: float32")
+    if recipe.placement.cluster in ("1xcpu", "1xgpu"):
+        reason = "has no effect on one device, which has nothing to add up"
+        yield Problem(field="optimizer.reduce", reason=reason, fix="leave it out, or name more devices")
+
+
 def narrow_moments_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """8-bit moments come from a package of their own, which knows no fp64."""
     if recipe.optimizer.name != "adamw8bit":
