@@ -214,6 +214,7 @@ def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
             for key in section.label()
             if getattr(section, key) != (default := usual.model_fields[key].default)
         ]
+        own += [(f"{path}.{key}", getattr(section, key), None) for key in _required(section)]
     return own + list(_differences(recipe.model_dump(mode="json"), resolve(named).model_dump(mode="json"), ""))
 
 
@@ -222,7 +223,13 @@ Kind = TypeVar("Kind", bound=Choice)
 
 def _only_kind(section: Kind) -> Kind:
     """The section as it would be if it said nothing but of which kind it is."""
-    return type(section).model_construct(None, **{key: getattr(section, key) for key in section.label()})
+    return type(section)(**{key: getattr(section, key) for key in {*section.label(), *_required(section)}})
+
+
+def _required(section: Choice) -> list[str]:
+    """The keys that the kind of a section has no default for, besides what it is told by."""
+    fields = type(section).model_fields.items()
+    return [key for key, field in fields if field.is_required() and key not in section.told_by]
 
 
 def _differences(value: Any, default: Any, name: str) -> Iterator[tuple[str, object, object]]:

@@ -29,6 +29,7 @@ class Correction(Section):
     """Importance weights of the trainer's against the engine's probabilities."""
 
     kind: Literal["none", "token", "sequence", "geometric"] = "token"
+    """What is weighted: each token, each conversation by its product, or by its geometric mean."""
     cap: Annotated[float, Field(ge=1.0)] = 2.0
     """Weights above are truncated to it."""
 
@@ -58,7 +59,7 @@ class Gae(Section):
 
 
 class AlgorithmSection(Choice):
-    """How a reward becomes a gradient. Its `name` is an algorithm below."""
+    """How a reward becomes a gradient."""
 
     told_by: ClassVar[tuple[str, ...]] = ("name",)
 

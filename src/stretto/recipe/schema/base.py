@@ -87,8 +87,9 @@ class Choice(Section):
 
     @classmethod
     def records(cls) -> tuple[type[Self], ...]:
-        """The kinds of this section, the default first."""
-        return tuple(record for below in cls.__subclasses__() for record in below.records() or (below,))
+        """The kinds of this section, the default first and those of the user's last."""
+        found = [record for below in cls.__subclasses__() for record in below.records() or (below,)]
+        return tuple(sorted(found, key=lambda record: OWN in record.values(cls.told_by[0])))
 
     @classmethod
     def narrowed(cls, keys: Mapping[str, Any]) -> tuple[str, tuple[type[Self], ...], tuple[type[Self], ...]]:
@@ -132,7 +133,7 @@ class Choice(Section):
 def names_of(records: Iterable[type[Choice]], key: str) -> tuple[str, ...]:
     """What may be written at a key to get one of these kinds, as far as they are available."""
     found = [name for record in records if record.available for name in record.values(key)]
-    return tuple(sorted(dict.fromkeys(found), key=OWN.__eq__))
+    return tuple(dict.fromkeys(found))
 
 
 def choices_in(value: Any, path: str = "") -> Iterator[tuple[str, Choice]]:

@@ -12,7 +12,7 @@ Pick = Literal["last", "first", "only"]
 
 
 class RewardPart(Choice):
-    """One named part of the reward. Its `kind` says how an answer is judged."""
+    """One named part of the reward."""
 
     judges: ClassVar[bool] = True
     """False for a part that shapes what is learned and says of no answer that it is right."""

@@ -10,7 +10,7 @@ from stretto.recipe.schema.base import Choice, Count, Given, Natural, Plugin, Se
 
 
 class Source(Choice):
-    """Where prompts come from. Of synthetic ones the `name` decides which keys there are."""
+    """Where prompts come from."""
 
     told_by: ClassVar[tuple[str, ...]] = ("kind", "name")
 
