@@ -386,3 +386,4 @@ class Assigned:
     """As much of an assignment as a thread needs."""
 
     device: str
+    torch_device = CPU
