@@ -23,11 +23,11 @@ FARTHEST = 8.0
 """Times that a constant may be larger or smaller than it is: nobody knows one much worse."""
 HALVINGS = 9
 """Of that span, by closed forms."""
-SIMULATED_HALVINGS = 4
+SIMULATED_HALVINGS = 3
 """Of the stretch around what closed forms say, by simulations."""
 AROUND = 2.0
 """How far from there a simulation looks: closed forms know tails and idle cells by a few marks."""
-QUICK = 8192
+QUICK = 4096
 """Answers times devices up to which plans are simulated again."""
 
 
@@ -134,7 +134,7 @@ class TurningPoint:
         least, beyond = ("at least", "below") if self.at < self.now else ("at most", "above")
         words, unit = self.constant.words, self.constant.unit
         return (
-            f"{self.first} is first while {words} {least} {self.at:.3g} {unit} ({self.now:.3g} here); "
+            f"{self.first} is first while {words} {least} {_plain(self.at)} {unit} ({_plain(self.now)} here); "
             f"{beyond} that {self.then}"
         )
 
@@ -152,8 +152,7 @@ def turning_point(best: tuple[Forecast, ...], setting: PlanningProblem) -> Turni
         return None
     first, second = best[:2]
     ahead = _Ahead(setting, first, second)
-    found = sorted((abs(math.log(factor)), factor, constant) for constant, factor in ahead.turns())
-    for _, factor, constant in found:
+    for constant, factor in sorted(ahead.turns(), key=lambda found: abs(math.log(found[1]))):
         if (exact := ahead.simulated(constant, factor)) is not None:
             now = constant.value(setting)
             return TurningPoint(
@@ -208,6 +207,11 @@ class _Ahead:
         if self.by_simulation(constant, farther) >= 0:
             return None
         return _between(partial(self.by_simulation, constant), farther, SIMULATED_HALVINGS)
+
+
+def _plain(value: float) -> str:
+    """Three digits that say something, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _between(ahead: Callable[[float], float], far: float, halvings: int) -> float:
