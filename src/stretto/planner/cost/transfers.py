@@ -88,15 +88,14 @@ def hand_over(
     precision: Precision = "bfloat16",
 ) -> Handover:
     """New weights to `receivers` ranks of engines like this; `crosses`: some are not on the trainers' hosts."""
-    rates = costs.rates
-    size = adapter_bytes(shape, adapter) if adapter else BYTES[precision] * shape.params
-    routed = 0.0 if adapter else BYTES[precision] * shape.routed_params
-    mesh = engine.mesh
+    rates, mesh = costs.rates, engine.mesh
+    stored: Precision = "bfloat16" if adapter else precision
+    size = adapter_bytes(shape, adapter) if adapter else BYTES[stored] * shape.params
+    routed = 0.0 if adapter else BYTES[stored] * shape.routed_params
     part = size if adapter or route.whole else (size - routed) / mesh.tp + routed / max(mesh.tp, mesh.ep)
     tensors = shape.tensors - (shape.expert_tensors if route.stacked else 0)
-    tensors *= 2 if precision == "fp8" else 1  # with its scales
-    if route.stacked and precision == "fp8":
-        tensors += shape.expert_tensors  # whose scales do not pass with them
+    if stored == "fp8":  # with its scales, which do not pass with experts
+        tensors = shape.tensors + tensors
     gather = gathering(costs, trainer, size) if route.gathers else 0.0
     if route.exports:
         gather += rates.tensor * tensors
