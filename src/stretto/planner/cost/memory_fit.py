@@ -190,6 +190,11 @@ class MemoryFits:
             token=token,
         )
 
+    def alone(self, choice: Candidate, side: DeviceGroup, role: str) -> tuple[float, float]:
+        """Bytes that a role holds on its devices while it does nothing, and what it needs besides while it works."""
+        resident = self._resident(choice, side, role, "own")
+        return resident.total, self._working(choice, side, role).total
+
     def _site(self, choice: Candidate, side: DeviceGroup, role: str) -> Site:
         return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)
 

@@ -61,7 +61,7 @@ class StageTimes:
     def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
         sides = choice.sides(self.setting.workload.roles)
-        key = (stages, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        key = (stages, choice.train, choice.frozen, choice.others, choice.recompute, choice.budget, sides)
         if key not in self.known:
             asked = [stage for stage in self.setting.workload.stages if stage in stages]
             self.known[key] = max(
@@ -162,21 +162,23 @@ class StageTimes:
 
     def _updates(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
         """Seconds of the updates of all that a group of devices trains, on the slowest group."""
-        key = ("updates", choice.train, sides)
+        key = ("updates", choice.train, choice.others, sides)
         if key not in self.known:
             trained = ([role for role in side.roles if role in UPDATE] for side in sides)
             each = (
-                math.fsum(self._update(choice, side, role) for role in roles)
+                math.fsum(self.update(choice, side, role) for role in roles)
                 for side, roles in zip(sides, trained, strict=True)
             )
             self.known[key] = max(0.0, *each)
         return self.known[key]
 
-    def _update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
+    def update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
+        """One update of what a role trains."""
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
-        site = self.setting.site(choice.train, side.first, side.size)
-        cells = max(1, count // choice.train.width)
+        split = choice.split(role, work.reading)
+        site = self.setting.site(split, side.first, side.size)
+        cells = max(1, count // split.width)
         return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
 
     def _asleep(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
