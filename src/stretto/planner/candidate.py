@@ -19,6 +19,7 @@ from stretto.placement.strategies import ORDER, STRATEGIES, Division, Strategy, 
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
 from stretto.plugins import is_plugin
+from stretto.scheduler.records import UPDATE
 
 Source = Literal["own", "shared", "gather"]
 """Where the weights of a role come from: as in `Cell.weights`, without the cell's name."""
@@ -75,7 +76,8 @@ class Candidate:
     sharded: bool = False
     """Whether copies of what is trained share its optimizer."""
     sleeps: bool = False
-    """Whether cells leave their memory to others while those work."""
+    """Whether cells leave their memory to others while those work; where stages flow, only the optimizer does, until
+    the update."""
     laid: dict[frozenset[str], RoleDevices] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By roles, as far as it was asked: everything that is priced begins with it."""
 
@@ -142,6 +144,7 @@ class Candidate:
             (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
             (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
             (slices and self.sleeps, "slices that sleep"),
+            (self.sleeps and self.streamed, "an optimizer that sleeps where stages flow"),
             (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
             (any(self.split(role, workload.reading).width > 1 for role in frozen), "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
@@ -186,12 +189,18 @@ class Candidate:
         cells = (
             replace(
                 cell,
-                sleeps=_others(cell, on) if self.sleeps else cell.sleeps,
+                sleeps=self._sleeps(cell, on) if self.sleeps else cell.sleeps,
                 token_budget=None if cell.role == "generate" else self.budget,
             )
             for cell in plan.cells
         )
         return replace(plan, cells=tuple(cells))
+
+    def _sleeps(self, cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+        """Phases in which a cell leaves its memory to others."""
+        if not self.streamed:
+            return _others(cell, on)
+        return ("generate",) if cell.role in UPDATE else ()
 
 
 def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:

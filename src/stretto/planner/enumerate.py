@@ -140,10 +140,12 @@ class Candidates:
         if that is not enough, something sleeps.
         """
         work = self.setting.workload
-        _, training = choice.places(work.roles)["train"]
+        places = choice.places(work.roles)
+        _, training = places["train"]
         copies = training > choice.train.width and not work.adapter
-        # What sleeps on a CPU stays in the memory in which it was.
-        sleepy = not choice.streamed and self.setting.ordered[0][1].kind.has_own_memory
+        # What sleeps on a CPU stays where it was. Where stages flow, optimizers make room for caches beside them.
+        beside = not choice.streamed or places["generate"] == places["train"]
+        sleepy = beside and self.setting.ordered[0][1].kind.has_own_memory
         for sleeps in (False, True) if sleepy else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False

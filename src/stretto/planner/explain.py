@@ -11,6 +11,7 @@ from typing import Any
 
 from stretto.placement.devices import GB
 from stretto.planner.candidate import Candidate
+from stretto.planner.compare import slower_because, usual_of
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import CLOSE, SearchResult
 from stretto.planner.simulate import Forecast
@@ -97,7 +98,9 @@ def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> st
     if forecast is not first:
         behind = forecast.step / first.step - 1
         said = "about as fast as" if behind < CLOSE else f"{behind:.0%} slower than"
-        return f"{said} {first.choice.label}; {binding(forecast, setting)}"
+        usual = usual_of(forecast, found.best)
+        more = usual and slower_because(forecast, usual, setting.workload)
+        return f"{said} {first.choice.label}; {binding(forecast, setting)}" + (f"; {more}" if more else "")
     if len(found.best) == 1:
         return binding(forecast, setting)
     second = found.best[1]

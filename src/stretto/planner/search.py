@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import math
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 
 from stretto.placement.build import shares_of
 from stretto.placement.cluster import Cluster, Host
@@ -102,13 +103,14 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
     for variant in variants:
         why = variant.cannot(setting)
         forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
+        forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
             first = min(forecasts, key=_seconds)
             label = first.choice.label  # groups of models may come to be a preset
             best[label] = min(first, best.get(label, first), key=_seconds)
             ready += sorted((each for each in forecasts if each.choice.runs(setting.workload)), key=_seconds)[:1]
             tried += len(forecasts)
-        else:
+        elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
     ready.sort(key=_seconds)
     return SearchResult(
@@ -140,6 +142,24 @@ def _simulated(grid: Candidates, prices: StageTimes, variant: Variant, quota: in
                 found.append(simulate(prices, each.choice, each.room))
                 for kind in {False, each.runs}:
                     bars[kind] = min(bars[kind], slack * found[-1].step)
+    return found
+
+
+def _borrowed(
+    grid: Candidates, prices: StageTimes, variant: Variant, others: Iterable[Forecast], own: Sequence[Forecast]
+) -> list[Forecast]:
+    """What a strategy makes of the best layouts of those before it that put models on the same devices.
+
+    How much a stream of small pieces costs, closed forms know only roughly; the layout that is best where stages wait
+    for each other is at least worth a look.
+    """
+    strategy, found = STRATEGIES[variant.strategy], list[Forecast]()
+    for other in others:
+        choice = replace(other.choice, strategy=variant.strategy)
+        if STRATEGIES[other.choice.strategy].places is not strategy.places or any(o.choice == choice for o in own):
+            continue
+        for fitting, room in islice(grid.fitting(choice, variant), 1):
+            found.append(simulate(prices, fitting, room))
     return found
 
 

@@ -184,16 +184,16 @@ class StageTimes:
     def _asleep(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
         """Moving what a role holds to host memory, or back."""
         work = self.setting.workload
-        if role not in UPDATE and choice.source(role, work) != "own":
+        if role not in UPDATE and (choice.streamed or choice.source(role, work) != "own"):
             return 0.0
         split = choice.split(role, work.reading)
-        key = ("asleep", role, split, side.first, side.size)
+        key = ("asleep", role, split, side.first, side.size, choice.streamed)
         if key not in self.known:
             shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
             if role in UPDATE:
                 base = work.precision_of("train")
                 held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
-                size = held.optimizer + held.weights
+                size = held.optimizer + (0.0 if choice.streamed else held.weights)
             else:
                 size = memory.weights(shape, site, work.precision_of(role))
             self.known[key] = self.costs.move(size, site)
