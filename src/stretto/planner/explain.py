@@ -12,6 +12,7 @@ from typing import Any
 from stretto.placement.devices import GB
 from stretto.placement.transport import TensorPath
 from stretto.planner.candidate import Candidate
+from stretto.planner.compare import slower_because, usual_of
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import CLOSE, SearchResult
 from stretto.planner.sensitivity import turning_point
@@ -105,7 +106,9 @@ def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> st
     if forecast is not first:
         behind = forecast.step / first.step - 1
         said = "about as fast as" if behind < CLOSE else f"{behind:.0%} slower than"
-        return f"{said} {first.choice.label}; {binding(forecast, setting)}"
+        usual = usual_of(forecast, found.best)
+        more = usual and slower_because(forecast, usual, setting.workload)
+        return f"{said} {first.choice.label}; {binding(forecast, setting)}" + (f"; {more}" if more else "")
     if len(found.best) == 1:
         return binding(forecast, setting)
     second = found.best[1]

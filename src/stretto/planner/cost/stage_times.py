@@ -45,7 +45,7 @@ class StageTimes:
     def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
         sides = choice.sides(self.setting.workload.roles)
-        key = (stages, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        key = (stages, choice.train, choice.frozen, choice.others, choice.recompute, choice.budget, sides)
         if key not in self.known:
             asked = [stage for stage in self.setting.workload.stages if stage in stages]
             self.known[key] = max(

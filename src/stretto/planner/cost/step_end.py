@@ -71,27 +71,30 @@ class StepEnds:
 
     def _updates(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
         """Seconds of the updates of all that a group of devices trains, on the slowest group."""
-        key = ("updates", choice.train, sides)
+        key = ("updates", choice.train, choice.others, sides)
         if key not in self.known:
             trained = ([role for role in side.roles if role in UPDATE] for side in sides)
             each = (
-                math.fsum(self._update(choice, side, role) for role in roles)
+                math.fsum(self.update(choice, side, role) for role in roles)
                 for side, roles in zip(sides, trained, strict=True)
             )
             self.known[key] = max(0.0, *each)
         return self.known[key]
 
-    def _update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
+    def update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
+        """One update of what a role trains."""
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
-        site = self.setting.site(choice.train, side.first, side.size)
-        cells, path = max(1, count // choice.train.width), self.gradient_path(choice, role)
+        split, path = choice.split(role, work.reading), self.gradient_path(choice, role)
+        site, cells = self.setting.site(split, side.first, side.size), max(1, count // split.width)
         return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells, path=path)
 
     def gradient_path(self, choice: Candidate, role: str = "train") -> TensorPath:
         """How the devices that train a role add up their gradients."""
-        first, count = choice.places(self.setting.workload.roles)[role]
-        return self._inside(first, count) if count == choice.train.width else self._path(first, first + count)
+        work = self.setting.workload
+        first, count = choice.places(work.roles)[role]
+        alone = count == choice.split(role, work.reading).width
+        return self._inside(first, count) if alone else self._path(first, first + count)
 
     def weight_path(self, choice: Candidate) -> TensorPath:
         """How new weights get to those that generate."""
@@ -127,16 +130,16 @@ class StepEnds:
         only if somebody on the device does not read them.
         """
         work = self.setting.workload
-        if role not in UPDATE and choice.source(role, work) != "own":
+        if role not in UPDATE and (choice.streamed or choice.source(role, work) != "own"):
             return 0.0
         split = choice.split(role, work.reading)
-        key = ("asleep", role, split, side)
+        key = ("asleep", role, split, side, choice.streamed)
         if key not in self.known:
             shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
             if role in UPDATE:
                 base = work.precision_of("train")
                 held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
-                needed = all(other == role or other in work.reading for other in side.roles)
+                needed = choice.streamed or all(other == role or other in work.reading for other in side.roles)
                 size = 2 * (held.optimizer + (0.0 if needed else held.weights))
             else:
                 size = memory.weights(shape, site, work.precision_of(role))
