@@ -126,7 +126,7 @@ def four_models(shape: ModelShape, gpus: int, costs: Costs) -> dict[str, Forecas
         shapes=dict.fromkeys(PPO, shape), prompts=BATCH, samples=1, updates=UPDATES, prompt=PROMPT,
         lengths=LengthDistribution(mean=RESPONSE, sigma=0.0, cap=RESPONSE), adapter=0,
         reading=frozenset({"generate", "value"}),
-        precision="bfloat16", base="bfloat16", recompute=True,
+        precision="bfloat16", base="bfloat16", recompute=True, nccl=True,
     )  # fmt: skip
     variants = (
         Variant(strategy="flatten"),

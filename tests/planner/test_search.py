@@ -142,7 +142,7 @@ def test_a_batch_too_small_for_the_cluster_says_so():
 
 
 def test_devices_with_bandwidth_generate_and_those_with_arithmetic_train():
-    setting = setting_of("8xH800+8xH20")
+    setting = setting_of("8xH800+8xH20", nccl=True)
     (forecast,) = search(setting, (Variant(strategy="separate"),)).best
     kinds = setting.cluster.devices
     generating = [d for cell in forecast.plan.cells if cell.role == "generate" for d in cell.devices]

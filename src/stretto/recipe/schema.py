@@ -398,6 +398,8 @@ class Placement(Section):
     """Versions the sampler may lag behind: 1 generates the next batch while this one is trained on (separate)."""
     cells: tuple[dict[str, Any], ...] | None = None
     """A plan by hand."""
+    nccl: bool = False
+    """GPUs: gradients and weights pass from card to card by NCCL, not through host memory; not tried on GPUs yet."""
     price_per_gpu_hour: NotNegative | None = None
     """For the cost of a step in plans and at the end of a run."""
 
