@@ -10,6 +10,7 @@ from stretto.errors import RecipeError
 from stretto.placement.build import plan_of
 from stretto.placement.partitions import Group, set_partitions
 from stretto.placement.strategies import MODELS, groupings
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.cost.stage_times import StageTimes
@@ -19,6 +20,11 @@ from stretto.planner.search import named_by, search, variants_of
 from stretto.recipe.schema import Placement
 
 GROUPS = Variant(strategy="interleave", groups=True)
+
+
+def models(choice):
+    """The models of each group; none where a preset is what they come to."""
+    return tuple(group.models for group in choice.fractions if isinstance(group, Group))
 
 
 def grid_of(setting):
@@ -52,9 +58,13 @@ def test_a_critic_that_is_larger_than_the_actor_gets_more_devices():
     setting = setting_of("8xH100", "qwen2.5-0.5b", roles=PPO)
     shapes = dict(setting.workload.shapes) | dict.fromkeys(("value", "fit"), named_shape("qwen2.5-7b"))
     setting = replace(setting, workload=replace(setting.workload, shapes=shapes))
-    (best,) = search(setting, (GROUPS,)).best
-    places = best.choice.places(setting.workload.roles)
+    grid = grid_of(setting)
+    apart = ("actor", "reference"), ("critic", "reward")
+    cuts = [cut for cut in grid.groups.cuts(Candidate(strategy="interleave", devices=8)) if models(cut[1]) == apart]
+    _, choice, _ = min(cuts, key=lambda cut: cut[0])
+    places = choice.places(setting.workload.roles)
     assert places["fit"][1] > places["train"][1]
+    (best,) = search(setting, (GROUPS,)).best
     usual = search(setting, tuple(v for v in variants_of(Placement()) if v.label == "interleave I2")).best
     assert best.step < usual[0].step
 
@@ -63,8 +73,10 @@ def test_each_model_is_divided_in_its_own_way():
     setting = setting_of("8xA100-80", "qwen2.5-0.5b", roles=PPO)
     shapes = dict(setting.workload.shapes) | dict.fromkeys(("value", "fit"), named_shape("qwen2.5-7b"))
     setting = replace(setting, workload=replace(setting.workload, shapes=shapes))
-    (best,) = search(setting, (GROUPS,)).best
-    cells = {cell.role: cell for cell in best.plan.cells}
+    grid = grid_of(setting)
+    alone = (("actor",), ("critic",), ("reference",), ("reward",))
+    plan = next(c for _, c, _ in grid.groups.cuts(Candidate(strategy="interleave", devices=8)) if models(c) == alone)
+    cells = {cell.role: cell for cell in plan.plan(setting).cells}
     assert len(cells["train"].devices) < len(cells["fit"].devices)
     assert cells["value"].mesh == cells["fit"].mesh
 

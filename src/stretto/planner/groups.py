@@ -61,12 +61,12 @@ class GroupedCandidates:
 
     def choices(self, base: Candidate) -> Iterator[Candidate]:
         """The most promising layouts on the devices of `base`."""
-        found = sorted(self._cuts(base), key=lambda item: item[0])
+        found = sorted(self.cuts(base), key=lambda item: item[0])
         for _, choice, fronts in found[:CUTS]:
             for layouts in product(*fronts.values()):
                 yield self._with(choice, dict(zip(fronts, layouts, strict=True)))
 
-    def _cuts(self, base: Candidate) -> Iterator[tuple[float, Candidate, dict[str, tuple[Layout, ...]]]]:
+    def cuts(self, base: Candidate) -> Iterator[tuple[float, Candidate, dict[str, tuple[Layout, ...]]]]:
         """Every way to cut the devices that may fit: the fastest layouts, their seconds if memory were no matter, and
         all layouts that are kept."""
         strategy, roles, size = STRATEGIES[base.strategy], self.setting.workload.roles, base.devices

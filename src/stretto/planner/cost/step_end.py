@@ -85,16 +85,16 @@ class StepEnds:
         """One update of what a role trains."""
         work = self.setting.workload
         _, count = choice.places(work.roles)[role]
-        split, path = choice.split(role, work.reading), self.gradient_path(choice, role)
-        site, cells = self.setting.site(split, side.first, side.size), max(1, count // split.width)
+        split = choice.split(role, work.reading)
+        site = self.setting.site(split, side.first, side.size)
+        cells, path = max(1, count // split.width), self.gradient_path(choice, role)
         return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells, path=path)
 
     def gradient_path(self, choice: Candidate, role: str = "train") -> TensorPath:
         """How the devices that train a role add up their gradients."""
-        work = self.setting.workload
-        first, count = choice.places(work.roles)[role]
-        alone = count == choice.split(role, work.reading).width
-        return self._inside(first, count) if alone else self._path(first, first + count)
+        first, count = choice.places(self.setting.workload.roles)[role]
+        width = choice.split(role, self.setting.workload.reading).width
+        return self._inside(first, count) if count == width else self._path(first, first + count)
 
     def weight_path(self, choice: Candidate) -> TensorPath:
         """How new weights get to those that generate."""
@@ -127,7 +127,7 @@ class StepEnds:
         """Moving what a role holds to host memory and back, in a step.
 
         Of what is frozen the host has a copy, so that it only comes back. What is trained goes both ways, its weights
-        only if somebody on the device does not read them.
+        only if somebody on the device does not read them. Where stages flow, only optimizers sleep.
         """
         work = self.setting.workload
         if role not in UPDATE and (choice.streamed or choice.source(role, work) != "own"):
