@@ -156,7 +156,8 @@ def _borrowed(
     strategy, found = STRATEGIES[variant.strategy], list[Forecast]()
     for other in others:
         choice = replace(other.choice, strategy=variant.strategy)
-        if STRATEGIES[other.choice.strategy].places is not strategy.places or any(o.choice == choice for o in own):
+        apart = STRATEGIES[other.choice.strategy].places is not strategy.places
+        if apart or other.choice.strategy == variant.strategy or any(mine.choice == choice for mine in own):
             continue
         for fitting, room in islice(grid.fitting(choice, variant), 1):
             found.append(simulate(prices, fitting, room))
