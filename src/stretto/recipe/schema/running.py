@@ -16,8 +16,9 @@ class Placement(Section):
     """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
     """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu, 8xH100, or a file."""
-    fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
-    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1."""
+    fractions: Literal["I1", "I2"] | tuple[Share, ...] | dict[str, Share] | None = None
+    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1. Or groups
+    that lie side by side, such as {actor+reference: 0.75, critic+reward: 0.25}."""
     staleness: Natural = 0
     """Versions the sampler may lag behind: 1 generates the next batch while this one is trained on (separate)."""
     cells: tuple[dict[str, Any], ...] | None = None
