@@ -14,9 +14,9 @@ from stretto.models.source import locate
 from stretto.placement.devices import DeviceKind
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
+from stretto.rewards.base import sampled_tokens
 from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, score
-from stretto.runtime import guards
 from stretto.runtime.base_copy import prepare_base
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.build import connect, load_task, token_budget
@@ -112,7 +112,7 @@ class Sequential:
             ]
             trajectories = await self.collect(launches)
             for each in trajectories:
-                self.lengths.saw(each.prompt.id, guards.sampled_tokens(each))
+                self.lengths.saw(each.prompt.id, sampled_tokens(each))
             scored = await self.score(trajectories)
             accepted += [group for group in scored.groups if not self.algorithm.drop(group)]
             every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)

@@ -101,7 +101,7 @@ class Reward:
     outcome: float
     """Before shaping; what `drop` and accuracy read."""
     parts: Mapping[str, float]
-    """Every named part, unweighted."""
+    """Every named part that applies to the answer, unweighted."""
     costly: tuple[str, ...] = ()
     """The parts whose scorer gave 0 because judging this answer would have cost too much time or memory."""
 

@@ -2,13 +2,16 @@
 
 `value` is the weighted sum that the algorithm learns from. `outcome` is what accuracy and `drop` read: the mean of the
 parts with a positive weight, weighted by it. So full marks are exactly 1 whatever the weights, and penalties (negative
-weights) do not turn a right answer into a wrong one. If no weight is positive, it is the mean of all parts.
+weights) do not turn a right answer into a wrong one. If no weight is positive, it is the mean of all parts. A part that
+does not apply to an answer is in neither. Parts that see a whole group are judged last, and shape what the others gave.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from stretto.errors import (
     DeadlineError,
@@ -20,10 +23,13 @@ from stretto.errors import (
     VerdictError,
 )
 from stretto.recipe.schema import RewardPart
-from stretto.rewards.base import Costly, Verdict
+from stretto.rewards.base import Costly, JudgedAnswer
+from stretto.rewards.group_parts import LENGTHS, build_group, sees_groups
 from stretto.rewards.parts import MODEL, SHAPING, build, observed, problems
 from stretto.sandbox.pool import Pool
 from stretto.types import Reward, Trajectory
+
+T = TypeVar("T")
 
 
 class Rewards:
@@ -36,7 +42,14 @@ class Rewards:
             raise RecipeError(*wrong)
         self._parts = tuple(parts)
         self._pool = pool
-        self._verdicts = {part.name: build(part, pool) for part in parts if part.kind != MODEL}
+        self._weights = {part.name: part.weight for part in parts}
+        together = [part for part in parts if sees_groups(part, pool)]
+        self._together = {part.name: build_group(part, pool) for part in together}
+        self._verdicts = {p.name: build(p, pool) for p in parts if p.kind != MODEL and p.name not in self._together}
+        alone = [p.name for p in parts if p.kind not in SHAPING and p.name not in self._together]
+        functions = [p.name for p in together if p.kind not in LENGTHS]
+        self._judging = frozenset(alone or functions or self.names)
+        self._judged_alone = bool(alone)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,40 +66,70 @@ class Rewards:
         """When (`time.monotonic`) the processes that judge last got on with any answer of anybody's."""
         return self._pool.moved
 
-    async def judge(self, trajectory: Trajectory) -> dict[str, float]:
-        """Every part's verdict but a model's. VerdictError naming the part where one could not be had, DeadlineError
-        where what it needs cannot be loaded in time, because that is the same for every answer."""
+    async def judge(self, trajectory: Trajectory) -> dict[str, float | None]:
+        """The verdict of every part that sees one trajectory, but a model's. VerdictError naming the part where one
+        could not be had, DeadlineError where what it needs cannot be loaded in time, as for every other answer."""
         observed(trajectory)
-        return {name: await _verdict(verdict, trajectory, name) for name, verdict in self._verdicts.items()}
+        return {name: await _tried(partial(verdict, trajectory), name) for name, verdict in self._verdicts.items()}
 
-    def weigh(self, verdicts: Mapping[str, float]) -> Reward:
+    @property
+    def sees_groups(self) -> bool:
+        """True if some part sees the whole group."""
+        return bool(self._together)
+
+    def outcome(self, verdicts: Mapping[str, float | None]) -> float:
+        """The share of the full marks before a group is judged; 0 where only parts judge that see the whole of it.
+        VerdictError where no part that judges applies."""
+        return self._outcome(self._scores(verdicts)) if self._judged_alone else 0.0
+
+    async def judge_group(
+        self, trajectories: Sequence[Trajectory], verdicts: Sequence[Mapping[str, float | None]]
+    ) -> list[dict[str, float | None]]:
+        """What the parts that see a whole group say of each, who all have the verdicts of the others. VerdictError as
+        in `judge`."""
+        answers = [
+            JudgedAnswer(trajectory=each, outcome=self.outcome(found))
+            for each, found in zip(trajectories, verdicts, strict=True)
+        ]
+        found = {name: await _tried(partial(verdict, answers), name) for name, verdict in self._together.items()}
+        return [{name: values[place] for name, values in found.items()} for place in range(len(answers))]
+
+    def weigh(self, verdicts: Mapping[str, float | None]) -> Reward:
         """The reward of every part's verdict. VerdictError where they come to no finite number."""
-        scores = {name: _finite(verdicts[name], name) for name in self.names}
+        scores = self._scores(verdicts)
         costly = tuple(name for name in self.names if isinstance(verdicts[name], Costly))
-        weights = {part.name: part.weight for part in self._parts}
-        value = sum(weights[name] * score for name, score in scores.items())
-        judging = {part.name: scores[part.name] for part in self._parts if part.kind not in SHAPING}
-        outcome = full_marks(judging or scores, weights)
+        value, outcome = sum(self._weights[name] * score for name, score in scores.items()), self._outcome(scores)
         if not math.isfinite(value) or not math.isfinite(outcome):
             raise VerdictError(f"the weighted sum of the parts {scores} is not a finite number")
         return Reward(value=value, outcome=outcome, parts=scores, costly=costly)
 
+    def _scores(self, verdicts: Mapping[str, float | None]) -> dict[str, float]:
+        """The parts that apply, in the recipe's order."""
+        told = {name: verdicts.get(name) for name in self.names}
+        return {name: _finite(score, name) for name, score in told.items() if score is not None}
+
+    def _outcome(self, scores: Mapping[str, float]) -> float:
+        judging = {name: score for name, score in scores.items() if name in self._judging}
+        if not judging:
+            raise VerdictError(f"reward {', '.join(sorted(self._judging))}: None, so that nothing judges the answer")
+        return full_marks(judging, self._weights)
+
 
 def full_marks(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """The share of the full marks: 1.0 exactly where every part with a positive weight gave 1."""
+    """The share of the full marks: 1.0 exactly where every part with a positive weight that applies gave 1."""
     counted = {name: weights[name] for name in scores if weights[name] > 0} or dict.fromkeys(scores, 1.0)
     return sum(weight * scores[name] for name, weight in counted.items()) / sum(counted.values())
 
 
-async def _verdict(verdict: Verdict, trajectory: Trajectory, name: str) -> float:
-    """One part's number. A worker that died or was too slow gets a second chance, an exception does not."""
+async def _tried(verdict: Callable[[], Awaitable[T]], name: str) -> T:
+    """What one part says. A worker that died or was too slow gets a second chance, an exception does not."""
     try:
         try:
-            return await verdict(trajectory)
+            return await verdict()
         except SandboxStartError:
             raise
         except (SandboxDeadlineError, SandboxDiedError):
-            return await verdict(trajectory)
+            return await verdict()
     except SandboxStartError as error:
         fix = "raise deadlines.start, or make it load less; the deadlines of rewards begin after that"
         raise DeadlineError(f"reward {name}: {error}\n    fix: {fix}") from error

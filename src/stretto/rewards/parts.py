@@ -1,7 +1,8 @@
 """From a part of the recipe to a verdict, and what is wrong with a part, without running anything of the user's.
 
 Patterns, scorers and Python functions run in the pool, under the part's deadline. A user's function is called as
-`reward(answer: str, prompt: {"id", "messages", "reference", "tags"}, signals: dict) -> float`.
+`reward(answer: str, prompt: {"id", "messages", "reference", "tags"}, signals: dict) -> float | None`, or as the names
+of its parameters ask for (`stretto.sandbox.reward_forms`). Parts that see a whole group are built in `group_parts`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from stretto import plugins
 from stretto.errors import Problem, VerdictError
@@ -206,18 +208,30 @@ def _gym(part: RewardPart, pool: Pool) -> Verdict:
 
 
 def _function(part: RewardPart, pool: Pool) -> Verdict:
-    async def verdict(trajectory: Trajectory) -> float:
-        outcome, prompt = observed(trajectory), trajectory.prompt
-        asked = {
+    async def verdict(trajectory: Trajectory) -> float | None:
+        asked = {**called_with([trajectory]), "group": False}
+        return number(part, await pool.call(part.kind, asked, deadline=part.deadline, reward=True))
+
+    return verdict
+
+
+def called_with(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What a user's function gets of trajectories at one prompt, as plain values."""
+    prompt, outcomes = trajectories[0].prompt, [observed(each) for each in trajectories]
+    return {
+        "answers": [outcome.answer for outcome in outcomes],
+        "prompt": {
             "id": prompt.id,
             "messages": [dict(message) for message in prompt.messages],
             "reference": prompt.reference,
             "tags": dict(prompt.tags),
-        }
-        signals = {name: float(value) for name, value in outcome.signals.items()}
-        value = await pool.call(part.kind, outcome.answer, asked, signals, deadline=part.deadline)
-        if not isinstance(value, int | float):
-            raise VerdictError(f"{part.kind} returned {repr(value)[:80]}, which is not a number")
-        return value
+        },
+        "signals": [{name: float(value) for name, value in outcome.signals.items()} for outcome in outcomes],
+    }
 
-    return verdict
+
+def number(part: RewardPart, value: Any) -> float | None:
+    """A verdict that a user's function returned; None where it does not apply."""
+    if value is not None and not isinstance(value, int | float):
+        raise VerdictError(f"{part.kind} returned {repr(value)[:80]}, which is not a number")
+    return value

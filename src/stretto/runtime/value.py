@@ -22,11 +22,11 @@ from stretto.environments.trajectory import RolloutStart
 from stretto.errors import StateLostError, StrettoError, WorkerLost
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.report.console import Progress, console_for
+from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
-from stretto.runtime.guards import sampled_tokens
 from stretto.runtime.interrupt import interrupt_answered
 from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import resolve_dtype
