@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from stretto import plugins
 from stretto.errors import (
     DeadlineError,
     RecipeError,
     SandboxDeadlineError,
     SandboxDiedError,
+    SandboxError,
     SandboxStartError,
     StrettoError,
     VerdictError,
@@ -60,6 +62,32 @@ class Rewards:
     def modelled(self) -> str | None:
         """The name of the part that is a reward model's score, if there is one."""
         return next((part.name for part in self._parts if part.kind == MODEL), None)
+
+    @property
+    def functions(self) -> dict[int, str]:
+        """Place in the recipe -> name, of the parts that are functions of the user's."""
+        own = self._pool.functions
+        return {n: p.name for n, p in enumerate(self._parts) if plugins.is_plugin(p.kind) or p.kind in own}
+
+    def is_together(self, name: str) -> bool:
+        """True for a part that sees the whole group."""
+        return name in self._together
+
+    async def load(self, name: str) -> None:
+        """Imports a function of the user's in every worker. DeadlineError where that takes too long."""
+        try:
+            await self._pool.load(next(part.kind for part in self._parts if part.name == name))
+        except SandboxStartError as error:
+            raise _never_ready(name, error) from error
+        except SandboxError as error:
+            raise VerdictError(f"reward {name}: {error}") from error
+
+    async def judge_part(self, name: str, trajectories: Sequence[Trajectory]) -> list[float | None]:
+        """What one part alone says of answers of a group; to a part that sees the whole of it, all are right."""
+        if name in self._together:
+            answers = [JudgedAnswer(trajectory=each, outcome=1.0) for each in trajectories]
+            return list(await _tried(partial(self._together[name], answers), name))
+        return [await _tried(partial(self._verdicts[name], each), name) for each in trajectories]
 
     @property
     def moved(self) -> float:
@@ -131,10 +159,14 @@ async def _tried(verdict: Callable[[], Awaitable[T]], name: str) -> T:
         except (SandboxDeadlineError, SandboxDiedError):
             return await verdict()
     except SandboxStartError as error:
-        fix = "raise deadlines.start, or make it load less; the deadlines of rewards begin after that"
-        raise DeadlineError(f"reward {name}: {error}\n    fix: {fix}") from error
+        raise _never_ready(name, error) from error
     except (StrettoError, ValueError) as error:
         raise VerdictError(f"reward {name}: {error}") from error
+
+
+def _never_ready(name: str, error: SandboxStartError) -> DeadlineError:
+    fix = "raise deadlines.start, or make it load less; the deadlines of rewards begin after that"
+    return DeadlineError(f"reward {name}: {error}\n    fix: {fix}")
 
 
 def _finite(score: float, name: str) -> float:

@@ -119,16 +119,16 @@ async def _make(
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
             fetch_models(recipe, root, screen.note)
-            with startup_deadline(recipe, stacks):
-                parts = await build_runtime(
-                    recipe,
-                    plan=sampling_plan(recipe),
-                    root=root,
-                    folder=Path(scratch),
-                    note=screen.note,
-                    make_engine=make_engine,
-                    stacks=stacks,
-                )
+            parts = await build_runtime(
+                recipe,
+                plan=sampling_plan(recipe),
+                root=root,
+                folder=Path(scratch),
+                note=screen.note,
+                make_engine=make_engine,
+                stacks=stacks,
+                watch=startup_deadline(recipe, stacks),
+            )
             try:
                 # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
                 made_from = ingredients(recipe, training, root)
