@@ -401,3 +401,43 @@ def test_a_group_that_cannot_be_judged_has_no_verdicts_and_others_do(user: str, 
 def test_a_group_function_that_its_file_does_not_show_is_named(user: str) -> None:
     found = scored([trajectory("7")], function("share_again"), paths=(user,))
     assert "judges a group, and its file does not show that" in str(found.failed[0].failure)
+
+
+def said(text: str, tokens: int, attempt: int, **rest: Any) -> Trajectory:
+    """An answer of so many sampled tokens."""
+    trained = np.array([False] + [True] * tokens)
+    conversation = Conversation(
+        tokens=np.zeros(len(trained), dtype=np.int64),
+        trained=trained,
+        logprobs=np.zeros(len(trained)),
+        stop="stop",
+        version=0,
+    )
+    return replace(trajectory(text, attempt=attempt, **rest), conversations=(conversation,))
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ({"kind": "lcpo_exact", "target": 200, "alpha": 1e-3}, [0.9, 0.0, 0.9, -0.2]),
+        ({"kind": "lcpo_max", "target": "budget", "alpha": 1e-3}, [0.7, 0.0, 0.5, 0.0]),
+        ({"kind": "kimi", "weight": 0.5}, [1.25, 0.0, 1 - 0.5 / 6, -0.25]),
+        ({"kind": "arora_zanette"}, [0.892423, 0.0, 0.707577, 0.0]),
+        ({"kind": "cosine", "longest": 400}, [0.926777, -0.75, 0.573223, -0.5]),
+    ],
+)
+def test_a_length_reward_stands_beside_the_verdict_and_does_not_change_the_accuracy(part, values) -> None:
+    many = [
+        said(text, tokens, n, tags={"budget": 300})
+        for n, (text, tokens) in enumerate([("7", 100), ("8", 200), ("7", 300), ("8", 400)])
+    ]
+    found = scored(many, RewardPart(), RewardPart(name="short", **part)).groups[0].rewards
+    assert [reward.value for reward in found] == pytest.approx(values, abs=1e-6)
+    assert [reward.outcome for reward in found] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_length_reward_without_a_verdict_or_a_budget_is_refused_or_fails() -> None:
+    with pytest.raises(RecipeError, match="kimi depends on whether the answer is right"):
+        scored([said("7", 3, 0)], RewardPart(kind="kimi"))
+    lost = scored([said("7", 3, 0)], RewardPart(), RewardPart(name="l", kind="lcpo_max", target="budget")).failed
+    assert lost[0].failure == "reward l: prompt p has no number of tokens in the column 'budget'"

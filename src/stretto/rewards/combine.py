@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from stretto import plugins
 from stretto.errors import (
     DeadlineError,
     RecipeError,
@@ -24,10 +23,10 @@ from stretto.errors import (
     StrettoError,
     VerdictError,
 )
-from stretto.recipe.schema import RewardPart
+from stretto.recipe.schema import FunctionReward, LengthReward, ModelReward, RewardPart
 from stretto.rewards.base import Costly, JudgedAnswer
-from stretto.rewards.group_parts import LENGTHS, build_group, sees_groups
-from stretto.rewards.parts import MODEL, SHAPING, build, observed, problems
+from stretto.rewards.group_parts import build_group, sees_groups
+from stretto.rewards.parts import ADD_A_VERDICT, LACKS_A_VERDICT, build, observed, problems
 from stretto.sandbox.pool import Pool
 from stretto.types import Reward, Trajectory
 
@@ -45,13 +44,15 @@ class Rewards:
         self._parts = tuple(parts)
         self._pool = pool
         self._weights = {part.name: part.weight for part in parts}
-        together = [part for part in parts if sees_groups(part, pool)]
-        self._together = {part.name: build_group(part, pool) for part in together}
-        self._verdicts = {p.name: build(p, pool) for p in parts if p.kind != MODEL and p.name not in self._together}
-        alone = [p.name for p in parts if p.kind not in SHAPING and p.name not in self._together]
-        functions = [p.name for p in together if p.kind not in LENGTHS]
-        self._judging = frozenset(alone or functions or self.names)
-        self._judged_alone = bool(alone)
+        self._together = {part.name: build_group(part, pool) for part in parts if sees_groups(part, pool)}
+        alone = [part for part in parts if part.name not in self._together and not isinstance(part, ModelReward)]
+        self._verdicts = {part.name: build(part, pool) for part in alone}
+        judging = [part for part in parts if part.judges]
+        judge_alone = [part.name for part in judging if part.name not in self._together]
+        self._judging = frozenset(judge_alone or [part.name for part in judging] or self.names)
+        self._judged_alone = bool(judge_alone)
+        if not judge_alone and (lengths := [part for part in parts if isinstance(part, LengthReward)]):
+            raise RecipeError.of("rewards", f"{lengths[0].kind} {LACKS_A_VERDICT}", ADD_A_VERDICT)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,13 +62,12 @@ class Rewards:
     @property
     def modelled(self) -> str | None:
         """The name of the part that is a reward model's score, if there is one."""
-        return next((part.name for part in self._parts if part.kind == MODEL), None)
+        return next((part.name for part in self._parts if isinstance(part, ModelReward)), None)
 
     @property
     def functions(self) -> dict[int, str]:
         """Place in the recipe -> name, of the parts that are functions of the user's."""
-        own = self._pool.functions
-        return {n: p.name for n, p in enumerate(self._parts) if plugins.is_plugin(p.kind) or p.kind in own}
+        return {n: part.name for n, part in enumerate(self._parts) if isinstance(part, FunctionReward)}
 
     def is_together(self, name: str) -> bool:
         """True for a part that sees the whole group."""

@@ -8,11 +8,19 @@ has `outcome` besides what the environment noticed: what the parts that see one 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from stretto import plugins
 from stretto.errors import VerdictError
-from stretto.recipe.schema import RewardPart
+from stretto.recipe.schema import (
+    AroraZanetteReward,
+    CosineReward,
+    FunctionReward,
+    KimiReward,
+    LcpoExactReward,
+    LcpoMaxReward,
+    LengthReward,
+    RewardPart,
+)
 from stretto.rewards import length
 from stretto.rewards.base import GroupVerdict, JudgedAnswer
 from stretto.rewards.parts import called_with, number
@@ -20,14 +28,12 @@ from stretto.sandbox.pool import Pool
 from stretto.sandbox.reward_forms import Form, Parameters, form_of, written
 from stretto.sandbox.signatures import definition
 
-LENGTHS = frozenset({"lcpo_exact", "lcpo_max", "kimi", "arora_zanette", "cosine"})
-"""The kinds that are a function of length and of right or wrong."""
-
 
 def sees_groups(part: RewardPart, pool: Pool) -> bool:
     """True for a part that is judged by group, when the verdicts on each answer are there."""
-    own = plugins.is_plugin(part.kind) or part.kind in pool.functions
-    return part.kind in LENGTHS or (own and form(part.kind, pool) == "group")
+    if isinstance(part, FunctionReward):
+        return form(part.kind, pool) == "group"
+    return isinstance(part, LengthReward)
 
 
 def form(kind: str, pool: Pool) -> Form:
@@ -35,73 +41,53 @@ def form(kind: str, pool: Pool) -> Form:
     if kind in pool.functions:
         return form_of(Parameters.of(pool.functions[kind]))
     node = definition(kind, pool.paths)
-    return form_of(written(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else None)
+    return form_of(written(node) if isinstance(node, ast.FunctionDef) else None)
 
 
 def build_group(part: RewardPart, pool: Pool) -> GroupVerdict:
     """The group verdict that a part without problems describes."""
-    return _lengths(LENGTH_RULES[part.kind], part) if part.kind in LENGTHS else _function(part, pool)
+    if isinstance(part, FunctionReward):
+        return _function(part, pool)
 
-
-Rule = Callable[[RewardPart, Sequence[JudgedAnswer]], list[float]]
-
-
-def _lengths(rule: Rule, part: RewardPart) -> GroupVerdict:
     async def verdict(answers: Sequence[JudgedAnswer]) -> list[float]:
-        return rule(part, answers)
+        return _lengths(part, answers)
 
     return verdict
 
 
-def _lcpo_exact(part: RewardPart, answers: Sequence[JudgedAnswer]) -> list[float]:
-    return [length.lcpo_exact(each.tokens, target=_target(part, each), alpha=part.alpha) for each in answers]
-
-
-def _lcpo_max(part: RewardPart, answers: Sequence[JudgedAnswer]) -> list[float]:
-    return [
-        length.lcpo_max(each.tokens, each.right, target=_target(part, each), alpha=part.alpha, delta=part.delta)
-        for each in answers
-    ]
-
-
-def _kimi(part: RewardPart, answers: Sequence[JudgedAnswer]) -> list[float]:
-    return length.kimi([each.tokens for each in answers], [each.right for each in answers])
-
-
-def _arora_zanette(part: RewardPart, answers: Sequence[JudgedAnswer]) -> list[float]:
+def _lengths(part: RewardPart, answers: Sequence[JudgedAnswer]) -> list[float]:
+    """What a length reward gives each answer of a group."""
     tokens, right = [each.tokens for each in answers], [each.right for each in answers]
-    return length.arora_zanette(tokens, right, alpha=part.alpha)
+    match part:
+        case KimiReward():
+            return length.kimi(tokens, right)
+        case AroraZanetteReward(alpha=alpha):
+            return length.arora_zanette(tokens, right, alpha=alpha)
+        case LcpoExactReward(alpha=alpha):
+            targets = [_target(part.target, each) for each in answers]
+            return [length.lcpo_exact(n, target=t, alpha=alpha) for n, t in zip(tokens, targets, strict=True)]
+        case LcpoMaxReward(alpha=alpha, delta=delta):
+            targets = [_target(part.target, each) for each in answers]
+            rows = zip(tokens, right, targets, strict=True)
+            return [length.lcpo_max(n, good, target=t, alpha=alpha, delta=delta) for n, good, t in rows]
+        case CosineReward(longest=int(longest)):
+            ranges = {"right_range": part.right, "wrong_range": part.wrong}
+            return [length.cosine(n, good, longest=longest, **ranges) for n, good in zip(tokens, right, strict=True)]
+    raise TypeError(f"{type(part).__name__} is no length reward of a resolved recipe")
 
 
-def _cosine(part: RewardPart, answers: Sequence[JudgedAnswer]) -> list[float]:
-    return [
-        length.cosine(each.tokens, each.right, longest=part.longest, right_range=part.right, wrong_range=part.wrong)
-        for each in answers
-    ]
-
-
-LENGTH_RULES: dict[str, Rule] = {
-    "lcpo_exact": _lcpo_exact,
-    "lcpo_max": _lcpo_max,
-    "kimi": _kimi,
-    "arora_zanette": _arora_zanette,
-    "cosine": _cosine,
-}
-"""Kind -> what it gives for each answer of a group."""
-
-
-def _target(part: RewardPart, answer: JudgedAnswer) -> int:
+def _target(target: int | str, answer: JudgedAnswer) -> int:
     """The budget: a number of the recipe, or a column of the data that has one for each prompt."""
-    if isinstance(part.target, int):
-        return part.target
+    if isinstance(target, int):
+        return target
     prompt = answer.trajectory.prompt
-    found = prompt.tags.get(part.target)
+    found = prompt.tags.get(target)
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
-        raise VerdictError(f"prompt {prompt.id} has no number of tokens in the column {part.target!r}")
+        raise VerdictError(f"prompt {prompt.id} has no number of tokens in the column {target!r}")
     return int(found)
 
 
-def _function(part: RewardPart, pool: Pool) -> GroupVerdict:
+def _function(part: FunctionReward, pool: Pool) -> GroupVerdict:
     async def verdict(answers: Sequence[JudgedAnswer]) -> list[float | None]:
         asked = called_with([each.trajectory for each in answers])
         for signals, each in zip(asked["signals"], answers, strict=True):

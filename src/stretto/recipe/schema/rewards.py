@@ -1,0 +1,175 @@
+"""The section `rewards`: the verdict on an answer, as a weighted sum of named parts, each of one of these kinds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from stretto.recipe.schema.base import Choice, Count, Given, Positive, Seconds, Share
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Pick = Literal["last", "first", "only"]
+
+
+class RewardPart(Choice):
+    """One named part of the reward."""
+
+    judges: ClassVar[bool] = True
+    """False for a part that shapes what is learned and says of no answer that it is right."""
+    compares: ClassVar[bool] = False
+    """True for a part that needs a reference answer."""
+
+    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_]+$")] = "accuracy"
+    """Name in reports."""
+    kind: str
+    """How an answer is judged."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Factor in the sum."""
+
+
+class NumericReward(RewardPart):
+    """1 where a number in the answer is the reference answer's."""
+
+    compares = True
+
+    kind: Literal["numeric"] = "numeric"
+    pick: Pick = "last"
+    """Which number in the answer counts; `only` gives nothing when there are several."""
+
+
+class ExactReward(RewardPart):
+    """1 where the answer is the reference answer, but for space around it."""
+
+    compares = True
+
+    kind: Literal["exact"] = "exact"
+
+
+class RegexReward(RewardPart):
+    """1 where what a pattern extracts from the answer is the reference answer."""
+
+    compares = True
+
+    kind: Literal["regex"] = "regex"
+    pattern: str
+    """What of the answer is judged, in the syntax of Python's re; the first group, or the whole match."""
+    pick: Pick = "last"
+    """Which match in the answer counts; `only` gives nothing when there are several."""
+    compare: Literal["exact", "numeric"] = "exact"
+    """How the extract is compared with the reference answer."""
+    deadline: Seconds = 5.0
+    """Seconds of processor time for one verdict."""
+
+
+class MathReward(RewardPart):
+    """1 where math-verify finds the answer equal to the reference answer (the extra tasks)."""
+
+    compares = True
+
+    kind: Literal["math"] = "math"
+    deadline: Seconds = 5.0
+    """Seconds of processor time for one verdict."""
+
+
+class GymReward(RewardPart):
+    """What the scorer of a reasoning-gym task gives, partial credit included; only for prompts of reasoning-gym."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    pattern: str | None = None
+    """What of the answer is judged; the first group, or the whole match. Default: all of it."""
+    pick: Pick = "last"
+    """Which match of the pattern counts; `only` gives nothing when there are several."""
+    deadline: Seconds = 25.0
+    """Seconds of processor time for one verdict; whether two integrals are the same takes sympy long."""
+
+
+class OverlongReward(RewardPart):
+    """0, falling to -1 where an answer becomes too long."""
+
+    judges = False
+
+    kind: Literal["overlong"] = "overlong"
+    longest: Count | None = None
+    """Answers of this many tokens or more get -1; default: engine.max_new_tokens."""
+    buffer: Count | None = None
+    """Over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
+
+
+class LengthReward(RewardPart):
+    """What a right or wrong answer of this length is worth beyond its verdict; `docs/guides/shorter-answers.md`."""
+
+    judges = False
+
+
+class LcpoExactReward(LengthReward):
+    """L1's LCPO-Exact: less for every token above or below the target, right or wrong."""
+
+    kind: Literal["lcpo_exact"] = "lcpo_exact"
+    target: Count | Annotated[str, Field(min_length=1)]
+    """The number of tokens, or the column of the data that has one for each prompt."""
+    alpha: Positive = 3.0e-4
+    """What a token costs."""
+
+
+class LcpoMaxReward(LengthReward):
+    """L1's LCPO-Max: a right answer keeps clip(alpha * (target - tokens) + delta, 0, 1) of its reward."""
+
+    kind: Literal["lcpo_max"] = "lcpo_max"
+    target: Count | Annotated[str, Field(min_length=1)]
+    """The most tokens, or the column of the data that has a number for each prompt."""
+    alpha: Positive = 3.0e-4
+    """What a token costs."""
+    delta: Share = 0.5
+    """What a right answer of exactly `target` tokens keeps."""
+
+
+class KimiReward(LengthReward):
+    """Kimi k1.5's: 0.5 for the shortest answer of the group to -0.5 for the longest; wrong ones never gain."""
+
+    kind: Literal["kimi"] = "kimi"
+
+
+class AroraZanetteReward(LengthReward):
+    """Arora and Zanette's: a right answer loses by how long it is among the right answers of its group."""
+
+    kind: Literal["arora_zanette"] = "arora_zanette"
+    alpha: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.4
+    """The most that a right answer can lose."""
+
+
+class CosineReward(LengthReward):
+    """Half a cosine over length, with values of its own for right and wrong answers."""
+
+    kind: Literal["cosine"] = "cosine"
+    longest: Count | None = None
+    """The length at which it ends; default: engine.max_new_tokens."""
+    right: tuple[Finite, Finite] = (1.0, 0.5)
+    """A right answer's reward at no tokens and at `longest`, its verdict included."""
+    wrong: tuple[Finite, Finite] = (-1.0, -0.5)
+    """A wrong answer's."""
+
+
+class ModelReward(RewardPart):
+    """The score of the model in roles.reward_model, which has the deadlines of its stage."""
+
+    judges = False
+
+    kind: Literal["model"] = "model"
+
+
+class FunctionReward(RewardPart):
+    """What a Python function of yours returns, called in a worker process as f(answer, prompt, signals), or once for a
+    group as f(answers, prompt, signals)."""
+
+    kind: Given
+    deadline: Seconds = 5.0
+    """Seconds one verdict may take."""
+
+
+class CodeReward(RewardPart):
+    """The share of a program's tests that the answer passes."""
+
+    available = False
+
+    kind: Literal["code"] = "code"
