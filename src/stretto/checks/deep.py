@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -24,6 +25,8 @@ from stretto.models.load_errors import reading_model
 from stretto.models.lora import target_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
+from stretto.models.template_file import use_template
+from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
 from stretto.tasks.source import load_prompts, split
@@ -51,6 +54,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         if not files.scratch:
             templates.shared().begin()  # it starts while the tokenizer is read
         config, tokenizer = describe_model(recipe, files)
+        use_template(tokenizer, recipe.task, root)
         network = without_weights(files, config, tokenizer)
     except RecipeError as error:
         return [*problems, *error.problems]
@@ -136,21 +140,28 @@ def prompt_problems(
 ) -> list[Problem]:
     """Prompts that leave no room for an answer, or have tokens that the model lacks, and those that a scratch model
     cannot spell, answer or imitate."""
-    renderer = Renderer(tokenizer, stop=frozenset())
+    renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     room = context - recipe.engine.max_new_tokens
+    longest = longest_prompt(recipe, context)
+    if longest is not None and longest > room:
+        reason = f"{longest} tokens leave no room for {recipe.engine.max_new_tokens} new ones in a context of {context}"
+        return [Problem(field="task.drop_longer_than", reason=reason, fix="use auto, or less")]
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
     # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
     most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
     too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
-    asked = prompts[:MOST_PROMPTS]
+    asked, dropped = prompts[:MOST_PROMPTS], 0
     for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
         if isinstance(text, RolloutError):
             return [template_problem(prompt, text)]
-        if len(text) > most:
+        if len(text) > most and longest is None:
             too_long.append(f"{prompt.id} ({len(text)} characters)")
             continue
-        tokens = renderer.encode_opening(text)
+        tokens = renderer.encode_opening(text) if len(text) <= most else np.zeros(room + 1, dtype=np.int64)
+        if longest is not None and len(tokens) > longest:
+            dropped += 1
+            continue
         if len(tokens) > room:
             too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
         if tokens.max(initial=0) >= vocabulary:
@@ -164,12 +175,15 @@ def prompt_problems(
         fits = words is not None and len(tokens) + len(words) < scratch.context
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
+    if dropped and dropped == len(asked):
+        reason = f"all {dropped} prompts have more than {longest} tokens"
+        return [Problem(field="task.drop_longer_than", reason=reason, fix="use a larger number, or shorter prompts")]
     return _listed(
         (
             "task",
             too_long,
             f"prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a context of {context}",
-            "shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
+            "set task.drop_longer_than: auto, lower engine.max_new_tokens, or use a model with a longer context",
         ),
         (
             "model.name",

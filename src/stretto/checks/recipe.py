@@ -67,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     task.rewards_have_weight,
     task.scorers_have_their_task,
     task.answers_can_be_compared,
+    task.template_is_used,
     task.characters_cover_the_task,
     task.some_prompts_are_left,
     place.plan_is_sound,

@@ -78,6 +78,12 @@ def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
     return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})
 
 
+def longest_prompt(recipe: Recipe, context: int) -> int | None:
+    """Tokens of the longest prompt that is not dropped, in a model of this context; none where no prompt is dropped."""
+    given = recipe.task.drop_longer_than
+    return context - recipe.engine.max_new_tokens if given == "auto" else given
+
+
 def vstar_of(recipe: Recipe) -> Vstar:
     """The numbers of the table that A*PO, or an algorithm of the user's, regresses on."""
     return getattr(recipe.algorithm, "vstar", None) or Vstar()

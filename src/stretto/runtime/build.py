@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from stretto.engines.queue import SLICE
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
+from stretto.errors import RecipeError, RolloutError
 from stretto.models.source import locate
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind, kind_of
 from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
+from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
@@ -130,6 +132,7 @@ async def _assemble(
     except BaseException:
         await crew.close()
         raise
+    task = fitting(recipe, task, tokenizer, context, note)
     return Runtime(
         **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
         pool=pool,
@@ -206,6 +209,26 @@ def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) ->
     return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
 
 
+def fitting(
+    recipe: Recipe, task: PromptTask, tokenizer: PreTrainedTokenizerBase, context: int, note: Note
+) -> PromptTask:
+    """The task without prompts that are longer than the recipe wants; how many these are is told."""
+    longest = longest_prompt(recipe, context)
+    if longest is None:
+        return task
+    renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
+    prompts = [*task.training, *task.heldout]
+    lengths = renderer.lengths([prompt.messages for prompt in prompts])
+    long = {p.id for p, n in zip(prompts, lengths, strict=True) if isinstance(n, RolloutError) or n > longest}
+    kept = [tuple(prompt for prompt in each if prompt.id not in long) for each in (task.training, task.heldout)]
+    if not kept[0]:
+        reason = f"all {len(task.training)} prompts to train on have more than {longest} tokens"
+        raise RecipeError.of("task.drop_longer_than", reason, "use a larger number, or shorter prompts")
+    if long:
+        note(f"{len(long)} of {len(prompts)} prompts have more than {longest} tokens and are dropped")
+    return replace(task, training=kept[0], heldout=kept[1])
+
+
 def connect(
     recipe: Recipe,
     task: PromptTask,
@@ -231,7 +254,7 @@ def connect(
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
-        "renderer": Renderer(tokenizer, stop=stop),
+        "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
     }
