@@ -1,4 +1,4 @@
-"""A task with optional scratch tokens, for scripts/evidence/lengths: digits are reversed, after as many copies as one likes.
+"""A task with optional scratch tokens, for scripts/evidence/lengths: digits are reversed after some copies of them.
 
 Its warm-up imitates `3142.3142.3142:2413`: the question zero to four times, then the answer. How often follows from the
 digits, so that the model learns a distribution of lengths that has nothing to do with being right.

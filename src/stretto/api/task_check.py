@@ -139,7 +139,7 @@ def check_task(recipe: Recipe, root: Path, *, answer: str = "{reference}") -> Ta
     if asked and recipe.environment.kind == "single_turn":
         scored, seconds = asyncio.run(_judged(recipe, root, _answers(asked, renderer, answer), asked))
         answers = tuple(_case(case, attempt, scored) for attempt, case in enumerate(CASES))
-    problems = (*_prompt_problems(prompts), *_answer_problems(answers))
+    problems = (*_prompt_problems(prompts), *_dropped_problems(prompts), *_answer_problems(answers))
     return TaskReport(problems=problems, prompts=prompts, answers=answers, seconds=seconds)
 
 
@@ -235,6 +235,12 @@ def _prompt_problems(prompts: PromptReport) -> Iterator[Problem]:
         yield Problem(
             field="task", reason=reason, fix="set task.drop_longer_than: auto, or lower engine.max_new_tokens"
         )
+
+
+def _dropped_problems(prompts: PromptReport) -> Iterator[Problem]:
+    if prompts.dropped == prompts.training + prompts.heldout:
+        reason = f"all {prompts.dropped} prompts are dropped"
+        yield Problem(field="task.drop_longer_than", reason=reason, fix="use a larger number, or shorter prompts")
 
 
 def _answer_problems(answers: Sequence[AnswerReport]) -> Iterator[Problem]:
