@@ -14,7 +14,13 @@ from stretto.rewards.score import Scored, score
 from stretto.sandbox.pool import Pool
 from stretto.types import Outcome, Prompt, Trajectory
 
-ANSWERS = [(r"\boxed{1/2}", 1.0), (r"\boxed{0.5}", 1.0), (r"\boxed{2}", 0.0), ("no idea", 0.0), (r"\boxed{9^{9^{9^9}}}", 0.0)]  # fmt: skip
+ANSWERS = [
+    (r"\boxed{1/2}", 1.0),
+    (r"\boxed{0.5}", 1.0),
+    (r"\boxed{2}", 0.0),
+    ("no idea", 0.0),
+    (r"\boxed{9^{9^{9^9}}}", 0.0),
+]
 
 
 def asked(count: int) -> list[Trajectory]:
