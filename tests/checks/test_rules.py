@@ -68,7 +68,11 @@ WRONG = [
     (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
     (["engine.kind=vllm"], "engine.kind", "not available yet"),
-    (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
+    (["engine={kind: 'mine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
+    (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
+    (["task.chat_template=none.jinja"], "task.chat_template", "there is no file"),
+    (["task.template={messages: []}", "model.name=x/y"], "task.template.messages", "by whoever renders"),
+    (["rewards=[{kind: kimi}]"], "rewards.0.kind", "no other part judges"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
@@ -290,14 +294,14 @@ def test_what_makes_sense_is_accepted(taken, changes):
 
 def test_all_problems_come_at_once(taken):
     changes = ["seed=-1", "algorithm.name=gpro", "batch.updates=99", "run.folder=taken", "rewards.0.kind=exct"]
-    changes += ["engine.top_p=0.5", "model.scratch.width=17", "model.scratch.characters=ab"]
+    changes += ["engine.temperature=1000", "model.scratch.width=17", "model.scratch.characters=ab"]
     assert {problem.field for problem in problems(taken, changes)} == {
         "seed",
         "algorithm.name",
         "batch.updates",
         "run.folder",
         "rewards.0.kind",
-        "engine.top_p",
+        "engine.temperature",
         "model.scratch.width",
         "model.scratch.characters",
     }

@@ -92,7 +92,7 @@ def test_a_failure_is_one_json_document_too(recipe, capsys, arguments, fields):
 
 
 def test_problems_are_listed_on_standard_error(recipe, capsys):
-    assert main(["check", recipe, "batch.sampels=1", "algorithm.name=gpro", "engine.top_p=0.5"]) == 2
+    assert main(["check", recipe, "batch.sampels=1", "algorithm.name=gpro", "engine.temperature=1000"]) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("3 problems; nothing was started\n")

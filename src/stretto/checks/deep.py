@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -138,29 +137,25 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
 def prompt_problems(
     recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
 ) -> list[Problem]:
-    """Prompts that leave no room for an answer, or have tokens that the model lacks, and those that a scratch model
-    cannot spell, answer or imitate."""
+    """Prompts that leave no room, or have tokens that the model lacks, or that a scratch model cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     room = context - recipe.engine.max_new_tokens
     longest = longest_prompt(recipe, context)
-    if longest is not None and longest > room:
-        reason = f"{longest} tokens leave no room for {recipe.engine.max_new_tokens} new ones in a context of {context}"
-        return [Problem(field="task.drop_longer_than", reason=reason, fix="use auto, or less")]
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
     # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
     most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
-    too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
     asked, dropped = prompts[:MOST_PROMPTS], 0
+    too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
     for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
         if isinstance(text, RolloutError):
             return [template_problem(prompt, text)]
-        if len(text) > most and longest is None:
-            too_long.append(f"{prompt.id} ({len(text)} characters)")
-            continue
-        tokens = renderer.encode_opening(text) if len(text) <= most else np.zeros(room + 1, dtype=np.int64)
-        if longest is not None and len(tokens) > longest:
+        tokens = renderer.encode_opening(text) if len(text) <= most else None
+        if longest is not None and (tokens is None or len(tokens) > longest):
             dropped += 1
+            continue
+        if tokens is None:
+            too_long.append(f"{prompt.id} ({len(text)} characters)")
             continue
         if len(tokens) > room:
             too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
@@ -168,17 +163,13 @@ def prompt_problems(
             unknown_ids.append(prompt.id)
         if scratch is None:
             continue
-        reference = prompt.reference or ""
-        words = tokenizer.encode(reference) if len(reference) <= most else None
+        words = tokenizer.encode(prompt.reference or "") if len(prompt.reference or "") <= most else None
         if unknown in [*tokens, *(words or ())]:
             misspelt.append(prompt.id)
         fits = words is not None and len(tokens) + len(words) < scratch.context
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
-    if dropped and dropped == len(asked):
-        reason = f"all {dropped} prompts have more than {longest} tokens"
-        return [Problem(field="task.drop_longer_than", reason=reason, fix="use a larger number, or shorter prompts")]
-    return _listed(
+    return _drop_problems(longest, room, all_dropped=dropped == len(asked) > 0) + _listed(
         (
             "task",
             too_long,
@@ -204,6 +195,18 @@ def prompt_problems(
             "shorten or drop them, raise model.scratch.context, or set warmup_steps: 0",
         ),
     )
+
+
+def _drop_problems(longest: int | None, room: int, *, all_dropped: bool) -> list[Problem]:
+    """A limit that drops everything, or that drops too little."""
+    field = "task.drop_longer_than"
+    if longest is not None and longest > room:
+        reason = f"{longest} tokens leave no room for an answer, which {room} would"
+        return [Problem(field=field, reason=reason, fix="use auto, or less")]
+    if all_dropped:
+        reason = f"all prompts have more than {longest} tokens"
+        return [Problem(field=field, reason=reason, fix="use a larger number, or shorter prompts")]
+    return []
 
 
 def _listed(*told: tuple[str, list[str], str, str]) -> list[Problem]:

@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     limits.narrow_moments_are_possible,
     limits.cache_has_memory,
     limits.temperature_is_sane,
+    limits.engine_says_what_it_kept,
     limits.adapter_is_small,
     limits.heads_divide_width,
     limits.scratch_is_tiny,

@@ -19,18 +19,17 @@ from stretto.engines.queue import SLICE
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
-from stretto.errors import RecipeError, RolloutError
 from stretto.models.source import locate
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind, kind_of
 from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
-from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
+from stretto.runtime.fitting import fitting, refuse_none
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
@@ -132,7 +131,7 @@ async def _assemble(
     except BaseException:
         await crew.close()
         raise
-    task = fitting(recipe, task, tokenizer, context, note)
+    task = without_long(recipe, task, tokenizer, context, note)
     return Runtime(
         **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
         pool=pool,
@@ -209,24 +208,16 @@ def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) ->
     return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
 
 
-def fitting(
+def without_long(
     recipe: Recipe, task: PromptTask, tokenizer: PreTrainedTokenizerBase, context: int, note: Note
 ) -> PromptTask:
-    """The task without prompts that are longer than the recipe wants; how many these are is told."""
-    longest = longest_prompt(recipe, context)
-    if longest is None:
-        return task
-    renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
-    prompts = [*task.training, *task.heldout]
-    lengths = renderer.lengths([prompt.messages for prompt in prompts])
-    long = {p.id for p, n in zip(prompts, lengths, strict=True) if isinstance(n, RolloutError) or n > longest}
-    kept = [tuple(prompt for prompt in each if prompt.id not in long) for each in (task.training, task.heldout)]
-    if not kept[0]:
-        reason = f"all {len(task.training)} prompts to train on have more than {longest} tokens"
-        raise RecipeError.of("task.drop_longer_than", reason, "use a larger number, or shorter prompts")
-    if long:
-        note(f"{len(long)} of {len(prompts)} prompts have more than {longest} tokens and are dropped")
-    return replace(task, training=kept[0], heldout=kept[1])
+    """The task without the prompts that the recipe drops; how many these are is told."""
+    training, heldout = (fitting(recipe, each, tokenizer, context) for each in (task.training, task.heldout))
+    refuse_none(recipe, training)
+    every, left = len(task.training) + len(task.heldout), len(training) + len(heldout)
+    if left < every:
+        note(f"{every - left} of {every} prompts are too long and are dropped (task.drop_longer_than)")
+    return replace(task, training=training, heldout=heldout)
 
 
 def connect(
