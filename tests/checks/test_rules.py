@@ -68,11 +68,10 @@ WRONG = [
     (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
     (["engine.kind=vllm"], "engine.kind", "not available yet"),
-    (["engine={kind: 'mine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
+    (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
-    (["task.chat_template=none.jinja"], "task.chat_template", "there is no file"),
-    (["task.template={messages: []}", "model.name=x/y"], "task.template.messages", "by whoever renders"),
-    (["rewards=[{kind: kimi}]"], "rewards.0.kind", "no other part judges"),
+    (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
+    (["rewards=[{kind: kimi}]", "evaluate.every=0"], "rewards.0.kind", "no other part judges"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
@@ -232,6 +231,7 @@ def taken(right, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
     (tmp_path / "file").touch()
+    (tmp_path / "file_engine.py").write_text("def make(policy): ...\n")
     return right
 
 

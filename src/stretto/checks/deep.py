@@ -137,7 +137,7 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
 def prompt_problems(
     recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
 ) -> list[Problem]:
-    """Prompts that leave no room, or have tokens that the model lacks, or that a scratch model cannot spell or answer."""
+    """Prompts without room, or with tokens that the model lacks, or that a scratch model cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     room = context - recipe.engine.max_new_tokens
     longest = longest_prompt(recipe, context)

@@ -76,10 +76,11 @@ def _named(prompt: Prompt) -> str:
 
 def template_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A scratch model has a chat template of its own, which its warm-up has taught it. A file must be there."""
-    for key in ("template", "chat_template"):
-        if recipe.model.name == "scratch" and getattr(recipe.task, key):
+    if recipe.model.name == "scratch":
+        for key in (key for key in ("template", "chat_template") if getattr(recipe.task, key)):
             reason = "has no effect on a scratch model, whose chats are written in one way only"
             yield Problem(field=f"task.{key}", reason=reason, fix="remove it")
+        return
     if reserved := sorted({"messages", "add_generation_prompt", "tools", "documents"} & recipe.task.template.keys()):
         reason = "is told to the chat template by whoever renders a chat"
         yield Problem(field=f"task.template.{reserved[0]}", reason=reason, fix="remove it")
