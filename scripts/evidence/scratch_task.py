@@ -1,7 +1,7 @@
-"""A task with optional scratch tokens, for scripts/evidence/lengths: digits are reversed after some copies of them.
+"""A task with optional scratch tokens, for scripts/evidence/lengths: digits are reversed after as many dots as liked.
 
-Its warm-up imitates `3142.3142.3142:2413`: the question zero to four times, then the answer. How often follows from the
-digits, so that the model learns a distribution of lengths that has nothing to do with being right.
+Its warm-up imitates `........:2413`: none to sixteen dots, then the answer. How many follows from the digits in a way
+that nobody could guess, so that the model learns a distribution of lengths that has nothing to do with being right.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+DOTS = (0, 2, 4, 8, 12, 12, 16, 16)
+
 
 def rows(config: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Strings of three or four digits, each with a worked answer to imitate and the result alone."""
     for index in range(config["count"]):
         number = int.from_bytes(hashlib.blake2b(f"{index}".encode(), digest_size=8).digest(), "big")
         text = f"{number % 10**6:06d}"[: 3 + number // 10**6 % 2]
-        copies = (0, 1, 2, 2, 3, 3, 3, 4, 4, 4)[number // 10**8 % 10]
-        worked = ".".join([text] * copies) + ":" + text[::-1]
+        worked = "." * DOTS[number // 10**8 % len(DOTS)] + ":" + text[::-1]
         yield {"id": str(index), "prompt": f"{text}=", "answer": worked, "result": text[::-1]}
 
 

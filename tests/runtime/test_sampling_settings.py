@@ -14,6 +14,7 @@ def test_engine_and_trainer_agree_as_without(tmp_path, cut):
     counted = metrics(run.folder)
     assert all(line["kl/engine_trainer"] <= 1e-6 for line in counted)
     assert all(line["ess"] > 0.999999 for line in counted)
+    assert all(1 <= line["kept/mean"] <= cut.get("engine__top_k", 16) for line in counted)
 
 
 def test_a_stop_text_ends_answers_and_is_part_of_them(tmp_path):

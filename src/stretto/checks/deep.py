@@ -169,7 +169,16 @@ def prompt_problems(
         fits = words is not None and len(tokens) + len(words) < scratch.context
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
-    return _drop_problems(longest, room, all_dropped=dropped == len(asked) > 0) + _listed(
+    return [
+        *_drop_problems(longest, room, all_dropped=dropped == len(asked) > 0),
+        *_named(recipe, context, vocabulary, too_long, unknown_ids, misspelt, endless),
+    ]
+
+
+def _named(recipe: Recipe, context: int, vocabulary: int, *found: list[str]) -> list[Problem]:
+    """A problem for each kind of prompt that was found."""
+    too_long, unknown_ids, misspelt, endless = found
+    return _listed(
         (
             "task",
             too_long,

@@ -35,6 +35,7 @@ def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) 
         "reward/std": float(values.std()),
         "reward/outcome": float(np.mean([reward.outcome for reward in rewards])) if rewards else 0.0,
         **{f"reward/part/{name}": float(np.mean(scores)) for name, scores in parts.items()},
+        **_kept(trajectories),
         "length/mean": float(lengths.mean()),
         "length/truncated": float(np.mean(truncated)) if truncated else 0.0,
         "groups/used": len(batch.accepted),
@@ -48,6 +49,12 @@ def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) 
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
     }
+
+
+def _kept(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """From how many tokens each was drawn, where that was not the whole vocabulary."""
+    counts = [talk.kept.counts for each in trajectories for talk in each.conversations if talk.kept is not None]
+    return {"kept/mean": float(np.concatenate(counts).mean())} if counts else {}
 
 
 def lag(batch: StepBatch, version: int) -> float:
