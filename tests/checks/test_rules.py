@@ -73,6 +73,7 @@ WRONG = [
     (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
     (["rewards=[{kind: kimi}]", "evaluate.every=0"], "rewards.0.kind", "no other part judges"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
+    (["placement={nccl: true, cluster: 2xcpu}"], "placement.nccl", "names none"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
@@ -270,6 +271,7 @@ RIGHT = [
     ["placement.cluster=1xgpu"],
     ["engine={speculate: false, memory_share: 0.5}"],
     ["engine.graphs=true"],  # one of the devices there may be a GPU
+    ["placement.nccl=true"],
     ["checkpoint.best=loss"],
     ["batch.token_budget=4096"],
     ["evaluate.every=0"],
