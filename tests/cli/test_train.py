@@ -95,7 +95,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_2(command, monkeypatch):
     ("changes", "code", "text"),
     [
         (["guards.min_entropy=9.0"], 1, "below guards.min_entropy"),
-        (["rewards=[{kind: 'broken:first'}]", "evaluate.every=0"], 1, "ValueError: no verdict"),
+        (["rewards=[{kind: 'broken:first'}]", "evaluate.every=0"], 2, "ValueError: no verdict"),
         (["guards.min_disk_gb=1e9"], 1, "GB free"),
         (["deadlines.generate=1e-9"], 3, "raise deadlines.generate"),
     ],
