@@ -14,14 +14,16 @@ from stretto.models.source import locate
 from stretto.placement.devices import DeviceKind
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
+from stretto.rewards.base import sampled_tokens
+from stretto.rewards.combine import Rewards
 from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, score
-from stretto.runtime import guards
 from stretto.runtime.base_copy import prepare_base
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.build import connect, load_task, token_budget
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
 from stretto.runtime.plans import make_plan
+from stretto.sandbox.pool import Pool
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU
@@ -53,6 +55,8 @@ class Sequential:
         )
         policy = self.worker.policy
         self.__dict__ |= connect(recipe, task, plan, folder, tokenizer=policy.tokenizer, stop=policy.stop_tokens)
+        self.pool = Pool(paths=folders_of(folder))
+        self.rewards = Rewards(recipe.rewards, self.pool)
         self.context = policy.context
 
     async def ask(self, request):
@@ -112,7 +116,7 @@ class Sequential:
             ]
             trajectories = await self.collect(launches)
             for each in trajectories:
-                self.lengths.saw(each.prompt.id, guards.sampled_tokens(each))
+                self.lengths.saw(each.prompt.id, sampled_tokens(each))
             scored = await self.score(trajectories)
             accepted += [group for group in scored.groups if not self.algorithm.drop(group)]
             every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)

@@ -33,7 +33,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-COMMANDS = typer.main.get_command(app_of()).commands
+GROUPS = typer.main.get_command(app_of()).commands
+COMMANDS = {
+    f"{name} {below}".strip(): command
+    for name, group in GROUPS.items()
+    for below, command in getattr(group, "commands", {"": group}).items()
+}
+"""Every command by its words, such as `task check`."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -109,7 +115,7 @@ def test_every_command_line_is_one(page):
         if words[0].startswith("-") or words[0] == "COMMAND":
             assert words[0] in ("--help", "--version", "COMMAND")
             continue
-        command = COMMANDS[words[0]]
+        command = COMMANDS[words[0]] if words[0] in COMMANDS else COMMANDS[" ".join(words[:2])]
         options = {name for option in command.params for name in option.opts} | {"--help"}
         assert {word for word in words if word.startswith("--")} <= options, line
         for word in words[1:]:
@@ -219,6 +225,7 @@ def test_every_command_and_option_is_in_the_reference(name):
 def run(tmp_path_factory):
     """A short run that writes everything that a run can write, but for what A*PO adds."""
     changes = {"algorithm__kl": {"coef": 0.01}, "evaluate__pass_k": 2, "log": ["tensorboard"], "run__steps": 2}
+    changes |= {"engine__top_k": 9}
     return start(tmp_path_factory.mktemp("run"), **changes).folder
 
 

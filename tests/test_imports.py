@@ -59,10 +59,10 @@ ARROWS = {
     "runtime": BASE
     | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts", "checks.machine"}
     | {"checks.own_code", "engines.queue", "environments", "models.files", "models.load", "models.memory"}
-    | {"models.source", "placement.build", "placement.cluster", "placement.devices", "placement.plan"}
-    | {"placement.strategies", "planner", "recipe", "report", "rewards", "sandbox.fork_server", "sandbox.imports"}
-    | {"sandbox.pool", "scheduler", "storage", "tasks.source", "threads", "training.optimizer", "training.trainer"}
-    | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
+    | {"models.source", "models.template_file", "placement.build", "placement.cluster", "placement.devices"}
+    | {"placement.plan", "placement.strategies", "planner", "recipe", "report", "rewards", "sandbox.fork_server"}
+    | {"sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.source", "threads", "training.optimizer"}
+    | {"training.trainer", "workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
     | {"workers.worker_group", "workers.worker_spec"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}

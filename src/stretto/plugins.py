@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from stretto.errors import Problem, RecipeError
 from stretto.recipe.schema import Recipe
-from stretto.sandbox import signatures, worker
+from stretto.sandbox import reward_forms, signatures, worker
 from stretto.sandbox.imports import sources
 from stretto.sandbox.target import exists, foreign
 
@@ -59,7 +59,7 @@ KINDS: dict[Kind, PluginKind] = {
     ),
     "reward": PluginKind(
         parameters=("answer", "prompt", "signals"),
-        wanted="def reward(answer, prompt, signals) -> float",
+        wanted=reward_forms.WANTED,
         own_files=True,
     ),
     "source": PluginKind(parameters=("config",), wanted="def rows(config) -> rows or Prompts", own_files=True),
@@ -160,6 +160,8 @@ def _written_wrong(kind: Kind, name: str, folders: Sequence[str]) -> str | None:
     """Why what is written there cannot be called as this kind is, or none."""
     asked, node = KINDS[kind], signatures.definition(name, folders)
     match node:
+        case ast.FunctionDef() if kind == "reward" and (parameters := reward_forms.written(node)):
+            return reward_forms.refusal(parameters)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return signatures.function_refusal(node, asked.parameters, method=False, asynchronous=asked.asynchronous)
         case ast.ClassDef():
@@ -286,6 +288,8 @@ def _unfit(kind: Kind, found: Any) -> str | None:
         return f"is not callable; it is {type(called).__name__}"
     if asked.asynchronous != _is_async(called) and (asked.asynchronous or kind == "reward"):
         return "is not async" if asked.asynchronous else "is async, and nobody would await it"
+    if kind == "reward" and (parameters := reward_forms.Parameters.of(called)):
+        return reward_forms.refusal(parameters)
     extra = (None,) if inspect.isclass(found) and asked.method else ()
     if why := _refuses(called, (*extra, *asked.parameters)):
         return f"cannot be called with ({', '.join(asked.parameters)}): {why}"

@@ -21,7 +21,8 @@ Message = Mapping[str, Any]
 """A chat message: at least `role` and `content`, as every chat template expects."""
 
 StopReason = Literal["stop", "length", "abort"]
-"""Why a conversation's last call ended: an end-of-turn token, the token limit or the end of the context, an abort."""
+"""Why a conversation's last call ended: an end-of-turn token or a stop text, the token limit or the end of the context,
+an abort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,19 @@ class Prompt:
     """The reference answer that rewards compare with, if the task has one."""
     tags: Mapping[str, Any] = field(default_factory=dict)
     """The task's own columns, for rewards and environments; JSON-able."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTokens:
+    """The token ids that top-p or top-k left to draw from, at each sampled token: one after another.
+
+    Example: two tokens, drawn from {7, 9} and from {3}: counts [2, 1], ids [7, 9, 3].
+    """
+
+    counts: NDArray[np.int32]
+    """How many ids each sampled token was drawn from."""
+    ids: NDArray[np.int32]
+    """The ids, those of the first token first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +72,9 @@ class Conversation:
     """The version of the weights that sampled it."""
     parent: tuple[int, int] | None = None
     """(index of the conversation in the trajectory it branched from, shared leading tokens), or none."""
+    kept: KeptTokens | None = None
+    """What the trained tokens were drawn from, where that was not the whole vocabulary; `logprobs`, and those that the
+    trainer computes, are of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +118,7 @@ class Reward:
     outcome: float
     """Before shaping; what `drop` and accuracy read."""
     parts: Mapping[str, float]
-    """Every named part, unweighted."""
+    """Every named part that applies to the answer, unweighted."""
     costly: tuple[str, ...] = ()
     """The parts whose scorer gave 0 because judging this answer would have cost too much time or memory."""
 

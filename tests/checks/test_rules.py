@@ -68,7 +68,10 @@ WRONG = [
     (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
     (["engine.kind=vllm"], "engine.kind", "not available yet"),
-    (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
+    (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
+    (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
+    (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
+    (["rewards=[{kind: kimi}]", "evaluate.every=0"], "rewards.0.kind", "no other part judges"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["placement={nccl: true, cluster: 2xcpu}"], "placement.nccl", "names none"),
     (["optimizer.reduce=bfloat16", "model.dtype=float64"], "optimizer.reduce", "no sense beside weights in float64"),
@@ -231,6 +234,7 @@ def taken(right, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
     (tmp_path / "file").touch()
+    (tmp_path / "file_engine.py").write_text("def make(policy): ...\n")
     return right
 
 
@@ -295,14 +299,14 @@ def test_what_makes_sense_is_accepted(taken, changes):
 
 def test_all_problems_come_at_once(taken):
     changes = ["seed=-1", "algorithm.name=gpro", "batch.updates=99", "run.folder=taken", "rewards.0.kind=exct"]
-    changes += ["engine.top_p=0.5", "model.scratch.width=17", "model.scratch.characters=ab"]
+    changes += ["engine.temperature=1000", "model.scratch.width=17", "model.scratch.characters=ab"]
     assert {problem.field for problem in problems(taken, changes)} == {
         "seed",
         "algorithm.name",
         "batch.updates",
         "run.folder",
         "rewards.0.kind",
-        "engine.top_p",
+        "engine.temperature",
         "model.scratch.width",
         "model.scratch.characters",
     }

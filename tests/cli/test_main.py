@@ -92,7 +92,7 @@ def test_a_failure_is_one_json_document_too(recipe, capsys, arguments, fields):
 
 
 def test_problems_are_listed_on_standard_error(recipe, capsys):
-    assert main(["check", recipe, "batch.sampels=1", "algorithm.name=gpro", "engine.top_p=0.5"]) == 2
+    assert main(["check", recipe, "batch.sampels=1", "algorithm.name=gpro", "engine.temperature=1000"]) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("3 problems; nothing was started\n")
@@ -201,7 +201,7 @@ def test_the_console_script_is_the_entry_point():
     assert 'stretto = "stretto.cli.main:main"' in pyproject
 
 
-@pytest.mark.parametrize("command", ["sft", "reward-model", "merge", "task", "report", "replay", "deploy"])
+@pytest.mark.parametrize("command", ["sft", "reward-model", "merge", "report", "replay", "deploy"])
 def test_a_command_that_has_only_a_name_says_so(command, capsys):
     assert main([command, "recipe.yaml"]) == 2
     out, error = capsys.readouterr()

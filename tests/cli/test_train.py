@@ -57,8 +57,8 @@ def test_what_is_printed_is_plain_text_where_nobody_looks(command):
     ("changes", "fields"),
     [
         (
-            ["batch.sampels=2", "optimizer.lr=fast", "engine.top_p=0.5"],
-            ["batch.sampels", "optimizer.lr", "engine.top_p"],
+            ["batch.sampels=2", "optimizer.lr=fast", "engine.temperature=1000"],
+            ["batch.sampels", "optimizer.lr", "engine.temperature"],
         ),
         (["batch.samples=1"], ["batch.samples"]),
         (["algorithm.name=ppo"], ["roles.critic"]),
@@ -95,7 +95,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_2(command, monkeypatch):
     ("changes", "code", "text"),
     [
         (["guards.min_entropy=9.0"], 1, "below guards.min_entropy"),
-        (["rewards=[{kind: 'broken:first'}]", "evaluate.every=0"], 1, "ValueError: no verdict"),
+        (["rewards=[{kind: 'broken:first'}]", "evaluate.every=0"], 2, "ValueError: no verdict"),
         (["guards.min_disk_gb=1e9"], 1, "GB free"),
         (["deadlines.generate=1e-9"], 3, "raise deadlines.generate"),
     ],
@@ -146,7 +146,7 @@ def test_resume_of_a_finished_run_has_nothing_to_do(command, finished):
     [
         (["optimizer.lr=0.5"], "optimizer.lr", "pass --allow optimizer.lr"),
         (["optimizer.lr=0.5", "--allow", "run"], "optimizer.lr", "pass --allow optimizer.lr"),
-        (["engine.top_p=0.5", "--allow", "engine"], "engine.top_p", "nucleus sampling"),
+        (["engine.temperature=1000.0", "--allow", "engine"], "engine.temperature", "nothing of the model"),
         (["run.stepz=3", "--allow", "run"], "run.stepz", "did you mean"),
         (["batch.samples=1", "--allow", "batch,engine"], "batch.samples", "too few"),
         (["model.scratch.width=32", "--allow", "model"], "model.scratch.width", "a resume cannot change it"),
@@ -219,7 +219,7 @@ def test_eval_of_a_recipe_is_the_accuracy_before_training(command, finished, tmp
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [("engine.top_p=0.5", 2), ("optimizer.lr=9.0", 2), ("evaluate.prompts=99", 2), ("batch.samples=3", 2)],
+    [("engine.temperature=1000.0", 2), ("optimizer.lr=9.0", 2), ("evaluate.prompts=99", 2), ("batch.samples=3", 2)],
 )
 def test_eval_of_a_run_refuses_what_is_not_about_asking(command, finished, change, code):
     found, out, _ = command("eval", finished, change, "--json")

@@ -1,6 +1,7 @@
 """Whatever an environment does with the model, every sampled token is trained exactly once, in the context it saw."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from stretto.engines.base import Completion, noise_key
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
-from stretto.errors import RolloutError
+from stretto.errors import EngineError, RolloutError
 from stretto.models.scratch import character_tokenizer
-from stretto.types import Prompt
+from stretto.types import KeptTokens, Prompt
 
 TOKENIZER = character_tokenizer("0123456789+= ab<think>/")
 END = TOKENIZER.eos_token_id
@@ -424,3 +425,30 @@ def test_random_programs_of_calls_train_every_token_once(program):
     found = assert_trained_once(talk)
     assert len(found) == talk.sampled
     assert len({request.key for request in talk.asked}) == len(talk.asked)
+
+
+def test_what_tokens_were_drawn_from_follows_them_through_every_call():
+    talk = Talk()
+    plain, drawn = talk._generate, iter(([3, 4], [5], [6]))
+
+    async def told(request):
+        completion = await plain(request)
+        ids = [np.array(next(drawn), dtype=np.int32)] * len(completion.tokens)
+        counts = np.array([len(each) for each in ids], dtype=np.int32)
+        return replace(completion, kept=KeptTokens(counts=counts, ids=np.concatenate(ids)))
+
+    talk.handle.generate = told
+    first = [user("1")]
+    reply = talk.chat(first)
+    talk.chat([*first, reply, user("2")])
+    (conversation,) = talk.conversations
+    assert conversation.kept.counts.tolist() == [2, 2, 1, 1]
+    assert conversation.kept.ids.tolist() == [3, 4, 3, 4, 5, 5]
+    assert conversation.trained.sum() == len(conversation.kept.counts)
+
+
+def test_an_engine_that_cuts_and_does_not_say_what_it_kept_is_an_error():
+    talk = Talk()
+    talk.handle.sampling = replace(talk.handle.sampling, truncated=True)
+    with pytest.raises(EngineError, match="does not say from which tokens"):
+        talk.chat([user("1")])

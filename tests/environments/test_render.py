@@ -180,3 +180,14 @@ def test_deltas_add_up_to_the_templates_own_rendering(system, turns, template):
 
 
 RENDERERS = {template: renderer_with(template) for template in (None, CHATML)}
+
+
+def test_a_template_is_told_the_arguments_of_the_recipe():
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '' if enable_thinking else '</' }}"
+    tokenizer = copy.deepcopy(character_tokenizer(LETTERS))
+    tokenizer.chat_template = template
+    plain, thinking = (
+        Renderer(tokenizer, stop=frozenset(), arguments=arguments) for arguments in (None, {"enable_thinking": True})
+    )
+    assert (plain.opening([user("1")]), thinking.opening([user("1")])) == ("1</", "1")
+    assert list(thinking.lengths([[user("1")], [user("123")]])) == [1, 3]

@@ -164,3 +164,32 @@ def test_logits_of_one_chunk_are_kept_for_one_backward(monkeypatch, numbers, pro
     second = torch.autograd.grad(loss, [hidden, head.weight])
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one, other, **TIGHT)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_over_kept_tokens_everything_equals_autograd_over_masked_logits(rows, softcap, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", 4 * VOCABULARY)
+    hidden, head, targets, outgoing = random_head(rows, rows=rows, bias=True, softcap=softcap)
+    generator = torch.Generator().manual_seed(rows)
+    kept = torch.stack([torch.randperm(VOCABULARY, generator=generator)[:5] for _ in range(rows)]).int()
+    kept[:, 0] = targets
+    kept[1::2, 3:] = -1
+    for row in range(rows):  # the target once
+        kept[row, 1:][kept[row, 1:] == targets[row]] = -1
+
+    def masked(hidden, head, targets, *, temperature):
+        logits = hidden @ head.weight.T + head.bias
+        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        left = torch.zeros(rows, VOCABULARY + 1, dtype=torch.bool).scatter(1, kept.long() % (VOCABULARY + 1), True)
+        logprobs = (logits / temperature).masked_fill(~left[:, :-1], float("-inf")).log_softmax(-1)
+        entropies = -torch.where(left[:, :-1], logprobs.exp() * logprobs, 0.0).sum(-1)
+        return logprobs.gather(-1, targets[:, None])[:, 0], entropies
+
+    def ours(hidden, head, targets, *, temperature):
+        return logprobs_of(hidden, head, targets, temperature=temperature, kept=kept)
+
+    expected = gradients(masked, hidden, head, targets, outgoing, temperature=0.7)
+    found = gradients(ours, hidden, head, targets, outgoing, temperature=0.7)
+    for one, other in zip([*found[:2], *found[2]], [*expected[:2], *expected[2]], strict=True):
+        torch.testing.assert_close(one, other, **TIGHT)

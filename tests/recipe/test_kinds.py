@@ -33,7 +33,7 @@ SECTIONS = {
 }
 """Dotted name -> the section with kinds that stands there."""
 OWN = "mine:f"
-REQUIRED = {"path": "x", "pattern": "x", "name": "chain_sum"}
+REQUIRED = {"path": "x", "pattern": "x", "name": "chain_sum", "target": 10}
 """Keys that some kinds cannot do without."""
 
 

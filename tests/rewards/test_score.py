@@ -42,6 +42,14 @@ def dies_once(answer, prompt, signals):
 def hangs(answer, prompt, signals):
     with open(prompt["tags"]["log"], "a") as log: log.write("x")
     while True: pass
+def applies(answer, prompt, signals): return None if answer == "skip" else 0.25
+def share(answers, prompt, signals):
+    assert prompt["id"] in ("p", "q") and len(signals) == len(answers)
+    if "bad" in answers: raise ValueError("no verdict on this group")
+    if "few" in answers: return [1.0]
+    return [None if answer == "skip" else answers.count(answer) / len(answers) for answer in answers]
+def told(answers, prompt, signals): return [each["outcome"] for each in signals]
+share_again = share
 def gives(answer, prompt, signals):
     return {"none": None, "text": "1", "nan": math.nan, "inf": math.inf, "huge": 10**400, "list": [1]}[answer]
 """
@@ -181,7 +189,7 @@ def test_nothing_to_score_gives_nothing() -> None:
     assert scored([]) == Scored(groups=(), failed=())
 
 
-@pytest.mark.parametrize("answer", ["none", "text", "nan", "inf", "huge", "list"])
+@pytest.mark.parametrize("answer", ["text", "nan", "inf", "huge", "list"])
 def test_a_verdict_that_is_no_finite_number_is_a_failure(user: str, answer: str) -> None:
     with pytest.raises(VerdictError, match=r"reward accuracy: .*(not a number|not a finite number)"):
         judge(trajectory(answer), function("gives"), paths=(user,))
@@ -339,3 +347,90 @@ def test_shaping_moves_the_value_and_never_the_outcome() -> None:
             return rewards.weigh(await rewards.judge(made))
 
     assert asyncio.run(judged()) == Reward(value=0.5, outcome=1.0, parts={"right": 1.0, "long": -0.5})
+
+
+def test_a_part_that_does_not_apply_is_left_out_of_the_sum_and_of_the_mean(user: str) -> None:
+    parts = (RewardPart(name="right"), function("applies", name="form", weight=2.0))
+    both = judge(trajectory("7"), *parts, paths=(user,))
+    assert (both.value, both.outcome, both.parts) == (1.5, pytest.approx(0.5), {"right": 1.0, "form": 0.25})
+    one = judge(trajectory("skip"), RewardPart(name="right", kind="exact"), parts[1], paths=(user,))
+    assert (one.value, one.outcome, one.parts) == (0.0, 0.0, {"right": 0.0})
+    nothing = scored([trajectory("skip"), trajectory("7", attempt=1)], parts[1], paths=(user,))
+    assert nothing.failed[0].failure == "reward form: None, so that nothing judges the answer"
+    assert [reward.value for reward in nothing.groups[0].rewards] == [0.5]
+
+
+def test_a_function_of_the_whole_group_gets_the_answers_that_have_a_verdict(user: str) -> None:
+    many = [trajectory(text, id=id, attempt=n) for id in "pq" for n, text in enumerate(["7", "7", "8", "skip"])]
+    many[1] = replace(many[1], failure="lost")
+    found = scored(many, RewardPart(), function("share", name="agree", weight=0.5), paths=(user,))
+    first, second = found.groups
+    assert [reward.parts.get("agree") for reward in first.rewards] == [pytest.approx(1 / 3)] * 2 + [None]
+    assert [reward.parts.get("agree") for reward in second.rewards] == [0.5, 0.5, 0.25, None]
+    assert [reward.value for reward in second.rewards] == [1.25, 1.25, 0.125, 0.0]
+    assert [reward.outcome for reward in second.rewards] == [1.0, 1.0, 0.0, 0.0]  # it shapes, and does not judge
+
+
+def test_a_function_of_the_whole_group_knows_the_verdicts_of_the_other_parts(user: str) -> None:
+    many = [trajectory("7"), trajectory("8", attempt=1)]
+    found = scored(many, RewardPart(), function("told", name="told"), paths=(user,))
+    assert [reward.parts["told"] for reward in found.groups[0].rewards] == [1.0, 0.0]
+
+
+def test_alone_a_function_of_the_whole_group_judges(user: str) -> None:
+    many = [trajectory(text, attempt=n) for n, text in enumerate(["7", "7", "8", "7"])]
+    found = scored(many, function("share"), paths=(user,))
+    assert [reward.outcome for reward in found.groups[0].rewards] == [0.75, 0.75, 0.25, 0.75]
+
+
+@pytest.mark.parametrize(("text", "reason"), [("bad", "no verdict on this group"), ("few", "a number for each answer")])
+def test_a_group_that_cannot_be_judged_has_no_verdicts_and_others_do(user: str, text: str, reason: str) -> None:
+    many = [trajectory(text, id=id, attempt=n) for id, text in (("p", text), ("q", "7")) for n in range(2)]
+    found = scored(many, RewardPart(kind="exact"), function("share", name="agree"), paths=(user,))
+    assert [group.prompt.id for group in found.groups] == ["q"]
+    assert all(each.prompt.id == "p" and reason in str(each.failure) for each in found.failed)
+
+
+def test_a_group_function_that_its_file_does_not_show_is_named(user: str) -> None:
+    found = scored([trajectory("7")], function("share_again"), paths=(user,))
+    assert "judges a group, and its file does not show that" in str(found.failed[0].failure)
+
+
+def said(text: str, tokens: int, attempt: int, **rest: Any) -> Trajectory:
+    """An answer of so many sampled tokens."""
+    trained = np.array([False] + [True] * tokens)
+    conversation = Conversation(
+        tokens=np.zeros(len(trained), dtype=np.int64),
+        trained=trained,
+        logprobs=np.zeros(len(trained)),
+        stop="stop",
+        version=0,
+    )
+    return replace(trajectory(text, attempt=attempt, **rest), conversations=(conversation,))
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ({"kind": "lcpo_exact", "target": 200, "alpha": 1e-3}, [0.9, 0.0, 0.9, -0.2]),
+        ({"kind": "lcpo_max", "target": "budget", "alpha": 1e-3}, [0.7, 0.0, 0.5, 0.0]),
+        ({"kind": "kimi", "weight": 0.5}, [1.25, 0.0, 1 - 0.5 / 6, -0.25]),
+        ({"kind": "arora_zanette"}, [0.892423, 0.0, 0.707577, 0.0]),
+        ({"kind": "cosine", "longest": 400}, [0.926777, -0.75, 0.573223, -0.5]),
+    ],
+)
+def test_a_length_reward_stands_beside_the_verdict_and_does_not_change_the_accuracy(part, values) -> None:
+    many = [
+        said(text, tokens, n, tags={"budget": 300})
+        for n, (text, tokens) in enumerate([("7", 100), ("8", 200), ("7", 300), ("8", 400)])
+    ]
+    found = scored(many, RewardPart(), RewardPart(name="short", **part)).groups[0].rewards
+    assert [reward.value for reward in found] == pytest.approx(values, abs=1e-6)
+    assert [reward.outcome for reward in found] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_length_reward_without_a_verdict_or_a_budget_is_refused_or_fails() -> None:
+    with pytest.raises(RecipeError, match="kimi depends on whether the answer is right"):
+        scored([said("7", 3, 0)], RewardPart(kind="kimi"))
+    lost = scored([said("7", 3, 0)], RewardPart(), RewardPart(name="l", kind="lcpo_max", target="budget")).failed
+    assert lost[0].failure == "reward l: prompt p has no number of tokens in the column 'budget'"

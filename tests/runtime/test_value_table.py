@@ -9,7 +9,7 @@ import pytest
 
 from running import END, EQUALS, ONE, ZERO, Quiet, assert_same_run, lines, recipe_in, resume, scripted, start, written
 from stretto.cli.main import main
-from stretto.errors import RecipeError, RewardError
+from stretto.errors import RecipeError
 from stretto.models.source import ModelFiles
 from stretto.runtime import questions
 from stretto.runtime import value as making
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
         read_table(tmp_path / "mine.jsonl", None)
 
 
-UNDECIDED = "def good(answer, prompt, signals):\n    return {'0': 0.5}[answer[:1]]\n"
+UNDECIDED = "def good(answer, prompt, signals):\n    return {'0': 0.5, '': 0.0}[answer[:1]]\n"
 
 
 def zero_but_for(text):
@@ -193,7 +193,7 @@ def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_unti
 
 def test_a_reward_that_always_fails_ends_the_command(tmp_path):
     (tmp_path / "judge.py").write_text("def good(answer, prompt, signals):\n    raise KeyError(answer)\n")
-    with pytest.raises(RewardError, match="have no verdict"):
+    with pytest.raises(RecipeError, match=r"KeyError: .*(\n.*)*tried with the reference answer"):
         made(tmp_path, rewards=[{"name": "mine", "kind": "judge:good"}])
 
 

@@ -24,6 +24,8 @@ from stretto.models.load_errors import reading_model
 from stretto.models.lora import target_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
+from stretto.models.template_file import use_template
+from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
 from stretto.tasks.source import load_prompts, split
@@ -51,6 +53,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         if not files.scratch:
             templates.shared().begin()  # it starts while the tokenizer is read
         config, tokenizer = describe_model(recipe, files)
+        use_template(tokenizer, recipe.task, root)
         network = without_weights(files, config, tokenizer)
     except RecipeError as error:
         return [*problems, *error.problems]
@@ -134,42 +137,53 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
 def prompt_problems(
     recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
 ) -> list[Problem]:
-    """Prompts that leave no room for an answer, or have tokens that the model lacks, and those that a scratch model
-    cannot spell, answer or imitate."""
-    renderer = Renderer(tokenizer, stop=frozenset())
+    """Prompts without room, or with tokens that the model lacks, or that a scratch model cannot spell or answer."""
+    renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     room = context - recipe.engine.max_new_tokens
+    longest = longest_prompt(recipe, context)
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
     # A text of more characters has too many tokens, whatever they are, and is not given to the tokenizer.
     most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
+    asked, dropped = prompts[:MOST_PROMPTS], 0
     too_long, unknown_ids, misspelt, endless = list[str](), list[str](), list[str](), list[str]()
-    asked = prompts[:MOST_PROMPTS]
     for prompt, text in zip(asked, renderer.openings([prompt.messages for prompt in asked]), strict=True):
         if isinstance(text, RolloutError):
             return [template_problem(prompt, text)]
-        if len(text) > most:
+        tokens = renderer.encode_opening(text) if len(text) <= most else None
+        if longest is not None and (tokens is None or len(tokens) > longest):
+            dropped += 1
+            continue
+        if tokens is None:
             too_long.append(f"{prompt.id} ({len(text)} characters)")
             continue
-        tokens = renderer.encode_opening(text)
         if len(tokens) > room:
             too_long.append(f"{prompt.id} ({len(tokens)} tokens)")
         if tokens.max(initial=0) >= vocabulary:
             unknown_ids.append(prompt.id)
         if scratch is None:
             continue
-        reference = prompt.reference or ""
-        words = tokenizer.encode(reference) if len(reference) <= most else None
+        words = tokenizer.encode(prompt.reference or "") if len(prompt.reference or "") <= most else None
         if unknown in [*tokens, *(words or ())]:
             misspelt.append(prompt.id)
         fits = words is not None and len(tokens) + len(words) < scratch.context
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
+    return [
+        *_drop_problems(longest, room, all_dropped=dropped == len(asked) > 0),
+        *_named(recipe, context, vocabulary, too_long, unknown_ids, misspelt, endless),
+    ]
+
+
+def _named(recipe: Recipe, context: int, vocabulary: int, *found: list[str]) -> list[Problem]:
+    """A problem for each kind of prompt that was found."""
+    too_long, unknown_ids, misspelt, endless = found
     return _listed(
         (
             "task",
             too_long,
             f"prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a context of {context}",
-            "shorten or drop them, lower engine.max_new_tokens, or use a model with a longer context",
+            "set task.drop_longer_than: auto, lower engine.max_new_tokens, or use a model with a longer context",
         ),
         (
             "model.name",
@@ -190,6 +204,18 @@ def prompt_problems(
             "shorten or drop them, raise model.scratch.context, or set warmup_steps: 0",
         ),
     )
+
+
+def _drop_problems(longest: int | None, room: int, *, all_dropped: bool) -> list[Problem]:
+    """A limit that drops everything, or that drops too little."""
+    field = "task.drop_longer_than"
+    if longest is not None and longest > room:
+        reason = f"{longest} tokens leave no room for an answer, which {room} would"
+        return [Problem(field=field, reason=reason, fix="use auto, or less")]
+    if all_dropped:
+        reason = f"all prompts have more than {longest} tokens"
+        return [Problem(field=field, reason=reason, fix="use a larger number, or shorter prompts")]
+    return []
 
 
 def _listed(*told: tuple[str, list[str], str, str]) -> list[Problem]:

@@ -29,10 +29,11 @@ COMMANDS = {
     "doctor": "doctor.doctor",
     "value": "value.value",
     "bench": "bench.bench",
+    "task": "task.task",
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "merge", "task", "report", "replay", "deploy")
+WAITING = ("sft", "reward-model", "merge", "report", "replay", "deploy")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -51,6 +52,7 @@ JSON_KEYS = {
     ),
     "bench": ("bench", "machine", "rows"),
     "doctor": ("checks",),
+    "task": ("prompts", "answers", "parts"),
     "plan": ("plans", "rejected", "assumed"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
@@ -83,7 +85,11 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     app.callback()(_options)
     for name in names:
         file, function = COMMANDS[name].split(".")
-        app.command(name=name)(getattr(import_module(f"stretto.cli.{file}"), function))
+        found = getattr(import_module(f"stretto.cli.{file}"), function)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name=name)(found)
     return app
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.types import Receipt, StopReason, Weights
+from stretto.types import KeptTokens, Receipt, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Request:
     """Token ids that end the answer; the one that ended it is part of it."""
     temperature: float
     """0 is greedy; log-probabilities are those of the distribution at this temperature (at 1 when greedy)."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end the answer; the tokens of the one that ended it are part of it."""
     begun: int = 0
     """How many of the last tokens of the context were sampled under this key already, on a cell that it has left."""
 
@@ -50,6 +52,8 @@ class Completion:
     """Why it ended."""
     version: int
     """Version of the weights that sampled it."""
+    kept: KeptTokens | None = None
+    """What each token was drawn from, where that was not the whole vocabulary; `logprobs` are of that."""
 
 
 class Engine(Protocol):
@@ -113,3 +117,13 @@ def noise_key(*, seed: int, visit: int, prompt: str, attempt: int, context: NDAr
     digest.update(f"{seed}|{visit}|{attempt}|{occurrence}|{len(prompt)}|{prompt}|".encode())
     digest.update(np.ascontiguousarray(context, dtype=np.int64).tobytes())
     return int.from_bytes(digest.digest(), "little")
+
+
+def joined_kept(parts: Sequence[KeptTokens | None]) -> KeptTokens | None:
+    """What the tokens of several completions were drawn from, or none where one of them does not say."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    return KeptTokens(
+        counts=np.concatenate([part.counts for part in known]), ids=np.concatenate([part.ids for part in known])
+    )

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stretto.engines.base import Completion, Request
+from stretto.engines.base import Completion, Request, joined_kept
 from stretto.environments.trajectory import EnvironmentBudget
 from stretto.errors import WorkerLost
 
@@ -201,6 +201,7 @@ def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio
             rest,
             tokens=np.concatenate([first.tokens, rest.tokens]),
             logprobs=np.concatenate([first.logprobs, rest.logprobs]),
+            kept=joined_kept([first.kept, rest.kept]),
         )
     )
 

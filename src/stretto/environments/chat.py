@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from stretto.engines.base import Completion, Request, noise_key
+from stretto.engines.base import Completion, Request, joined_kept, noise_key
 from stretto.environments.base import Reply
 from stretto.environments.render import Renderer, Tokens
-from stretto.errors import RolloutError
-from stretto.types import Conversation, Message, Prompt, StopReason
+from stretto.errors import EngineError, RolloutError
+from stretto.types import Conversation, KeptTokens, Message, Prompt, StopReason
 
 MOST_FULL = 100
 """Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
@@ -43,6 +43,10 @@ class Sampling:
     """Longest answer of one call, unless the call asks for less."""
     context: int
     """Longest conversation the model was made for."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end an answer."""
+    truncated: bool = False
+    """True if answers are drawn from a part of the distribution, which then has to come with them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +63,8 @@ class OpenConversation:
     """Which of them were sampled here."""
     logprobs: list[float] = field(default_factory=list)
     """Their log-probabilities."""
+    kept: list[KeptTokens | None] = field(default_factory=list)
+    """What they were drawn from, call after call."""
     turns: list[tuple[int, int]] = field(default_factory=list)
     """(messages, tokens) after each call: where another conversation may branch off."""
     parent: tuple[int, int] | None = None
@@ -83,6 +89,7 @@ class OpenConversation:
             stop=self.stop,
             version=self.version,
             parent=None if self.parent is None else (places[self.parent[0]], self.parent[1]),
+            kept=joined_kept(self.kept),
         )
 
 
@@ -116,7 +123,10 @@ class ModelHandle:
         completion = await self.generate(self._request(draft, max_new_tokens))
         if completion.stop == "abort":
             raise RolloutError("the call was aborted before the model had finished")
+        if self.sampling.truncated and completion.kept is None:
+            raise EngineError("the engine draws from a part of the distribution and does not say from which tokens")
         draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
+        draft.kept.append(completion.kept)
         draft.stop, draft.version = completion.stop, completion.version
         reply = Reply(
             text=self.renderer.text(completion.tokens.tolist()),
@@ -210,5 +220,6 @@ class ModelHandle:
             tokens=context,
             max_new_tokens=min(max_new_tokens or room, self.sampling.max_new_tokens, room),
             stop=self.renderer.stop,
+            stop_texts=self.sampling.stop_texts,
             temperature=self.sampling.temperature,
         )

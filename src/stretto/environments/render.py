@@ -12,7 +12,7 @@ stretto's own, is applied here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -51,11 +51,20 @@ class Tokenizer(Protocol):
 class Renderer:
     """Turns chats into token ids for one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: frozenset[int], templates: Templates | None = None) -> None:
-        """`templates` applies the tokenizer's; by default the worker that this process has for it."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: frozenset[int],
+        templates: Templates | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`templates` applies the tokenizer's, by default the worker that this process has for it; the template is told
+        the `arguments`, too."""
         self.tokenizer = tokenizer
         self.stop = stop
         self.templates = templates or shared()
+        self.arguments = dict(arguments or {})
         self._opened: OrderedDict[tuple[str, str], Tokens | RolloutError] = OrderedDict()
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
@@ -89,6 +98,11 @@ class Renderer:
         if self.tokenizer.chat_template is None:
             return (_bounded("\n".join(str(message["content"]) for message in chat)) for chat in chats)
         return self._rendered([(chat, True) for chat in chats])
+
+    def lengths(self, chats: Sequence[Sequence[Message]]) -> Iterator[int | RolloutError]:
+        """How many tokens open each of many chats, or why it has none."""
+        for text in self.openings(chats):
+            yield text if isinstance(text, RolloutError) else len(self.encode_opening(text))
 
     def encode_opening(self, text: str) -> Tokens:
         """The tokens of an opening. A template writes its first tokens itself, so the tokenizer adds none."""
@@ -155,7 +169,7 @@ class Renderer:
             except ValueError as error:  # several templates, and none of them the default
                 return repeat(RolloutError(str(error).partition("\n")[0]), len(chats))
             sent = [chat_of(messages, ask=ask) for messages, ask in chats]
-            return self.templates.texts(template, variables, sent)
+            return self.templates.texts(template, {**variables, **self.arguments}, sent)
         return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)
 
     def _own(self, messages: Sequence[Message], *, ask: bool) -> str:

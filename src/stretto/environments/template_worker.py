@@ -10,6 +10,7 @@ import json
 import os
 import resource
 from functools import cache
+from typing import Any
 
 ROOM = 2**28
 """Bytes of address space that templates may take, beyond what the process had before."""
@@ -35,7 +36,7 @@ def begin() -> int:
     return os.getpid()
 
 
-def render(template: str, variables: dict[str, str], chats: list[str], longest: int) -> list[dict[str, str]]:
+def render(template: str, variables: dict[str, Any], chats: list[str], longest: int) -> list[dict[str, str]]:
     """For the first chats, or all of them: the `text`, what is `wrong` with it, or which bound it would `exceed`.
 
     A chat is JSON: its messages, and whether the model is to speak next. `longest` is the most characters of a text.
@@ -51,7 +52,7 @@ def render(template: str, variables: dict[str, str], chats: list[str], longest: 
     return replies
 
 
-def _render_one(template: str, variables: dict[str, str], chat: str, longest: int) -> dict[str, str]:
+def _render_one(template: str, variables: dict[str, Any], chat: str, longest: int) -> dict[str, str]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     messages, ask = json.loads(chat)

@@ -64,7 +64,7 @@ class Templates:
         if self._begun is None:
             self._begun = self._call("begin", deadline=START)
 
-    def texts(self, template: str, variables: Mapping[str, str], chats: Sequence[str]) -> Iterator[Rendered]:
+    def texts(self, template: str, variables: Mapping[str, Any], chats: Sequence[str]) -> Iterator[Rendered]:
         """What the template makes of each chat, in order; chats are those of `chat_of`.
 
         Raises a DeadlineError where it takes too long for one chat after another, and an EngineError without a worker.
@@ -92,7 +92,7 @@ class Templates:
             loop.call_soon_threadsafe(loop.stop)
         self._pool = Pool(workers=1)
 
-    def _ask(self, template: str, variables: Mapping[str, str], chats: Sequence[str]) -> list[Rendered]:
+    def _ask(self, template: str, variables: Mapping[str, Any], chats: Sequence[str]) -> list[Rendered]:
         """What the worker makes of the first of the chats, or of all. A worker that somebody ended is replaced once."""
         try:
             return self._ask_once(template, variables, chats)
@@ -104,7 +104,7 @@ class Templates:
             self._begun = None
             raise TemplateOutOfBounds(f"the chat template ends its process: {error}") from None
 
-    def _ask_once(self, template: str, variables: Mapping[str, str], chats: Sequence[str]) -> list[Rendered]:
+    def _ask_once(self, template: str, variables: Mapping[str, Any], chats: Sequence[str]) -> list[Rendered]:
         self.begin()
         assert self._begun is not None
         try:

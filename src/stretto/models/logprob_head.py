@@ -23,6 +23,8 @@ CHUNK_NUMBERS = 1 << 27
 CACHED_NUMBERS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Most logits alive at once in the wide type: on a CPU what its cache holds, or every pass waits for memory."""
 
+LOWEST = 1e30
+"""In place of infinity where that is multiplied by 0."""
 
 ROUND = 32
 """Matrix products over a number of rows that is no multiple of this take up to a third longer."""
@@ -71,7 +73,10 @@ def chunks(rows: int, vocabulary: int, numbers: int) -> list[slice]:
 
 
 class _Logprobs(torch.autograd.Function):
-    """(hidden (N, W), weight, bias, targets (N)) -> log-probabilities (N), entropies (N, without gradient)."""
+    """(hidden (N, W), weight, bias, targets (N)) -> log-probabilities (N), entropies (N, without gradient).
+
+    With `kept` (N, K), ids filled up with -1, the distribution is that over these ids alone.
+    """
 
     @staticmethod
     def forward(
@@ -82,6 +87,7 @@ class _Logprobs(torch.autograd.Function):
         targets: Tensor,
         softcap: float | None,
         temperature: float,
+        kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight=weight, bias=bias, softcap=softcap)
         logprobs = hidden.new_empty(len(hidden), dtype=accum_dtype(hidden.dtype))
@@ -96,21 +102,24 @@ class _Logprobs(torch.autograd.Function):
                 place = slice(rows.start + part.start, rows.start + part.stop)
                 logits = finished_logits(raw[part], head, temperature)
                 chosen = logits.gather(-1, targets[place, None])[:, 0]
+                if kept is not None:
+                    logits = _only(logits, kept[place])
                 top = logits.amax(-1)
                 logits -= top[:, None]
                 shares = logits.exp()
                 total = shares.sum(-1)
                 logprobs[place] = chosen - top - total.log()
                 normalisers[place] = top + total.log()
-                entropies[place] = total.log() - (shares.mul_(logits)).sum(-1) / total
-        ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
+                shares.mul_(logits if kept is None else logits.clamp(min=-LOWEST))  # of ids that are left out: 0 * -inf
+                entropies[place] = total.log() - shares.sum(-1) / total
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, kept)
         ctx.softcap, ctx.temperature = softcap, temperature
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalisers = ctx.saved_tensors
+        hidden, weight, bias, targets, normalisers, ids_kept = ctx.saved_tensors
         head = Head(weight=weight, bias=bias, softcap=ctx.softcap)
         hidden_grad = torch.empty_like(hidden)
         trains_head = ctx.needs_input_grad[1]
@@ -125,7 +134,12 @@ class _Logprobs(torch.autograd.Function):
                 logits = finished_logits(raw[part], head, ctx.temperature)
                 slope = None if ctx.softcap is None else 1 - (logits * ctx.temperature / ctx.softcap) ** 2
                 logits -= normalisers[place, None]
-                grad = logits.exp_().mul_(-outgoing)
+                if ids_kept is None:
+                    grad = logits.exp_().mul_(-outgoing)
+                else:
+                    ids = ids_kept[place].long()
+                    shares = _only(logits, ids).exp_().mul_(-outgoing)
+                    grad = torch.zeros_like(logits).scatter_add_(-1, ids.clamp(min=0), shares)
                 grad.scatter_add_(-1, targets[place, None], outgoing.to(grad.dtype))
                 if slope is not None:
                     grad *= slope
@@ -142,13 +156,25 @@ class _Logprobs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
-def logprobs_of(hidden: Tensor, head: Head, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target given its hidden state, and the entropy of the distribution it was taken from."""
+def _only(logits: Tensor, kept: Tensor) -> Tensor:
+    """(b, V) logits -> (b, K) those of the ids that are kept, -inf where a row has fewer."""
+    return logits.gather(-1, kept.long().clamp(min=0)).masked_fill_(kept < 0, float("-inf"))
+
+
+def logprobs_of(
+    hidden: Tensor, head: Head, targets: Tensor, *, temperature: float, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target given its hidden state, and the entropy of the distribution it was taken from.
+
+    That is the one over `kept` (N, K), if given: ids that have the target among them, filled up with -1.
+    """
     count, spare = len(hidden), row_padding(len(hidden))
     if spare:
         hidden, targets = pad(hidden, (0, 0, 0, spare)), pad(targets, (0, spare))
-    logprobs, entropies = _Logprobs.apply(hidden, head.weight, head.bias, targets, head.softcap, temperature)
+        kept = None if kept is None else pad(kept, (0, 0, 0, spare))
+    logprobs, entropies = _Logprobs.apply(hidden, head.weight, head.bias, targets, head.softcap, temperature, kept)
     return logprobs[:count], entropies[:count]

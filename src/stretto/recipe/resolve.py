@@ -10,7 +10,17 @@ from typing import Any
 
 from stretto.algorithms.catalog import AlgorithmFacts, find_facts
 from stretto.recipe import yaml_io as document
-from stretto.recipe.schema import AlgorithmSection, Correction, Gae, OverlongReward, Recipe, RewardPart, Scratch, Vstar
+from stretto.recipe.schema import (
+    AlgorithmSection,
+    Correction,
+    CosineReward,
+    Gae,
+    OverlongReward,
+    Recipe,
+    RewardPart,
+    Scratch,
+    Vstar,
+)
 
 FULL_RATE = 1.5e-5
 """What `optimizer.lr` is, left open, when all weights of a pretrained model are trained: about a tenth of what
@@ -60,10 +70,18 @@ def open_numbers(algorithm: AlgorithmSection, facts: AlgorithmFacts, *, longest:
 
 def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
     """A part of the reward with what it leaves open."""
+    if isinstance(part, CosineReward):
+        return part.model_copy(update={"longest": part.longest or longest})
     if not isinstance(part, OverlongReward):
         return part
     longest = part.longest or longest
     return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})
+
+
+def longest_prompt(recipe: Recipe, context: int) -> int | None:
+    """Tokens of the longest prompt that is not dropped, in a model of this context; none where no prompt is dropped."""
+    given = recipe.task.drop_longer_than
+    return context - recipe.engine.max_new_tokens if given == "auto" else given
 
 
 def vstar_of(recipe: Recipe) -> Vstar:

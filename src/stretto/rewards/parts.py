@@ -1,13 +1,15 @@
 """From a part of the recipe to a verdict, and what is wrong with a part, without running anything of the user's.
 
 Patterns, scorers and Python functions run in the pool, under the part's deadline. A user's function is called as
-`reward(answer: str, prompt: {"id", "messages", "reference", "tags"}, signals: dict) -> float`.
+`reward(answer: str, prompt: {"id", "messages", "reference", "tags"}, signals: dict) -> float | None`, or as the names
+of its parameters ask for (`stretto.sandbox.reward_forms`). Parts that see a whole group are built in `group_parts`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from stretto import plugins
 from stretto.errors import Problem, RecipeError, VerdictError
@@ -16,6 +18,7 @@ from stretto.recipe.schema import (
     ExactReward,
     FunctionReward,
     GymReward,
+    LengthReward,
     MathReward,
     NumericReward,
     OverlongReward,
@@ -31,6 +34,8 @@ from stretto.types import Outcome, Trajectory
 
 PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """The kinds that another package judges."""
+LACKS_A_VERDICT = "depends on whether the answer is right, and no other part judges each answer by itself"
+ADD_A_VERDICT = "add a part that does, such as {kind: numeric} or a function of yours of one answer"
 NOT_GIVEN = "{kind} was given as a Python object, and nothing can be found by this name"
 GIVE_AGAIN = "give it again, as in stretto.resume(folder, rewards=[...]); or put it in a .py file, named as module:name"
 """What to do about a function that was given to a run and is missing now."""
@@ -43,6 +48,8 @@ def problems(
     kinds that were given as objects."""
     names = [part.name for part in parts]
     for index, part in enumerate(parts):
+        if isinstance(part, LengthReward) and not any(each.judges for each in parts):
+            yield Problem(field=f"rewards.{index}.kind", reason=f"{part.kind} {LACKS_A_VERDICT}", fix=ADD_A_VERDICT)
         if part.kind not in functions:
             yield from _kind(part, f"rewards.{index}", paths)
         yield from _settings(part, f"rewards.{index}")
@@ -169,18 +176,30 @@ def _gym(part: GymReward, pool: Pool) -> Verdict:
 
 
 def _function(part: FunctionReward, pool: Pool) -> Verdict:
-    async def verdict(trajectory: Trajectory) -> float:
-        outcome, prompt = observed(trajectory), trajectory.prompt
-        asked = {
+    async def verdict(trajectory: Trajectory) -> float | None:
+        asked = {**called_with([trajectory]), "group": False}
+        return number(part, await pool.call(part.kind, asked, deadline=part.deadline, reward=True))
+
+    return verdict
+
+
+def called_with(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What a user's function gets of trajectories at one prompt, as plain values."""
+    prompt, outcomes = trajectories[0].prompt, [observed(each) for each in trajectories]
+    return {
+        "answers": [outcome.answer for outcome in outcomes],
+        "prompt": {
             "id": prompt.id,
             "messages": [dict(message) for message in prompt.messages],
             "reference": prompt.reference,
             "tags": dict(prompt.tags),
-        }
-        signals = {name: float(value) for name, value in outcome.signals.items()}
-        value = await pool.call(part.kind, outcome.answer, asked, signals, deadline=part.deadline)
-        if not isinstance(value, int | float):
-            raise VerdictError(f"{part.kind} returned {repr(value)[:80]}, which is not a number")
-        return value
+        },
+        "signals": [{name: float(value) for name, value in outcome.signals.items()} for outcome in outcomes],
+    }
 
-    return verdict
+
+def number(part: FunctionReward, value: Any) -> float | None:
+    """A verdict that a user's function returned; None where it does not apply."""
+    if value is not None and not isinstance(value, int | float):
+        raise VerdictError(f"{part.kind} returned {repr(value)[:80]}, which is not a number")
+    return value

@@ -12,11 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from stretto.errors import DeadlineError, VerdictError
 from stretto.rewards.base import Ask, Scores
 from stretto.rewards.combine import Rewards
 from stretto.types import Group, Reward, Trajectory, trajectory_key
+
+T = TypeVar("T")
 
 TOO_SMALL = "group too small after failures"
 """What a judged trajectory is marked with when too few of its group are left to learn from."""
@@ -49,7 +52,7 @@ async def score(
     A reward model, which `ask` reaches, has deadlines of its own. Where trajectories are judged from when they end,
     `begun` is what is to come of each.
     """
-    judged = await _verdicts(
+    judged = await _finished(
         [*begun] or [asyncio.ensure_future(judge(each, rewards)) for each in trajectories],
         trajectories,
         rewards,
@@ -57,13 +60,15 @@ async def score(
     )
     sound = [each for each in trajectories if each.failure is None]
     scores = await ask(sound) if ask and rewards.modelled else {}
-    verdicts = [_weighed(rewards, each, found, scores) for each, found in zip(trajectories, judged, strict=True)]
-    together: dict[tuple[str, int], list[tuple[int, Trajectory, Reward | str]]] = {}
-    for place, (trajectory, verdict) in enumerate(zip(trajectories, verdicts, strict=True)):
-        together.setdefault((trajectory.prompt.id, trajectory.visit), []).append((place, trajectory, verdict))
+    judged = [_with_score(rewards, each, found, scores) for each, found in zip(trajectories, judged, strict=True)]
+    together: dict[tuple[str, int], list[int]] = {}
+    for place, trajectory in enumerate(trajectories):
+        together.setdefault((trajectory.prompt.id, trajectory.visit), []).append(place)
+    judged = await _with_groups(trajectories, judged, list(together.values()), rewards, deadline)
     groups: list[Group] = []
     failed: dict[int, Trajectory] = {}
-    for members in together.values():
+    for places in together.values():
+        members = [(place, trajectories[place], _weighed(rewards, judged[place])) for place in places]
         failed |= {place: replace(each, failure=reason) for place, each, reason in members if isinstance(reason, str)}
         kept = [(place, each, reward) for place, each, reward in members if isinstance(reward, Reward)]
         if len(kept) < max(min_samples, 1):
@@ -73,37 +78,80 @@ async def score(
     return Scored(groups=tuple(groups), failed=tuple(failed[place] for place in sorted(failed)))
 
 
-Verdicts = Mapping[str, float] | str
+Verdicts = Mapping[str, float | None] | str
 """Of one trajectory by the names of the parts, or why there are none."""
 
 
-def _weighed(rewards: Rewards, trajectory: Trajectory, verdicts: Verdicts, scores: Scores) -> Reward | str:
-    """The reward, the reward model's score included, or why there is none."""
+def _with_score(rewards: Rewards, trajectory: Trajectory, verdicts: Verdicts, scores: Scores) -> Verdicts:
+    """The verdicts with the reward model's score."""
+    if isinstance(verdicts, str) or not (name := rewards.modelled):
+        return verdicts
+    score = scores.get(trajectory_key(trajectory))
+    if score is None:
+        return f"reward {name}: there is no conversation that the reward model could read"
+    return {**verdicts, name: score}
+
+
+async def _with_groups(
+    trajectories: Sequence[Trajectory],
+    judged: Sequence[Verdicts],
+    groups: Sequence[Sequence[int]],
+    rewards: Rewards,
+    deadline: float | None,
+) -> list[Verdicts]:
+    """The verdicts with those of parts that see a whole group: all of its answers that have the others."""
+    found = [_with_outcome(rewards, verdicts) for verdicts in judged] if rewards.sees_groups else list(judged)
+    rated = [[place for place in group if not isinstance(found[place], str)] for group in groups]
+    rated = [places for places in rated if places and rewards.sees_groups]
+
+    async def one(places: Sequence[int]) -> None:
+        before = {place: verdicts for place in places if not isinstance(verdicts := found[place], str)}
+        try:
+            more = await rewards.judge_group([trajectories[place] for place in before], list(before.values()))
+        except VerdictError as error:
+            for place in places:
+                found[place] = str(error)
+            return
+        for (place, verdicts), new in zip(before.items(), more, strict=True):
+            found[place] = {**verdicts, **new}
+
+    tasks = [asyncio.ensure_future(one(places)) for places in rated]
+    await _finished(tasks, [trajectories[places[0]] for places in rated], rewards, deadline)
+    return found
+
+
+def _with_outcome(rewards: Rewards, verdicts: Verdicts) -> Verdicts:
+    """The verdicts, or why nothing that sees the group can go by them."""
+    if not isinstance(verdicts, str):
+        try:
+            rewards.outcome(verdicts)
+        except VerdictError as error:
+            return str(error)
+    return verdicts
+
+
+def _weighed(rewards: Rewards, verdicts: Verdicts) -> Reward | str:
+    """The reward, or why there is none."""
     if isinstance(verdicts, str):
         return verdicts
-    if name := rewards.modelled:
-        score = scores.get(trajectory_key(trajectory))
-        if score is None:
-            return f"reward {name}: there is no conversation that the reward model could read"
-        verdicts = {**verdicts, name: score}
     try:
         return rewards.weigh(verdicts)
     except VerdictError as error:
         return str(error)
 
 
-async def _verdicts(
-    tasks: Sequence[asyncio.Future[Verdicts]],
+async def _finished(
+    tasks: Sequence[asyncio.Future[T]],
     trajectories: Sequence[Trajectory],
     rewards: Rewards,
     deadline: float | None,
-) -> list[Verdicts]:
-    """What every part but a model says, in the order of the trajectories."""
+) -> list[T]:
+    """What comes of tasks that judge, in order; each stands for one of the trajectories."""
     began = last = time.monotonic()
     finished = asyncio.Event()
     left = len(tasks)
 
-    def noted(task: asyncio.Future[Verdicts]) -> None:
+    def noted(task: asyncio.Future[T]) -> None:
         nonlocal last, left
         last, left = time.monotonic(), left - 1
         if not left or task.cancelled() or task.exception():
@@ -129,7 +177,7 @@ async def _verdicts(
 
 
 def _overdue(
-    trajectories: Sequence[Trajectory], tasks: Sequence[asyncio.Future[Verdicts]], deadline: float, last: float
+    trajectories: Sequence[Trajectory], tasks: Sequence[asyncio.Future[Any]], deadline: float, last: float
 ) -> str:
     """Who has no verdict, when the last came, and what to do."""
     waiting = [each for each, task in zip(trajectories, tasks, strict=True) if not task.done()]

@@ -11,6 +11,7 @@ import torch
 from stretto.models.load import Policy, load
 from stretto.models.source import ModelFiles
 from stretto.recipe.schema import Recipe, Scratch
+from stretto.runtime.fitting import fitting, refuse_none
 from stretto.runtime.warmup import warm_up
 from stretto.storage.atomic import Disk, share, storing
 from stretto.types import Prompt
@@ -46,6 +47,8 @@ def prepare_base(
     plain = recipe.model.model_copy(update={"adapter": None})
     policy = load(plain, files, seed=recipe.seed, device=device)
     if files.scratch:
+        prompts = fitting(recipe, prompts, policy.tokenizer, policy.context)
+        refuse_none(recipe, prompts)
         warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
     _store(policy, folder / ".base.draft", base)
     return base

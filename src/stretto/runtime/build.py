@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
 from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
+from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
+from stretto.runtime.fitting import fitting, refuse_none
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
@@ -44,6 +47,9 @@ from stretto.workers.worker_spec import WorkerSpec, torch_device
 MOST_JUDGES = 16
 """Processes for user code. Each keeps the user's modules imported, and memory is finite."""
 
+EXAMPLES = 3
+"""Prompts that rewards are tried with before anything is loaded."""
+
 
 async def build_runtime(
     recipe: Recipe,
@@ -57,21 +63,33 @@ async def build_runtime(
     make_engine: EngineFactory | None = None,
     stacks: Path | None = None,
     given: UserFunctions = NONE_GIVEN,
+    watch: AbstractContextManager[None] | None = None,
+    judged: bool = True,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
-    `stacks` is where it is written down who stands where when a deadline passes, by default `folder`.
+    `stacks` is where it is written down who stands where when a deadline passes, by default `folder`. `watch` has the
+    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`.
     """
-    hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
+    task = load_task(recipe, root, values)
+    start = recipe.deadlines.start
+    pool = Pool(workers=reward_worker_count(), paths=folders_of(root), start_deadline=start, server=given.server)
+    hosts = None
     try:
-        return await _assemble(
-            recipe, plan, root, folder, note, values, launcher, make_engine, given,
-            stacks=stacks or folder, hosts=hosts,
-        )  # fmt: skip
+        rewards = Rewards(recipe.rewards, pool)
+        if judged:
+            await rehearse(rewards, task.examples if recipe.environment.kind == "single_turn" else ())
+        with watch or nullcontext():
+            hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
+            return await _assemble(
+                recipe, plan, root, folder, note, launcher, make_engine, given,
+                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts,
+            )  # fmt: skip
     except BaseException:
         if hosts is not None:
             await hosts.close()
+        await pool.close()
         raise
 
 
@@ -81,16 +99,18 @@ async def _assemble(
     root: Path,
     folder: Path | None,
     note: Note,
-    values: Mapping[str, float] | None,
     launcher: Launcher | None,
     make_engine: EngineFactory | None,
     given: UserFunctions,
     *,
+    task: PromptTask,
+    pool: Pool,
+    rewards: Rewards,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
 ) -> Runtime:
     begun = time.monotonic()
-    task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
+    files = locate(recipe.model.name, root)
     lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
     base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
@@ -113,8 +133,11 @@ async def _assemble(
     except BaseException:
         await crew.close()
         raise
+    task = without_long(recipe, task, tokenizer, context, note)
     return Runtime(
         **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
+        pool=pool,
+        rewards=rewards,
         base=base,
         context=context,
         crew=crew,
@@ -175,11 +198,28 @@ class PromptTask:
     values: Mapping[str, float] | None
     """Prompt id -> V*, if the algorithm reads it."""
 
+    @property
+    def examples(self) -> tuple[Prompt, ...]:
+        """A few prompts to try rewards with; those that have a reference answer first."""
+        return tuple(sorted(self.training[:EXAMPLES], key=lambda prompt: prompt.reference is None))
+
 
 def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> PromptTask:
     """The prompts of a recipe."""
     training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
     return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
+
+
+def without_long(
+    recipe: Recipe, task: PromptTask, tokenizer: PreTrainedTokenizerBase, context: int, note: Note
+) -> PromptTask:
+    """The task without the prompts that the recipe drops; how many these are is told."""
+    training, heldout = (fitting(recipe, each, tokenizer, context) for each in (task.training, task.heldout))
+    refuse_none(recipe, training)
+    every, left = len(task.training) + len(task.heldout), len(training) + len(heldout)
+    if left < every:
+        note(f"{every - left} of {every} prompts are too long and are dropped (task.drop_longer_than)")
+    return replace(task, training=training, heldout=heldout)
 
 
 def connect(
@@ -193,12 +233,8 @@ def connect(
     given: UserFunctions = NONE_GIVEN,
     hosts: EnvironmentHosts | None = None,
 ) -> dict[str, Any]:
-    """The fields of `Runtime` that need no worker."""
-    folders, start = folders_of(root), recipe.deadlines.start
-    pool, values = (
-        Pool(workers=reward_worker_count(), paths=folders, start_deadline=start, server=given.server),
-        task.values,
-    )
+    """The fields of `Runtime` that need neither a worker nor the processes that judge."""
+    folders, values = folders_of(root), task.values
     kind = recipe.environment.kind
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
@@ -208,12 +244,10 @@ def connect(
         "algorithm": build(recipe.algorithm, folders),
         "environment": hosts or given.environments.get(kind) or resolve_environment(kind, folders),
         "hosts": hosts,
-        "rewards": Rewards(recipe.rewards, pool),
-        "pool": pool,
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
-        "renderer": Renderer(tokenizer, stop=stop),
+        "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
     }

@@ -11,20 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from stretto.environments.trajectory import RolloutStart
+from stretto.rewards.base import FULL_MARKS, sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.storage.pass_rates import interval, pass_at_k, wilson
-from stretto.types import Group, Prompt, Trajectory
+from stretto.types import Group, Prompt
 
 __all__ = ["Evaluation", "evaluate", "pass_at_k", "wilson"]
 
 VISIT = -1
 """Evaluation's own visit number, so that its noise is never that of a training sample."""
-
-FULL_MARKS = 1 - 1e-9
-"""Outcomes are shares of the full marks; partial credit is not a right answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ async def evaluate(parts: Runtime, prompts: Sequence[Prompt], *, pass_k: int) ->
     greedy = await _answers(parts, prompts, attempts=1, temperature=0.0)
     groups, failed = greedy.groups, greedy.failed
     right = sum(_right(group) for group in groups)
-    lengths = [_length(trajectory) for group in groups for trajectory in group.trajectories]
+    lengths = [sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories]
     passes: dict[int, float] = {}
     counts: dict[int, int] = {}
     if pass_k > 1:
@@ -106,7 +104,3 @@ async def _answers(parts: Runtime, prompts: Sequence[Prompt], *, attempts: int, 
 
 def _right(group: Group) -> int:
     return sum(reward.outcome >= FULL_MARKS for reward in group.rewards)
-
-
-def _length(trajectory: Trajectory) -> int:
-    return sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stretto.engines.queue import RoutedClient
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
-from stretto.rewards.base import Scores
+from stretto.rewards.base import Scores, sampled_tokens
 from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, Verdicts, judge
 from stretto.runtime import guards
@@ -115,7 +115,7 @@ class StepExecutor:
         return [
             BufferedGroup(
                 launch=self._asked(group.prompt, len(group.trajectories)),
-                sizes=tuple((each.attempt, guards.sampled_tokens(each)) for each in group.trajectories),
+                sizes=tuple((each.attempt, sampled_tokens(each)) for each in group.trajectories),
             )
             for group in (self.carried.accepted if self.carried else ())
         ]
@@ -167,7 +167,7 @@ class StepExecutor:
             ),
         )
         self.trajectories[item] = trajectory
-        tokens = guards.sampled_tokens(trajectory)
+        tokens = sampled_tokens(trajectory)
         given = sum(len(conversation.tokens) for conversation in trajectory.conversations) - tokens
         self.contexts[asking.cell][item[0]] = given  # of siblings once: their prompt is computed once
         counts = self.counts[asking.cell]
@@ -223,7 +223,7 @@ class StepExecutor:
 
     async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
         """What the reward model says of a group, once the pieces with it are done."""
-        sampled = [each for each in trajectories if guards.sampled_tokens(each)]
+        sampled = [each for each in trajectories if sampled_tokens(each)]
         scores = {trajectory_key(each): await self.rated[index, each.attempt] for each in sampled}
         return {key: score for key, score in scores.items() if score is not None}
 
@@ -289,7 +289,7 @@ class StepExecutor:
         recipe = self.parts.recipe
         parts = minibatches(samples, recipe.batch.updates, seed=recipe.seed, step=self.step)
         divided = [list(dict.fromkeys(items[sample.key[:3]] for sample in part)) for part in parts]
-        return [[item for item in part if guards.sampled_tokens(self.trajectories[item])] for part in divided]
+        return [[item for item in part if sampled_tokens(self.trajectories[item])] for part in divided]
 
     def _judge_step(self) -> None:
         """Stops before anything is updated if too much could not be judged."""
@@ -322,7 +322,7 @@ class StepExecutor:
         """Lets later steps expect what this one has seen, in launch order: an interrupted step leaves no trace."""
         for (index, _), trajectory in sorted(self.trajectories.items()):
             if index >= self.first:
-                self.lengths.saw(trajectory.prompt.id, guards.sampled_tokens(trajectory))
+                self.lengths.saw(trajectory.prompt.id, sampled_tokens(trajectory))
         self.lengths.stepped()
 
     def made(self, accepted: Sequence[int]) -> StepBatch:

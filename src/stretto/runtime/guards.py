@@ -9,12 +9,6 @@ from pathlib import Path
 from stretto.errors import GuardError, RewardError, TrainingError
 from stretto.recipe.schema import Guards
 from stretto.rewards.score import TOO_SMALL, Scored
-from stretto.types import Trajectory
-
-
-def sampled_tokens(trajectory: Trajectory) -> int:
-    """Tokens the model sampled in a trajectory."""
-    return sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
 
 
 def reward_errors(section: Guards, scored: Scored, *, launched: int) -> None:

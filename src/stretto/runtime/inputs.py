@@ -25,6 +25,7 @@ from stretto import plugins
 from stretto.errors import ChangedInputsError, Problem, RecipeError, StrettoError
 from stretto.models.files import files_in, files_read
 from stretto.models.source import locate
+from stretto.models.template_file import template_path
 from stretto.recipe.schema import Recipe, RoleModel
 from stretto.runtime.base_copy import Note, keeps_base
 from stretto.runtime.download import fetch_models
@@ -98,6 +99,8 @@ def readers(
         asked: lambda read: prompt_items(load_prompts(recipe.task, root), path or name or source.kind),
         "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
     }
+    if template := template_path(recipe.task, root):
+        found["task.chat_template"] = lambda read: _files({template.name: template}, read)
     own: dict[str, list[str]] = defaultdict(list)
     for kind, field, name in plugins.plugins_of(recipe):
         if kind not in ("source", "logger"):  # prompts are compared themselves, and what logs changes nothing

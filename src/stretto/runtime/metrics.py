@@ -11,9 +11,9 @@ from stretto.algorithms.base import Algorithm
 from stretto.environments.render import Renderer
 from stretto.models.memory import peak_gb
 from stretto.recipe.schema import BatchSection as BatchSection
+from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
-from stretto.runtime.guards import sampled_tokens
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
 
@@ -26,12 +26,16 @@ def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) 
     lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
     dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
     truncated = [t.full > 0 or any(c.stop == "length" for c in t.conversations) for t in trajectories]
-    names = rewards[0].parts if rewards else {}
+    parts: dict[str, list[float]] = {}
+    for reward in rewards:
+        for name, score in reward.parts.items():  # a part may apply to some answers only
+            parts.setdefault(name, []).append(score)
     return {
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
         "reward/outcome": float(np.mean([reward.outcome for reward in rewards])) if rewards else 0.0,
-        **{f"reward/part/{name}": float(np.mean([reward.parts[name] for reward in rewards])) for name in names},
+        **{f"reward/part/{name}": float(np.mean(scores)) for name, scores in parts.items()},
+        **_kept(trajectories),
         "length/mean": float(lengths.mean()),
         "length/truncated": float(np.mean(truncated)) if truncated else 0.0,
         "groups/used": len(batch.accepted),
@@ -45,6 +49,12 @@ def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) 
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
     }
+
+
+def _kept(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """From how many tokens each was drawn, where that was not the whole vocabulary."""
+    counts = [talk.kept.counts for each in trajectories for talk in each.conversations if talk.kept is not None]
+    return {"kept/mean": float(np.concatenate(counts).mean())} if counts else {}
 
 
 def lag(batch: StepBatch, version: int) -> float:

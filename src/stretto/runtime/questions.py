@@ -108,18 +108,19 @@ async def _ask(
     import_plugins(recipe, root)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     fetch_models(recipe, root, lambda text: None)
-    with startup_deadline(recipe, stacks):
-        parts = await build_runtime(
-            recipe,
-            plan=sampling_plan(recipe) if judged else sampling_plan(recipe).only({"generate"}),
-            root=root,
-            folder=folder,
-            note=lambda text: None,
-            # A run draws from the prompts that have one; its checkpoint knows which.
-            values=None if checkpoint is None else run_values(recipe, root, folder),
-            stacks=stacks,
-            given=given,
-        )
+    parts = await build_runtime(
+        recipe,
+        plan=sampling_plan(recipe) if judged else sampling_plan(recipe).only({"generate"}),
+        root=root,
+        folder=folder,
+        note=lambda text: None,
+        # A run draws from the prompts that have one; its checkpoint knows which.
+        values=None if checkpoint is None else run_values(recipe, root, folder),
+        stacks=stacks,
+        watch=startup_deadline(recipe, stacks),
+        judged=judged,
+        given=given,
+    )
     try:
         if checkpoint is not None:
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"

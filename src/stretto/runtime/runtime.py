@@ -121,11 +121,14 @@ class Runtime:
 
     def sampling(self, *, temperature: float, seed: int | None = None) -> Sampling:
         """How answers are sampled: with the recipe's noise, or that of another seed."""
+        engine = self.recipe.engine
         return Sampling(
             seed=self.recipe.seed if seed is None else seed,
             temperature=temperature,
             max_new_tokens=self.recipe.engine.max_new_tokens,
             context=self.context,
+            stop_texts=getattr(engine, "stop", ()),
+            truncated=engine.top_p < 1.0 or getattr(engine, "top_k", None) is not None,
         )
 
     async def score(

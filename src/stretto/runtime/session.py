@@ -167,11 +167,10 @@ async def _run(
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             fetch_models(recipe, root, screen.note)
-            with startup_deadline(recipe, folder):
-                parts = await build_runtime(
-                    recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
-                    values=run_values(recipe, root, folder), given=given,
-                )  # fmt: skip
+            parts = await build_runtime(
+                recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
+                values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
+            )  # fmt: skip
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:

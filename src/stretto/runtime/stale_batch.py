@@ -18,7 +18,7 @@ from torch import Tensor
 from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
 from stretto.tasks.source import PromptSource
-from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
+from stretto.types import Conversation, Group, KeptTokens, Outcome, Prompt, Reward, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,4 +118,6 @@ def _trajectory(told: Mapping[str, Any]) -> Trajectory:
 
 def _conversation(told: Mapping[str, Any]) -> Conversation:
     arrays: dict[str, Any] = {name: item.numpy() for name, item in told.items() if isinstance(item, Tensor)}
+    if told.get("kept") is not None:
+        arrays["kept"] = KeptTokens(**{name: item.numpy() for name, item in told["kept"].items()})
     return Conversation(**{**told, **arrays})

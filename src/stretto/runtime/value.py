@@ -23,11 +23,11 @@ from stretto.errors import StateLostError, StrettoError, WorkerLost
 from stretto.recipe.resolve import vstar_of
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress, console_for
+from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
-from stretto.runtime.guards import sampled_tokens
 from stretto.runtime.interrupt import interrupt_answered
 from stretto.runtime.plans import sampling_plan
 from stretto.runtime.precision import resolve_dtype
@@ -120,16 +120,16 @@ async def _make(
         with tempfile.TemporaryDirectory() as scratch:
             stacks = Path()  # a folder for the moment keeps none
             fetch_models(recipe, root, screen.note)
-            with startup_deadline(recipe, stacks):
-                parts = await build_runtime(
-                    recipe,
-                    plan=sampling_plan(recipe),
-                    root=root,
-                    folder=Path(scratch),
-                    note=screen.note,
-                    make_engine=make_engine,
-                    stacks=stacks,
-                )
+            parts = await build_runtime(
+                recipe,
+                plan=sampling_plan(recipe),
+                root=root,
+                folder=Path(scratch),
+                note=screen.note,
+                make_engine=make_engine,
+                stacks=stacks,
+                watch=startup_deadline(recipe, stacks),
+            )
             try:
                 # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
                 made_from = ingredients(recipe, training, root)

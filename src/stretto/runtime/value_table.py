@@ -103,9 +103,17 @@ def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[s
         "code": {kind: contents_digest(modules) for kind, modules in code.items()},
         "environment": recipe.environment.model_dump(mode="json", exclude={"deadline", "hosts"}),
         "reference": reference | {"files": weights_digest(files)} | ({"seed": recipe.seed} if files.scratch else {}),
-        "sampler": recipe.engine.model_dump(mode="json", include={"max_new_tokens", "temperature", "top_p"}),
+        "sampler": _sampler(recipe),
         **_judging(recipe, root),
     }
+
+
+def _sampler(recipe: Recipe) -> dict[str, Any]:
+    """How answers are made; what is left open is left out, so that tables of before are found."""
+    usual = recipe.engine.model_dump(mode="json", include={"max_new_tokens", "temperature", "top_p"})
+    told = {key: getattr(recipe.engine, key, None) for key in ("top_k", "stop")}
+    told |= {"template": recipe.task.template, "chat_template": recipe.task.chat_template}
+    return usual | {key: list(value) if isinstance(value, tuple) else value for key, value in told.items() if value}
 
 
 def _judging(recipe: Recipe, root: Path) -> dict[str, Any]:

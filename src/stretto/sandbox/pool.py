@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -60,10 +61,11 @@ class Pool:
         `server`, which stays the caller's to close, makes the workers of functions that were given as objects.
         """
         self.paths = tuple(os.path.abspath(path) for path in paths)
-        self.functions = frozenset(server.functions if server else ())
+        self.functions = dict(server.functions) if server else {}
         self._server = server
         self._start_deadline = start_deadline
-        self._turns = asyncio.Semaphore(workers)
+        self._workers, self._turns = workers, asyncio.Semaphore(workers)
+        self._loading = asyncio.Lock()
         self._idle: list[Process] = []
         self._unburied: set[Process] = set()
         self._starting: dict[object, float] = {}
@@ -95,8 +97,10 @@ class Pool:
         deadline: float,
         limits: Limits | None = None,
         builtin: Builtin | None = None,
+        reward: bool = False,
     ) -> Any:
-        """What `module:name` returns for `args`; a function of the user's, unless it is `builtin`.
+        """What `module:name` returns for `args`; a function of the user's, unless it is `builtin`. A `reward` is called
+        with what the names of its parameters ask for.
 
         `deadline` counts from when a worker that has the module takes the call. Raises SandboxDeadlineError when it
         passes, SandboxStartError when the import takes too long, SandboxLimitError at one of the `limits`,
@@ -104,19 +108,13 @@ class Pool:
         worker.
         """
         limits = limits or Limits()
-        request = _encode(target, args, limits)
-        first = [_encode(target, None, Limits())]
-        if builtin and builtin.prepare:
-            first.append(_encode(builtin.prepare[0], builtin.prepare[1:], Limits()))
+        request = _encode(target, args, limits, reward=reward)
         async with self._turns:
             try:
                 process = await self._worker(
                     () if builtin else self.paths, self._server if target in self.functions else None
                 )
-                answer: dict[str, Any] = {}
-                for before in first:
-                    if "error" not in answer and before not in process.prepared:
-                        answer = await self._prepare(process, target, before)
+                answer = await self._load(process, target, builtin)
                 if "error" not in answer:
                     late = f"{target} did not answer within {deadline:g} s; its process was killed"
                     answer = await self._exchange(process, target, request, deadline, SandboxDeadlineError(late))
@@ -129,6 +127,33 @@ class Pool:
                 kind = SandboxLimitError
             raise kind(_describe(target, answer["error"]))
         return answer["result"]
+
+    async def load(self, target: str, *, builtin: Builtin | None = None) -> None:
+        """Imports a function's module in every worker that there may be, so that no later call has to wait for it.
+
+        Raises what `call` would raise.
+        """
+        kind = () if builtin else self.paths, self._server if target in self.functions else None
+        async with self._loading, AsyncExitStack() as turns:
+            for _ in range(self._workers):
+                await turns.enter_async_context(self._turns)
+            processes = [await self._worker(*kind) for _ in range(self._workers)]
+            loads = (self._load(process, target, builtin) for process in processes)
+            answers = await asyncio.gather(*loads, return_exceptions=True)
+            self._idle += [process for process in processes if process.alive]
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            if "error" in answer:
+                raise SandboxError(_describe(target, answer["error"]))
+
+    async def _load(self, process: Process, target: str, builtin: Builtin | None) -> dict[str, Any]:
+        """What a call has to wait for in a process that has not done it yet."""
+        answer: dict[str, Any] = {}
+        for before in _before(target, builtin):
+            if "error" not in answer and before not in process.prepared:
+                answer = await self._prepare(process, target, before)
+        return answer
 
     async def _prepare(self, process: Process, target: str, request: bytes) -> dict[str, Any]:
         """Imports a module, or loads what a function needs, once in each process."""
@@ -223,10 +248,19 @@ class Pool:
         return "was killed because the pool was closed" if self._closed else process.epitaph()
 
 
-def _encode(target: str, args: tuple[Any, ...] | None, limits: Limits) -> bytes:
+def _before(target: str, builtin: Builtin | None) -> list[bytes]:
+    """What a worker is asked once before it is given a call: the import, and what the function wants loaded."""
+    first = [_encode(target, None, Limits())]
+    if builtin and builtin.prepare:
+        first.append(_encode(builtin.prepare[0], builtin.prepare[1:], Limits()))
+    return first
+
+
+def _encode(target: str, args: tuple[Any, ...] | None, limits: Limits, *, reward: bool = False) -> bytes:
     """What a worker reads; without arguments it only imports the module."""
     memory = None if limits.memory_gb is None else int(limits.memory_gb * GB)
     request = {"target": target, "args": args, "memory_bytes": memory, "cpu_seconds": limits.cpu_seconds}
+    request |= {"reward": True} if reward else {}
     try:
         return json.dumps(request).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:

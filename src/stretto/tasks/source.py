@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.recipe.schema import (
     AdditionSource,
+    Example,
     GymSource,
     Holdout,
     HubSource,
@@ -76,9 +77,24 @@ def load_prompts(task: TaskSection, root: Path) -> tuple[Prompt, ...]:
 def _read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
     """All prompts, or about the first `limit`, and what is wrong."""
     if reader := READERS.get(type(task.source)):
-        return reader(task, task.source, root, limit)
+        prompts, problems = reader(task, task.source, root, limit)
+        return [_with_examples(prompt, task.examples) for prompt in prompts], problems
     kinds = ", ".join(names_of(Source.records(), "kind"))
     raise RecipeError.of("task.source.kind", f"{task.source.kind} is not available yet", f"use one of {kinds}")
+
+
+def _with_examples(prompt: Prompt, examples: Sequence[Example]) -> Prompt:
+    """The prompt with solved examples as turns before it, after what the system says. Its id stays."""
+    if not examples:
+        return prompt
+    turns = [
+        {"role": role, "content": text}
+        for each in examples
+        for role, text in (("user", each.prompt), ("assistant", each.answer))
+    ]
+    said = prompt.messages
+    start = 1 if said[0]["role"] == "system" else 0
+    return replace(prompt, messages=(*said[:start], *turns, *said[start:]))
 
 
 def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:

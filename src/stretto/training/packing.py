@@ -59,6 +59,8 @@ class MicroBatch:
     """(N) where in the row the hidden state stands that predicts each trained token."""
     targets: torch.Tensor
     """(N) the trained tokens."""
+    kept: torch.Tensor | None
+    """(N, K) the ids that they were drawn from, filled up with -1; none where that is the whole vocabulary."""
     rows: TokenStreams
     """(N) their streams."""
     shared: int
@@ -218,6 +220,21 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         layout=TreeLayout.of(row.segments, device),
         sources=torch.as_tensor(sources, device=device),
         targets=torch.as_tensor(targets, device=device),
+        kept=_kept(samples, device),
         rows=rows,
         shared=sum(len(sample.conversation.tokens) for sample in samples) - len(tree.tokens),
     )
+
+
+def _kept(samples: Sequence[Sample], device: torch.device) -> torch.Tensor | None:
+    """What the trained tokens were drawn from, as one table."""
+    found = [sample.conversation.kept for sample in samples]
+    told = [each for each in found if each is not None]
+    if not told:
+        return None
+    if len(told) < len(found):
+        raise ValueError("only some samples say what their tokens were drawn from; give all or none")
+    counts = np.concatenate([each.counts for each in told])
+    table = np.full((len(counts), int(counts.max(initial=1))), -1, dtype=np.int32)
+    table[np.arange(table.shape[1]) < counts[:, None]] = np.concatenate([each.ids for each in told])
+    return torch.as_tensor(table, device=device)

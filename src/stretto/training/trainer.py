@@ -290,7 +290,9 @@ class Trainer:
         """Log-probabilities and entropies of a row's trained tokens."""
         with memory_errors():
             hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
-            return logprobs_of(hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature)
+            return logprobs_of(
+                hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature, kept=batch.kept
+            )
 
     def _losses(self, logprobs: Tensor, rows: TokenStreams) -> dict[Denominator, Tensor]:
         """The row's share of every sum, one number per denominator."""

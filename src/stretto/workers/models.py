@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stretto.algorithms.base import Algorithm
 from stretto.engines.base import Engine
 from stretto.engines.native.engine import NativeEngine
+from stretto.engines.native.truncation import Truncation
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.engines.own import own_engine
 from stretto.models.load import DTYPES, Policy
@@ -104,6 +105,13 @@ def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
 
 def native_engine(policy: Policy, section: NativeEngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
+    truncation = Truncation(top_p=section.top_p, top_k=section.top_k)
     if policy.apart:
-        return UnpackedEngine(policy, memory_share=section.memory_share)
-    return NativeEngine(policy, memory_share=section.memory_share, speculate=section.speculate, graphs=section.graphs)
+        return UnpackedEngine(policy, memory_share=section.memory_share, truncation=truncation)
+    return NativeEngine(
+        policy,
+        memory_share=section.memory_share,
+        speculate=section.speculate,
+        graphs=section.graphs,
+        truncation=truncation,
+    )

@@ -22,6 +22,7 @@ from stretto.errors import CheckpointError, TrainingError
 from stretto.models.load import Policy, load
 from stretto.models.memory import keep_memory, peak_gb
 from stretto.models.source import locate
+from stretto.models.template_file import use_template
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
@@ -120,7 +121,9 @@ class Worker:
     def _load(self, device: torch.device) -> Policy:
         made, recipe = self.assignment, self.assignment.recipe
         files = locate(recipe.model.name, made.root)
-        return load(recipe.model, files, seed=recipe.seed, device=device, base=made.base)
+        policy = load(recipe.model, files, seed=recipe.seed, device=device, base=made.base)
+        use_template(policy.tokenizer, recipe.task, made.root)
+        return policy
 
     # Generate ---------------------------------------------------------------------------------------------------------
 

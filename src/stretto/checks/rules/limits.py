@@ -14,7 +14,7 @@ from stretto.algorithms.catalog import PULLING, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.extras import install
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import NativeEngineSection, Recipe
 
 MOST = 2**31 - 1
 """The largest count; what counts tokens or steps with 32 bits must never overflow."""
@@ -156,6 +156,15 @@ def temperature_is_sane(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
             reason=f"{temperature:g} leaves nothing of the model's distribution",
             fix="use a number from 0.01 to 100; 1.0 is usual, and evaluation is greedy anyway",
         )
+
+
+def engine_says_what_it_kept(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """What is drawn from a part of the distribution can be trained on only where that part comes with it."""
+    engine = recipe.engine
+    if engine.top_p < 1 and engine.available and not isinstance(engine, NativeEngineSection):
+        reason = f"{engine.kind} does not say which tokens {engine.top_p:g} leaves, so training would be on another "
+        reason += "distribution than the one that is sampled"
+        yield Problem(field="engine.top_p", reason=reason, fix="use 1.0, or engine.kind: native")
 
 
 def adapter_is_small(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

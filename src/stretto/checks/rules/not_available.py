@@ -55,12 +55,6 @@ ONLY = (
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
     OnlyValues(
-        field="engine.top_p",
-        values=(1.0,),
-        reason="nucleus sampling ({value}) would train another distribution than the one that is sampled",
-        fix="use 1.0; engine.temperature is accounted for on both sides",
-    ),
-    OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
         reason="single calls of an environment, which this limits, are not available yet",

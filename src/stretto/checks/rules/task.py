@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stretto.checks.rules.base import CheckContext
-from stretto.errors import Problem
+from stretto.errors import Problem, RecipeError
+from stretto.models.template_file import template_path
 from stretto.recipe.schema import Recipe, RegexReward
 from stretto.types import Prompt
 
@@ -70,6 +72,28 @@ def _named(prompt: Prompt) -> str:
     text = str(prompt.messages[-1].get("content", ""))
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     return f"{prompt.id!r} ({shown!r})"
+
+
+def template_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A scratch model has a chat template of its own, which its warm-up has taught it. A file must be there."""
+    if recipe.model.name == "scratch":
+        for key in (key for key in ("template", "chat_template") if getattr(recipe.task, key)):
+            reason = "has no effect on a scratch model, whose chats are written in one way only"
+            yield Problem(field=f"task.{key}", reason=reason, fix="remove it")
+        return
+    if reserved := sorted({"messages", "add_generation_prompt", "tools", "documents"} & recipe.task.template.keys()):
+        reason = "is told to the chat template by whoever renders a chat"
+        yield Problem(field=f"task.template.{reserved[0]}", reason=reason, fix="remove it")
+    try:
+        json.dumps(recipe.task.template)
+    except (TypeError, ValueError):
+        yield Problem(
+            field="task.template", reason="holds what is no plain value", fix="use texts, numbers and booleans"
+        )
+    try:
+        template_path(recipe.task, scene.root)
+    except RecipeError as error:
+        yield from error.problems
 
 
 def characters_cover_the_task(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

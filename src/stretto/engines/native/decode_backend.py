@@ -15,8 +15,10 @@ from torch.nn.functional import linear
 from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPrefixes
 from stretto.engines.native.sampling import draw_from
+from stretto.engines.native.truncation import Truncation
 from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
+from stretto.models.logprob_head import finished_logits
 from stretto.weights.tensors import checksums
 
 
@@ -44,6 +46,19 @@ class Steps:
             some_greedy=bool((batch.temperatures == 0).any()),
         )
         return tokens.view(n, width), logprobs.view(n, width)
+
+    def draw_kept(self, batch: DecodeBatch, truncation: Truncation) -> tuple[Tensor, Tensor, Tensor]:
+        """As `draw` from a part of the distribution; also the (n, w, K) ids of that part."""
+        n, width = batch.hidden.shape[:2]
+        head = self.policy.head()
+        tokens, logprobs, ids = truncation.draw(
+            self.product(batch.hidden.flatten(0, 1), head.weight, head.bias),
+            keys=batch.keys.repeat_interleave(width),
+            positions=places(batch.positions, width),
+            temperatures=batch.temperatures.repeat_interleave(width),
+            finish=lambda raw: finished_logits(raw, head, 1.0),
+        )
+        return tokens.view(n, width), logprobs.view(n, width), ids.view(n, width, -1)
 
     def forward(self, batch: DecodeBatch, shared: SharedPrefixes | None, own: int) -> Tensor:
         """(n, w, W) states after the newest tokens and their drafts; `own` is the most tokens in a slot before them."""

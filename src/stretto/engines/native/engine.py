@@ -21,11 +21,13 @@ from torch import Tensor
 
 from stretto.engines.base import Completion, Request
 from stretto.engines.native.admission import NOBODY, SameContext, rooms
+from stretto.engines.native.answer_notes import KeptSets, StopTexts
 from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
 from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
+from stretto.engines.native.truncation import Truncation
 from stretto.errors import EngineError, RecipeError
 from stretto.kernels.cuda.decode_graphs import steps_for
 from stretto.models.load import Policy
@@ -61,12 +63,15 @@ class NativeEngine:
         speculate: bool | str = "auto",
         graphs: bool = False,
         steps: Steps | None = None,
+        truncation: Truncation | None = None,
     ) -> None:
         if policy.apart and self.packs:
             reason = "its layers cannot be given packed rows, which is what is asked of them here"
             raise RecipeError.of("model.name", reason, "use a decoder such as Llama, Qwen, Mistral or Gemma 3")
         self.policy = policy
         self.speculate = bool(speculate)  # "auto" is yes: how much follows from what it brings
+        self.truncation = truncation or Truncation()
+        self.kept, self.stop_texts = KeptSets(), StopTexts(policy.tokenizer)
         self.drafts = NgramDrafts()
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
@@ -144,6 +149,7 @@ class NativeEngine:
         self.waiting.clear()
         self.active.clear()
         self.answers.clear()
+        self.kept.rows.clear()
         self.batch = None
         self.sleep(keep=False)
 
@@ -222,13 +228,20 @@ class NativeEngine:
             return []
         width = batch.hidden.shape[1]
         along = torch.arange(width, device=batch.hidden.device)
-        tokens, logprobs = self.steps.draw(batch)
+        ids: Tensor | None = None
+        if self.truncation.active:
+            tokens, logprobs, ids = self.steps.draw_kept(batch, self.truncation)
+        else:
+            tokens, logprobs = self.steps.draw(batch)
         right = (tokens[:, :-1] == batch.drafts).long().cumprod(1).sum(1)
         if width > 1:
             self.drafts.judge(tried=int((right + 1).clamp(max=width - 1).sum()), right=int(right.sum()))
         hits = (tokens[..., None] == batch.stops[:, None]).any(-1)
         until_stop = torch.where(hits.any(1), hits.long().argmax(1) + 1, width)
         said = torch.minimum(torch.minimum(right + 1, until_stop), batch.limits - batch.sampled)
+        ended = self._end_at_texts(batch, tokens, said)
+        if ids is not None:
+            self.kept.note(self.active, ids, said)
         rows, columns = (along < said[:, None]).nonzero(as_tuple=True)
         batch.tokens[rows, batch.sampled[rows] + columns] = tokens[rows, columns]
         batch.logprobs[rows, batch.sampled[rows] + columns] = logprobs[rows, columns]
@@ -236,10 +249,22 @@ class NativeEngine:
         batch.sampled = batch.sampled + said
         batch.lengths = batch.lengths + said
         stopped = hits.gather(1, said[:, None] - 1)[:, 0]
+        stopped[ended] = True
         ends = stopped | (batch.sampled >= batch.limits)
         done = self._retire({row: "stop" if stopped[row] else "length" for row in ends.nonzero()[:, 0].tolist()})
         self._decode()
         return done
+
+    def _end_at_texts(self, batch: DecodeBatch, tokens: Tensor, said: Tensor) -> list[int]:
+        """Rows whose answer a stop text ends now; `said` is cut there."""
+        if not any(request.stop_texts for request in self.active):
+            return []
+        before = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.sampled.tolist(), strict=True)]
+        new = [row[:count] for row, count in zip(tokens.tolist(), said.tolist(), strict=True)]
+        ends = self.stop_texts.ends(self.active, dict(enumerate(before)), new)
+        for row, count in ends.items():
+            said[row] = count
+        return list(ends)
 
     def _decode(self) -> None:
         """One forward over the newest token of every active sequence and the drafts that go on from it."""
@@ -314,4 +339,5 @@ class NativeEngine:
     def _completion(
         self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
     ) -> Completion:
-        return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version)
+        kept = self.kept.take(request.key) if self.truncation.active else None
+        return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version, kept=kept)

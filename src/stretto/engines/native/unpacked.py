@@ -16,6 +16,7 @@ from stretto.engines.base import Completion, Request
 from stretto.engines.native.batch import entering
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.engine import PREFILL_TOKENS, NativeEngine
+from stretto.engines.native.truncation import Truncation
 from stretto.models.load import Policy
 from stretto.models.unpacked import continued
 from stretto.types import StopReason
@@ -26,8 +27,22 @@ class UnpackedEngine(NativeEngine):
 
     packs = False
 
-    def __init__(self, policy: Policy, *, memory_share: float | str = "auto", slots: int | None = None) -> None:
-        super().__init__(policy, memory_share=memory_share, slots=slots, speculate=False, steps=Steps(policy))
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        memory_share: float | str = "auto",
+        slots: int | None = None,
+        truncation: Truncation | None = None,
+    ) -> None:
+        super().__init__(
+            policy,
+            memory_share=memory_share,
+            slots=slots,
+            speculate=False,
+            steps=Steps(policy),
+            truncation=truncation,
+        )
         self.past: Any = None
 
     def sleep(self, keep: bool) -> None:

@@ -19,7 +19,8 @@ class EngineSection(Choice):
     temperature: Positive = 1.0
     """Sampling temperature; log-probabilities are taken at it on both sides."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus sampling."""
+    """Draw from the most likely tokens that have at least this probability together; training is on that
+    distribution."""
     speculate: Literal["auto"] | bool = "auto"
     """Draft tokens where decoding is bound by latency."""
     memory_share: Literal["auto"] | Share = "auto"
@@ -30,6 +31,10 @@ class NativeEngineSection(EngineSection):
     """The engine of this project, which runs on the very modules that are trained."""
 
     kind: Literal["native"] = "native"
+    top_k: Count | None = None
+    """Draw from so many of the most likely tokens, at most; with top_p alone from 1024."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end an answer; they are part of it, and their tokens are trained."""
     graphs: bool = False
     """On a GPU: record decode steps as CUDA graphs and replay them; not tried on GPUs yet."""
 

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from stretto.recipe.schema.base import Choice, Count, Given, Seconds
+from stretto.recipe.schema.base import Choice, Count, Given, Positive, Seconds, Share
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Pick = Literal["last", "first", "only"]
 
 
@@ -95,6 +96,60 @@ class OverlongReward(RewardPart):
     """Over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
 
 
+class LengthReward(RewardPart):
+    """What a right or wrong answer of this length is worth beyond its verdict; `docs/guides/shorter-answers.md`."""
+
+    judges = False
+
+
+class LcpoExactReward(LengthReward):
+    """L1's LCPO-Exact: less for every token above or below the target, right or wrong."""
+
+    kind: Literal["lcpo_exact"] = "lcpo_exact"
+    target: Count | Annotated[str, Field(min_length=1)]
+    """The number of tokens, or the column of the data that has one for each prompt."""
+    alpha: Positive = 3.0e-4
+    """What a token costs."""
+
+
+class LcpoMaxReward(LengthReward):
+    """L1's LCPO-Max: a right answer keeps clip(alpha * (target - tokens) + delta, 0, 1) of its reward."""
+
+    kind: Literal["lcpo_max"] = "lcpo_max"
+    target: Count | Annotated[str, Field(min_length=1)]
+    """The most tokens, or the column of the data that has a number for each prompt."""
+    alpha: Positive = 3.0e-4
+    """What a token costs."""
+    delta: Share = 0.5
+    """What a right answer of exactly `target` tokens keeps."""
+
+
+class KimiReward(LengthReward):
+    """Kimi k1.5's: 0.5 for the shortest answer of the group to -0.5 for the longest; wrong ones never gain."""
+
+    kind: Literal["kimi"] = "kimi"
+
+
+class AroraZanetteReward(LengthReward):
+    """Arora and Zanette's: a right answer loses by how long it is among the right answers of its group."""
+
+    kind: Literal["arora_zanette"] = "arora_zanette"
+    alpha: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.4
+    """The most that a right answer can lose."""
+
+
+class CosineReward(LengthReward):
+    """Half a cosine over length, with values of its own for right and wrong answers."""
+
+    kind: Literal["cosine"] = "cosine"
+    longest: Count | None = None
+    """The length at which it ends; default: engine.max_new_tokens."""
+    right: tuple[Finite, Finite] = (1.0, 0.5)
+    """A right answer's reward at no tokens and at `longest`, its verdict included."""
+    wrong: tuple[Finite, Finite] = (-1.0, -0.5)
+    """A wrong answer's."""
+
+
 class ModelReward(RewardPart):
     """The score of the model in roles.reward_model, which has the deadlines of its stage."""
 
@@ -104,7 +159,8 @@ class ModelReward(RewardPart):
 
 
 class FunctionReward(RewardPart):
-    """What a Python function of yours returns, called in a worker process as f(answer, prompt, signals)."""
+    """What a Python function of yours returns, called in a worker process as f(answer, prompt, signals), or once for a
+    group as f(answers, prompt, signals)."""
 
     kind: Given
     deadline: Seconds = 5.0

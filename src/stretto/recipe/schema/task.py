@@ -112,6 +112,15 @@ class Holdout(Section):
     """Which ones; apart from the run's seed, so that runs compare on the same prompts."""
 
 
+class Example(Section):
+    """A question with its answer, shown to the model before each prompt."""
+
+    prompt: Annotated[str, Field(min_length=1)]
+    """What the user says."""
+    answer: Annotated[str, Field(min_length=1)]
+    """What the assistant answers."""
+
+
 class TaskSection(Section):
     """What the model is asked."""
 
@@ -121,6 +130,15 @@ class TaskSection(Section):
     """Template of the user's message over the columns of the source; default: the task's own."""
     system: str | None = None
     """A system message before it."""
+    examples: tuple[Example, ...] = ()
+    """Turns between the system message and the prompt, for few-shot prompting."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """What the model's chat template is told besides the messages, such as {enable_thinking: false}."""
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    """A file with a chat template (Jinja) instead of the model's own; it is saved with the model."""
+    drop_longer_than: Literal["auto"] | Count | None = None
+    """Prompts of more tokens than this are dropped and counted; auto: those that leave no room in the context for
+    engine.max_new_tokens."""
     holdout: Holdout = Holdout()
     """Prompts kept for evaluation."""
 

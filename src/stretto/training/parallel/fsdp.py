@@ -68,11 +68,17 @@ class GatheredForward(nn.Module):
         self.policy, self.temperature = policy, temperature
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout, sources: Tensor, targets: Tensor
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: attention.AttentionLayout,
+        sources: Tensor,
+        targets: Tensor,
+        kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
         hidden = self.policy.hidden(tokens, positions, layout)
-        return logprobs_of(hidden[sources], self.policy.head(), targets, temperature=self.temperature)
+        return logprobs_of(hidden[sources], self.policy.head(), targets, temperature=self.temperature, kept=kept)
 
 
 class Shards:
@@ -237,7 +243,7 @@ class ShardedTrainer(Trainer):
         if policy is not self.policy:
             return super()._forward(batch, policy)
         result: tuple[Tensor, Tensor] = self.shards.rows(
-            batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets
+            batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept
         )
         return result
 

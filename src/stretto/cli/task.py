@@ -1,0 +1,75 @@
+"""`stretto task check RECIPE`: the prompts as the model reads them, and whether the rewards know a right answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from stretto.api.recipes import open_recipe
+from stretto.cli import render
+from stretto.recipe.load import folder_of
+
+if TYPE_CHECKING:
+    from stretto.api.task_check import TaskReport
+
+task = typer.Typer(help="Look at the task of a recipe.", no_args_is_help=True)
+
+
+@task.callback()
+def group() -> None:
+    """Look at the task of a recipe."""
+
+
+@task.command("check")
+def check(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as task.system=Hello.")
+    ] = None,
+    answer: Annotated[
+        str, typer.Option("--answer", help="How a right answer is worded, around {reference}.")
+    ] = "{reference}",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show prompts as the model reads them, and try the rewards on right and wrong answers. Loads no weights."""
+    opened = open_recipe(recipe, changes or (), deep=False)
+    from stretto.api.task_check import check_task  # torch and transformers, which --help does not need
+
+    report = check_task(opened, folder_of(recipe), answer=answer)
+    if json:
+        render.document(report.document())
+    else:
+        render.screen().print(_page(report))
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _page(report: TaskReport) -> Text:
+    """The report for people."""
+    page, prompts = Text(), report.prompts
+    for shown in prompts.shown:
+        page.append(f"prompt {render.plain(shown.id)}, {shown.tokens} tokens\n", style="bold")
+        page.append("".join(f"  {line}\n" for line in render.plain(shown.text).splitlines()))
+        page.append(f"  reference: {render.plain(str(shown.reference))}\n\n")
+    page.append("prompts\n", style="bold")
+    page.append(
+        f"  {prompts.training} to train on, {prompts.heldout} held out, {prompts.dropped} dropped\n"
+        f"  tokens: median {prompts.tokens_median:g}, longest {prompts.tokens_longest}; context {prompts.context}, "
+        f"answers up to {prompts.max_new_tokens}; {prompts.too_long} leave no room\n\n"
+    )
+    if report.answers:
+        page.append("answers  full marks  reward  parts\n", style="bold")
+    else:
+        page.append("no answers were tried: no prompt has a reference, or the environment gives signals of its own\n")
+    for each in report.answers:
+        reward = "-" if each.reward is None else f"{each.reward:.3g}"
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in each.parts.items())
+        page.append(f"  {each.case:<10} {each.full:>4} of {each.judged:<4} {reward:>6}  {parts}\n")
+    for name, seconds in report.seconds.items():
+        page.append(f"  {name}: {seconds * 1000:.3g} ms a verdict\n")
+    for problem in report.problems:
+        page.append(f"\n{render.plain(str(problem))}", style="red")
+    return page if report.problems else page.append("\nnothing wrong was found", style="green")

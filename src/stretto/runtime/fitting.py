@@ -1,0 +1,30 @@
+"""Prompts that are longer than the recipe wants (`task.drop_longer_than`): which, before anything is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stretto.environments.render import Renderer
+from stretto.errors import RecipeError, RolloutError
+from stretto.recipe.resolve import longest_prompt
+from stretto.recipe.schema import Recipe
+from stretto.types import Prompt
+
+
+def fitting(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, context: int) -> tuple[Prompt, ...]:
+    """Those that are not dropped, in the same order."""
+    longest = longest_prompt(recipe, context)
+    if longest is None:
+        return tuple(prompts)
+    renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
+    lengths = renderer.lengths([prompt.messages for prompt in prompts])
+    pairs = zip(prompts, lengths, strict=True)
+    return tuple(prompt for prompt, n in pairs if not isinstance(n, RolloutError) and n <= longest)
+
+
+def refuse_none(recipe: Recipe, kept: Sequence[Prompt]) -> None:
+    """RecipeError where nothing is left to train on."""
+    if not kept:
+        reason = f"{recipe.task.drop_longer_than} drops every prompt to train on"
+        raise RecipeError.of("task.drop_longer_than", reason, "use a larger number, or shorter prompts")
