@@ -131,7 +131,7 @@ def _exit_code(error: SystemExit, out: Results) -> int:
     if not isinstance(error.code, int):
         with suppress(BaseException):
             print(error.code, file=sys.stderr)
-    out.write("error", 0, {"type": "SystemExit", "text": str(error.code)[:MAX_TEXT]})
+    out.write("error", 0, _described(error))
     return 1
 
 

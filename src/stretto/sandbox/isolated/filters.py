@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from stretto.sandbox.isolated.kernel import NEWUSER, libc
+from stretto.sandbox.isolated.kernel import NEWUSER, libc, prctl
 
 DENIED = {
     "programs of the host": "execve execveat",
@@ -32,6 +32,7 @@ DENIED = {
 }
 """What a program may not reach -> the system calls that would."""
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+PR_SET_SECCOMP, MODE_FILTER = 22, 2
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 NOT_EQUAL, MASKED_EQUAL = 1, 7
 
@@ -54,6 +55,12 @@ class _Comparison(ctypes.Structure):
     )
 
 
+class _Program(ctypes.Structure):
+    """The kernel's `sock_fprog`: how many instructions of eight bytes, and where."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+
 def library() -> ctypes.CDLL | None:
     """libseccomp, if it is installed and the kernel filters."""
     with suppress(OSError):
@@ -66,13 +73,14 @@ def library() -> ctypes.CDLL | None:
             ctypes.c_uint,
             ctypes.c_void_p,
         ]
-        found.seccomp_load.argtypes = [ctypes.c_void_p]
+        found.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        found.seccomp_release.argtypes = [ctypes.c_void_p]
         return found if os.path.exists("/proc/sys/kernel/seccomp") else None
     return None
 
 
-def deny(found: ctypes.CDLL, *, only_itself: bool) -> None:
-    """Refuses what is `DENIED` for good. With `only_itself`, a process may send signals to itself alone."""
+def compiled(found: ctypes.CDLL, *, only: int | None = None) -> bytes:
+    """The filter that refuses what is `DENIED`. With `only`, signals may be sent to the process of this id alone."""
     context = found.seccomp_init(ALLOW)
     refused = ERRNO | errno.EPERM
 
@@ -80,21 +88,30 @@ def deny(found: ctypes.CDLL, *, only_itself: bool) -> None:
         number = found.seccomp_syscall_resolve_name(name.encode())
         if number < 0:  # not on this architecture, or newer than the library
             return
-        many = 0 if comparison is None else 1
-        wrong = found.seccomp_rule_add_array(
-            context, action, number, many, None if comparison is None else ctypes.byref(comparison)
-        )
-        if wrong:
+        many, address = (0, None) if comparison is None else (1, ctypes.byref(comparison))
+        if wrong := found.seccomp_rule_add_array(context, action, number, many, address):
             raise OSError(-wrong, f"libseccomp takes no rule for {name}")
 
     for name in " ".join(DENIED.values()).split():
         rule(name, refused)
     rule("clone3", ERRNO | errno.ENOSYS)  # its flags lie in memory, which no filter reads; the C library uses clone
     rule("clone", refused, _Comparison(0, MASKED_EQUAL, NEWUSER, NEWUSER))
-    for name in SIGNALS if only_itself else ():
-        rule(name, refused, _Comparison(0, NOT_EQUAL, os.getpid(), 0))
-    if wrong := found.seccomp_load(context):
-        raise OSError(-wrong, f"seccomp: {os.strerror(-wrong)}")
+    for name in SIGNALS if only is not None else ():
+        rule(name, refused, _Comparison(0, NOT_EQUAL, only, 0))
+    with os.fdopen(os.memfd_create("filter"), "rb") as file:
+        wrong = found.seccomp_export_bpf(context, file.fileno())
+        found.seccomp_release(context)
+        if wrong:
+            raise OSError(-wrong, f"libseccomp: {os.strerror(-wrong)}")
+        file.seek(0)
+        return file.read()
+
+
+def deny(program: bytes) -> None:
+    """Puts a filter on this process and all that it starts, for good."""
+    code = ctypes.create_string_buffer(program, len(program))
+    filter_ = _Program(len(program) // 8, ctypes.addressof(code))
+    prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(filter_))
 
 
 def landlock_version() -> int:

@@ -44,6 +44,8 @@ class Isolation:
     """The unprivileged user that programs run as, or none where they run as the one who started the run."""
     seccomp: ctypes.CDLL | None
     """libseccomp, if it is installed and the kernel filters system calls."""
+    denied: bytes
+    """The filter for programs in namespaces of their own; empty where there are none: see `filters.compiled`."""
     landlock: int
     """The version of Landlock that confines files where there are no namespaces; 0 for none."""
     visible: tuple[str, ...]
@@ -131,7 +133,9 @@ def _become(
     request: Mapping[str, Any], isolation: Isolation, scratch: str, streams: list[int], nonce: str, keeper: int
 ) -> NoReturn:
     """The new process: gives up what it could do harm with, in an order in which each step is still allowed."""
+    leave = os._exit  # nothing that the program breaks may lead back to where this was called
     try:
+        others = 0 if isolation.namespaces or isolation.uid is not None else _processes_of(os.getuid(), isolation.proc)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL if number != signal.SIGPIPE else signal.SIG_IGN)
         os.setsid()
@@ -142,7 +146,7 @@ def _become(
         os.chdir(scratch)
         os.umask(0o077)
         os.environ.clear()
-        _limit(request["limits"], isolation)
+        _limit(request["limits"], isolation, others)
         kernel.drop(isolation.uid)
         with suppress(OSError):
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -151,23 +155,26 @@ def _become(
         if isolation.landlock and not isolation.namespaces:
             filters.confine(isolation.visible, scratch, isolation.landlock)
         if isolation.seccomp is not None:
-            filters.deny(isolation.seccomp, only_itself=not isolation.namespaces)
+            filters.deny(isolation.denied or filters.compiled(isolation.seccomp, only=os.getpid()))
         child.Results(RESULTS, nonce).write("begun", 0, None)
     except BaseException as error:
         with suppress(BaseException):
             os.write(2, repr(error).encode("utf-8", "replace"))
-        os._exit(NOT_LOCKED_IN)
-    child.run(request, RESULTS, nonce)
+        leave(NOT_LOCKED_IN)
+    try:
+        child.run(request, RESULTS, nonce)
+    finally:
+        leave(1)
 
 
-def _limit(limits: Mapping[str, Any], isolation: Isolation) -> None:
+def _limit(limits: Mapping[str, Any], isolation: Isolation, others: int) -> None:
+    """Resource limits; `others` are processes that count against that of this user, and are none of the program's."""
     seconds = limits["total_seconds"] if limits["calls"] else limits["seconds"]
     kernel.limit(resource.RLIMIT_AS, isolation.base_bytes + limits["memory_mb"] * MB)
     kernel.limit(resource.RLIMIT_CPU, max(1, int(seconds + 0.999)))
     kernel.limit(resource.RLIMIT_FSIZE, limits["output_kb"] * 1024)
     kernel.limit(resource.RLIMIT_NOFILE, 64)
     kernel.limit(resource.RLIMIT_CORE, 0)
-    others = 0 if isolation.namespaces or isolation.uid is not None else _processes_of(os.getuid(), isolation.proc)
     kernel.limit(resource.RLIMIT_NPROC, others + limits["processes"])
     for name in ("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE"):
         if hasattr(resource, name):
@@ -281,7 +288,7 @@ def _processes_of(uid: int, proc: int) -> int:
     for name in os.listdir(proc) if proc >= 0 else ():
         with suppress(OSError):
             if name.isdigit() and os.stat(name, dir_fd=proc).st_uid == uid:
-                count += len(os.listdir(os.open(f"{name}/task", os.O_RDONLY, dir_fd=proc)))
+                count += os.stat(f"{name}/task", dir_fd=proc).st_nlink - 2  # a folder for each thread
     return count
 
 

@@ -43,10 +43,10 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
-def prctl(option: int, value: int) -> None:
+def prctl(option: int, *values: int) -> None:
     """One switch of this process."""
-    unsigned = ctypes.c_ulong
-    _call("prctl", option, unsigned(value), unsigned(0), unsigned(0), unsigned(0))
+    four = (*values, 0, 0, 0, 0)[:4]
+    _call("prctl", option, *(ctypes.c_ulong(value) for value in four))
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

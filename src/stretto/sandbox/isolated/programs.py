@@ -53,6 +53,8 @@ class Protection:
     """True if its system calls are filtered."""
     landlock: bool
     """True if, without namespaces, the kernel confines which files it opens."""
+    imports: bool = True
+    """True if a program can import all of the standard library, and not only what a server has loaded."""
     refused: str = ""
     """What the kernel said to namespaces, where it said no."""
 
@@ -239,6 +241,7 @@ class Sandbox:
             unprivileged=found["uid"] is not None or (found["namespaces"] and os.getuid() != 0),
             seccomp=found["seccomp"],
             landlock=found["landlock"] > 0,
+            imports=found["imports"],
             refused=refused,
         )
         return process
@@ -333,6 +336,8 @@ def _missing(found: Protection) -> list[str]:
             if not found.seccomp:
                 said.append("programs can kill every process of your user, this run included")
         said.append("programs can fill the disk that holds the folder for temporary files")
+        if not found.imports:
+            said.append("programs can import only what is loaded already, because others may not read this Python")
     if not found.seccomp:
         why = "libseccomp is not installed" if sys.platform == "linux" else f"there is none on {sys.platform}"
         said.append(f"system calls are not filtered ({why}): programs can hold memory that no limit counts")

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import pathlib
 import resource
 import sys
 import sysconfig
@@ -86,6 +87,7 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
         random.seed(0)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if os.path.isdir("/proc/self") else -1
     seccomp, landlock = filters.library(), filters.landlock_version()
+    denied = b"" if seccomp is None or mode != "namespaces" else filters.compiled(seccomp)
     uid = kernel.spare_uid()
     kept = tuple(dict.fromkeys(os.path.realpath(path) for path in visible if os.path.exists(path)))
     if mode == "namespaces":
@@ -94,6 +96,7 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
         namespaces=mode == "namespaces",
         uid=uid,
         seccomp=seccomp,
+        denied=denied,
         landlock=landlock,
         visible=kept,
         proc=proc,
@@ -109,6 +112,14 @@ def package_paths(name: str) -> list[str]:
             found = [os.path.abspath(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
             return [*found, *(f"{place}.libs" for place in found)]
     return []
+
+
+def readable(path: str) -> bool:
+    """True if everybody may read a file, and enter every folder on the way to it."""
+    with suppress(OSError):
+        folders = [str(each) for each in pathlib.Path(path).resolve().parents]
+        return all(os.stat(each).st_mode & 0o001 for each in folders) and bool(os.stat(path).st_mode & 0o004)
+    return False
 
 
 def _occupied(proc: int) -> int:
@@ -147,6 +158,7 @@ def main(line: int, parent: int, mode: str, packages: Sequence[str]) -> None:
         isolation = prepare(mode, packages)
         state: dict[str, dict[str, Any]] = {"result": {"namespaces": isolation.namespaces, "uid": isolation.uid}}
         state["result"] |= {"seccomp": isolation.seccomp is not None, "landlock": isolation.landlock}
+        state["result"] |= {"imports": isolation.namespaces or isolation.uid is None or readable(json.__file__)}
     except OSError as error:
         state = {"error": {"type": "OSError", "message": str(error)}}
     for name in [name for name in sys.modules if name.partition(".")[0] == "stretto"]:
