@@ -56,7 +56,9 @@ class Host:
         ):
             each.bind(address)
             each.listen()
-            threading.Thread(target=serve, args=(each, self.secret), daemon=True).start()
+        self.serving = [threading.Thread(target=serve, args=(each, self.secret)) for each in self.sockets]
+        for thread in self.serving:
+            thread.start()
 
     def program(self, text: str) -> str:
         port = self.sockets[0].getsockname()[1]
@@ -65,7 +67,9 @@ class Host:
 
     def close(self) -> None:
         del os.environ["STRETTO_TEST_SECRET"]
-        for each in self.sockets:
+        for each, thread in zip(self.sockets, self.serving, strict=True):
+            each.shutdown(socket.SHUT_RDWR)  # which ends waiting for a connection
+            thread.join()
             each.close()
 
 
