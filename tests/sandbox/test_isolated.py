@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stretto.sandbox.isolated import Calls, ProgramLimits, ProgramResult, Sandbox
-from stretto.sandbox.isolated.programs import Protection
+from stretto.sandbox.isolated.protection import Protection
 
 QUICK = ProgramLimits(seconds=0.5, total_seconds=3.0)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,9 @@ from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 from stretto.errors import SandboxError
+from stretto.sandbox.isolated.protection import Protection
 from stretto.sandbox.isolated.records import CallResult, Calls, ProgramLimits, ProgramResult, ProgramVerdict
+from stretto.sandbox.isolated.report import read_report
 from stretto.sandbox.process import Process
 
 Isolating = Literal["auto", "namespaces", "limits"]
@@ -41,29 +44,6 @@ LONGEST = 256 * 2**20
 """Bytes of a line from a server, which bounds what it collects from programs far below that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protection:
-    """What stands between a program and this machine, as found when the first server started."""
-
-    namespaces: bool
-    """True if a program has processes, files, network and IPC of its own."""
-    unprivileged: bool
-    """True if it runs as a user that owns nothing."""
-    seccomp: bool
-    """True if its system calls are filtered."""
-    landlock: bool
-    """True if, without namespaces, the kernel confines which files it opens."""
-    imports: bool = True
-    """True if a program can import all of the standard library, and not only what a server has loaded."""
-    refused: str = ""
-    """What the kernel said to namespaces, where it said no."""
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """What is not protected, a sentence each; empty where everything is that stretto knows how to."""
-        return tuple(_missing(self))
-
-
 class Sandbox:
     """Runs programs, at most `workers` at once. One event loop at a time."""
 
@@ -82,6 +62,8 @@ class Sandbox:
         self._starting = asyncio.Lock()
         self._protection: Protection | None = None
         self._closed = False
+        self.moved = time.monotonic()
+        """When (`time.monotonic`) a program last ended."""
         self.retried = 0
         """Programs that ran again because a server broke."""
 
@@ -163,8 +145,9 @@ class Sandbox:
                     said = str(error)
                     continue
                 self._idle.append(process)
+                self.moved = time.monotonic()
                 if "result" in answer:
-                    return _read(answer["result"], calls)
+                    return read_report(answer["result"], calls)
                 said = str(answer["error"]["message"])
         lost = CallResult(verdict="infra", detail=said)
         return ProgramResult(verdict="infra", detail=said, calls=(lost,) * calls)
@@ -252,96 +235,25 @@ class Sandbox:
             self._living.discard(process)
 
 
+def look() -> Protection:
+    """What this machine allows, for a caller that waits. SandboxError if no server can be started at all."""
+
+    async def protection() -> Protection:
+        async with Sandbox(workers=1, packages=()) as sandbox:
+            return await sandbox.protection()
+
+    with ThreadPoolExecutor(1) as thread:  # because the caller may be on an event loop
+        return thread.submit(asyncio.run, protection()).result()
+
+
 class NotPermittedError(SandboxError):
     """The kernel does not let a sandbox server make namespaces; the message is what it said."""
-
-
-def _read(found: Mapping[str, Any], calls: int) -> ProgramResult:
-    """What a keeper reported, with the program's own lines read as the hostile text that they are."""
-    verdict, detail = found["verdict"], ""
-    results: dict[int, CallResult] = {}
-    loaded = False
-    for line in found["lines"]:
-        kind, number, value = _parsed(line)
-        said = f"{value.get('type')}: {value.get('text')}" if isinstance(value, dict) else ""
-        fault: ProgramVerdict = "memory" if said.startswith("MemoryError:") else "error"
-        loaded = loaded or kind == "loaded"
-        if kind == "error" and verdict == "error":
-            verdict, detail = fault, said
-        elif kind in ("value", "raised") and number == len(results) < calls:
-            passed = kind == "value"
-            results[number] = (
-                CallResult(verdict="ok", value=value) if passed else CallResult(verdict=fault, detail=said)
-            )
-    if len(results) < calls:
-        # A process that ended early ends the call that it was in, and the calls after it get a process of their own;
-        # but one that ended before its function was there would do so again.
-        ended: ProgramVerdict = "error" if verdict == "ok" else verdict
-        lost = CallResult(verdict=ended, detail=detail or _ending(ended, found["status"]))
-        results |= dict.fromkeys(range(len(results), len(results) + 1 if loaded else calls), lost)
-    elif calls:
-        verdict = "ok"
-    return ProgramResult(
-        verdict=verdict,
-        detail=detail or _ending(verdict, found["status"]),
-        calls=tuple(results.values()),
-        stdout=found["stdout"],
-        stderr=found["stderr"],
-        seconds=found["seconds"],
-    )
-
-
-def _parsed(line: str) -> tuple[str, int, Any]:
-    """The kind of a line, the call that it is of, and its value."""
-    kind, _, rest = line.partition(" ")
-    number, _, text = rest.partition(" ")
-    try:
-        return kind, int(number), json.loads(text)
-    except (ValueError, RecursionError) as error:
-        said = {"type": "ValueError", "text": f"what it returned cannot be read: {type(error).__name__}"}
-        return "raised", int(number) if number.isdecimal() and len(number) < 9 else -1, said
-
-
-def _ending(verdict: str, status: int) -> str:
-    """How a program ended, in words."""
-    match verdict:
-        case "timeout":
-            return "its time was over"
-        case "memory":
-            return "its memory was used up"
-        case "error":
-            return f"killed by signal {-status}" if status < 0 else f"exit code {status}, or more output than allowed"
-        case _:
-            return ""
 
 
 def _folder(name: str) -> list[Path]:
     """Where a package is installed; nowhere if it is not."""
     spec = find_spec(name)
     return [] if spec is None or spec.origin is None else [Path(spec.origin).parent.parent]
-
-
-def _missing(found: Protection) -> list[str]:
-    """The sentences of `Protection.missing`."""
-    said: list[str] = []
-    if not found.namespaces:
-        said.append(f"the kernel allows no namespaces ({found.refused or 'not tried'}): programs see other processes")
-        if not found.seccomp:
-            said.append("programs can use the network")
-        if not found.landlock:
-            whose = "that everybody may read" if found.unprivileged else "of yours"
-            said.append(f"programs can read every file {whose}, and write where others may")
-        if not found.unprivileged:
-            said.append("programs run as your user, with the processes and quotas of your user")
-            if not found.seccomp:
-                said.append("programs can kill every process of your user, this run included")
-        said.append("programs can fill the disk that holds the folder for temporary files")
-        if not found.imports:
-            said.append("programs can import only what is loaded already, because others may not read this Python")
-    if not found.seccomp:
-        why = "libseccomp is not installed" if sys.platform == "linux" else f"there is none on {sys.platform}"
-        said.append(f"system calls are not filtered ({why}): programs can hold memory that no limit counts")
-    return said
 
 
 _SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, Sandbox] = WeakKeyDictionary()
