@@ -11,7 +11,7 @@ import pytest
 
 from stretto.errors import VerdictError
 from stretto.rewards.program import ProgramTests, passed, program_in, same, same_text
-from stretto.sandbox.isolated import Sandbox
+from stretto.sandbox.isolated import ProgramLimits, Sandbox
 
 SUM = [{"input": "1 2", "output": "3"}, {"input": "2 2\n", "output": "4\n"}, {"input": "5 5", "output": "10"}]
 SQUARE = [{"call": "square", "args": [n], "expected": n * n} for n in range(4)]
@@ -28,9 +28,9 @@ def share() -> Iterator[Callable[..., float]]:
         sandbox = Sandbox(workers=2, packages=())
 
         def judged(answer: str, tests: Any, *, all_or_nothing: bool = False, seconds: float = 1.0) -> float:
-            limits = {"seconds": seconds, "total": 4.0, "memory_mb": 256}
+            limits = ProgramLimits(seconds=seconds, total_seconds=4.0, memory_mb=256)
             found = ProgramTests.read(tests)
-            return runner.run(passed(answer, found, sandbox, all_or_nothing=all_or_nothing, **limits))
+            return runner.run(passed(answer, found, sandbox, limits, all_or_nothing=all_or_nothing))
 
         yield judged
         runner.run(sandbox.close())
@@ -105,8 +105,8 @@ def test_a_sandbox_that_broke_is_no_verdict(share):
             killer = asyncio.create_task(killing())
             try:
                 found = ProgramTests.read(SQUARE)
-                settings = {"seconds": 1.0, "total": 4.0, "memory_mb": 256, "all_or_nothing": False}
-                return await passed(fenced("def square(n): return n * n"), found, sandbox, **settings)
+                answer = fenced("def square(n): return n * n")
+                return await passed(answer, found, sandbox, ProgramLimits(), all_or_nothing=False)
             finally:
                 killer.cancel()
 

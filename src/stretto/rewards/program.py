@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.errors import VerdictError
@@ -96,26 +96,14 @@ def program_in(answer: str) -> str | None:
 
 
 async def passed(
-    answer: str,
-    tests: ProgramTests,
-    sandbox: Sandbox,
-    *,
-    seconds: float,
-    total: float,
-    memory_mb: int,
-    all_or_nothing: bool,
+    answer: str, tests: ProgramTests, sandbox: Sandbox, limits: ProgramLimits, *, all_or_nothing: bool
 ) -> float:
     """The share of tests that the program in an answer passes; with `all_or_nothing`, 1 only where that is all."""
     program = program_in(answer)
     if program is None:
         return 0.0
-    expected = max((len(str(each)) for each in tests.outputs), default=0)
-    limits = ProgramLimits(
-        seconds=seconds,
-        total_seconds=total,
-        memory_mb=memory_mb,
-        output_kb=max(ProgramLimits().output_kb, 4 * expected * len(tests.outputs) // 1024),
-    )
+    expected = sum(len(str(each)) for each in tests.outputs)
+    limits = replace(limits, output_kb=max(limits.output_kb, 4 * expected // 1024))
     if tests.function is None:
         right = await _printed(program, tests, sandbox, limits, stop=all_or_nothing)
     else:

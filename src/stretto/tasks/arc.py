@@ -7,16 +7,21 @@ where the reward finds them. Variants of a task belong to one family: none is tr
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import Problem
 from stretto.extras import missing_extra
+from stretto.recipe.schema import ArcSource, TaskSection
 from stretto.tasks.augment import Augmentation, Rows
+from stretto.tasks.rows import find
 from stretto.tasks.template import chat, fill
+from stretto.tasks.template import problems as template_problems
 from stretto.types import Prompt
 
 SOURCE = "task.source"
@@ -45,6 +50,33 @@ class ArcError(ValueError):
     def __init__(self, field: str, reason: str, fix: str) -> None:
         super().__init__(reason)
         self.problem = Problem(field=field, reason=reason, fix=fix)
+
+
+def read(task: TaskSection, source: ArcSource, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+    """The prompts, or the first `limit`, or what is wrong with the settings or the files."""
+    if task.prompt is not None and (wrong := list(template_problems(task.prompt, COLUMNS))):
+        return [], wrong
+    path = None if source.path is None else find(source.path, root, "file or folder", os.path.exists)
+    if isinstance(path, Problem):
+        return [], [path]
+    try:
+        tasks = tasks_of(source.name, source.split, path)
+    except ArcError as error:
+        return [], [error.problem]
+    made = prompts(
+        tasks,
+        name=source.name,
+        template=task.prompt,
+        system=task.system,
+        augment=source.augment,
+        seed=source.seed,
+        longest=source.longest,
+    )
+    found = list(islice(made, limit))
+    if found:
+        return found, []
+    reason = f"no task of {source.name} fits with {FEWEST} pairs into {source.longest} characters"
+    return [], [Problem(field=f"{SOURCE}.longest", reason=reason, fix="use more")]
 
 
 def tasks_of(name: str, split: str, path: Path | None) -> dict[str, Mapping[str, Any]]:

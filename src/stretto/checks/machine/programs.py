@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 from stretto.checks.machine.base import Check, MachineCheck
 from stretto.errors import SandboxError
 from stretto.extras import install
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import ProgramReward, Recipe
 from stretto.sandbox.isolated.programs import look
 from stretto.sandbox.isolated.protection import Protection
 
@@ -67,4 +67,4 @@ def sandbox_check(find: Callable[[], Protection]) -> Check:
 
 def runs_programs(recipe: Recipe) -> bool:
     """True if code that a model wrote runs with this recipe."""
-    return any(part.kind in ("code", "arc") for part in recipe.rewards) or recipe.environment.kind == "tools"
+    return any(isinstance(part, ProgramReward) for part in recipe.rewards) or recipe.environment.kind == "tools"
