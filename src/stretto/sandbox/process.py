@@ -35,14 +35,14 @@ class Process:
         server: ForkServer | None = None,
         program: str = worker.__file__,
         longest: int = worker.MAX_REPLY + 1024,
-        flags: Sequence[str] = ("-P",),
+        python: Sequence[str] = (sys.executable, "-P"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the process; `connect` then waits until it is ready. With `paths` it is for code of the user's, and
         with a `server` it knows the functions that were given to that.
 
-        `program` is the file that it runs, with these `flags` of Python and this `environment` (by default that of
-        this process), and `longest` the bytes of a line.
+        `program` is the file that it runs, with this `python` and this `environment` (by default that of this
+        process), and `longest` the bytes of a line.
         """
         self.kind, self._longest = (tuple(paths), server), longest
         self.prepared: set[bytes] = set()
@@ -57,7 +57,7 @@ class Process:
                 self._child = server.start(theirs.fileno(), paths)
             else:
                 self._child = subprocess.Popen(
-                    [sys.executable, *flags, program, *arguments],
+                    [*python, program, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],

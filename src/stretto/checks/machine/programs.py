@@ -17,8 +17,8 @@ LOCKED_IN = (
     "code that a model wrote has processes, files, network and users of its own, and its system calls are filtered"
 )
 UNLOCK = (
-    "allow namespaces (as root, or by the settings of your kernel or container: user namespaces, mounts) and install "
-    "libseccomp, or run in a virtual machine that may be lost"
+    "allow namespaces (as root, or by the settings of your kernel or container: user namespaces, mounts) or install "
+    "bubblewrap, and install libseccomp; or run in a virtual machine that may be lost"
 )
 
 RAY = "2.52"

@@ -11,7 +11,6 @@ import os
 import resource
 import secrets
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from stretto.sandbox.isolated import child, filters, kernel
+from stretto.sandbox.isolated.scratch import remove
 
 MB = 2**20
 TICK = 0.05
@@ -73,8 +73,7 @@ def keep(request: Mapping[str, Any], isolation: Isolation) -> dict[str, Any]:
         return _kept(request, isolation, scratch)
     finally:
         if not isolation.namespaces:
-            _unlock(scratch)
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove(scratch)
 
 
 def _kept(request: Mapping[str, Any], isolation: Isolation, scratch: str) -> dict[str, Any]:
@@ -305,12 +304,3 @@ def _sweep(proc: int) -> None:
         except ChildProcessError:
             return
         time.sleep(0.001)
-
-
-def _unlock(folder: str) -> None:
-    """Makes every folder below one ours to remove again."""
-    for place, _, _ in os.walk(folder, onerror=None):
-        with suppress(OSError):
-            for each in os.scandir(place):
-                if each.is_dir(follow_symlinks=False):
-                    os.chmod(each.path, 0o700, follow_symlinks=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,17 +18,20 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 from weakref import WeakKeyDictionary
 
 from stretto.errors import SandboxError
+from stretto.sandbox.isolated.bubblewrap import python_inside
 from stretto.sandbox.isolated.protection import Protection
 from stretto.sandbox.isolated.records import CallResult, Calls, ProgramLimits, ProgramResult, ProgramVerdict
 from stretto.sandbox.isolated.report import read_report
 from stretto.sandbox.process import Process
 
-Isolating = Literal["auto", "namespaces", "limits"]
+Mode = Literal["namespaces", "bubblewrap", "limits"]
+"""From the strongest to what is always there: see `protection`."""
 
+FLAGS = ("-P", "-S", "-B")
 SERVER = str(Path(__file__).with_name("server.py"))
 PACKAGES = ("numpy",)
 """Besides the standard library, what programs may import where it is installed."""
@@ -52,10 +56,11 @@ class Sandbox:
         *,
         workers: int | None = None,
         packages: Sequence[str] = PACKAGES,
-        isolation: Isolating = "auto",
+        isolation: Literal["auto"] | Mode = "auto",
     ) -> None:
         """As many `workers` as there are processors, unless told. `isolation` is what to try; "auto" takes the best."""
-        self._packages, self._isolation = tuple(packages), isolation
+        self._packages = tuple(packages)
+        self._modes: tuple[Mode, ...] = get_args(Mode) if isolation == "auto" else (isolation,)
         self._turns = asyncio.Semaphore(workers or os.cpu_count() or 1)
         self._idle: list[Process] = []
         self._living: set[Process] = set()
@@ -172,34 +177,38 @@ class Sandbox:
                 return process
             await self._discard(process)
         if self._protection is None:
-            async with self._starting:
-                return await self._first()
-        return await self._start("namespaces" if self._protection.namespaces else "limits")
+            async with self._starting:  # the first one finds out what is allowed
+                if self._protection is None:
+                    return await self._first()
+        return await self._start(self._modes[0])
 
     async def _first(self) -> Process:
-        """The server that finds out what is allowed; whoever comes while it does gets one like it."""
-        if self._protection is None:
-            if self._isolation == "limits":
-                return await self._start("limits")
+        """A server in the strongest mode that this machine allows; those after it do not try others."""
+        refused: list[str] = []
+        for mode in self._modes:
             try:
-                return await self._start("namespaces")
+                process = await self._start(mode, "; ".join(refused))
             except NotPermittedError as error:
-                if self._isolation == "namespaces":
-                    raise SandboxError(f"no namespaces for programs: {error}") from error
-                return await self._start("limits", refused=str(error))
-        return await self._start("namespaces" if self._protection.namespaces else "limits")
+                refused.append(f"{mode}: {error}")
+            else:
+                self._modes = (mode,)
+                return process
+        raise SandboxError(f"this machine does not allow what was asked: {'; '.join(refused)}")
 
-    async def _start(self, mode: str, refused: str = "") -> Process:
+    async def _start(self, mode: Mode, refused: str = "") -> Process:
         """A server in this mode. NotPermittedError if the kernel has something against it."""
         if self._closed:
             raise SandboxError("the sandbox is closed")
+        python = python_inside(self._packages, FLAGS) if mode == "bubblewrap" else (sys.executable, *FLAGS)
+        if python is None:
+            raise NotPermittedError("it is not installed")
         folders = dict.fromkeys(str(path) for name in self._packages for path in _folder(name))
         try:
             process = Process(
                 (mode, ",".join(self._packages), *folders),
                 program=SERVER,
                 longest=LONGEST,
-                flags=("-P", "-S", "-B"),
+                python=python,
                 environment=ENVIRONMENT,
             )
         except OSError as error:
@@ -211,7 +220,8 @@ class Sandbox:
                 state = await process.exchange(b"{}\n")
         except (TimeoutError, EOFError, OSError, ValueError) as error:
             await self._discard(process)
-            raise SandboxError(f"a sandbox server did not start: it {process.epitaph()}") from error
+            kind = NotPermittedError if mode == "bubblewrap" and self._protection is None else SandboxError
+            raise kind(f"a sandbox server did not start: it {process.epitaph()}") from error
         except BaseException:
             await self._discard(process)
             raise
@@ -221,6 +231,7 @@ class Sandbox:
         found = state["result"]
         self._protection = self._protection or Protection(
             namespaces=found["namespaces"],
+            bubblewrap=mode == "bubblewrap",
             unprivileged=found["uid"] is not None or (found["namespaces"] and os.getuid() != 0),
             seccomp=found["seccomp"],
             landlock=found["landlock"] > 0,

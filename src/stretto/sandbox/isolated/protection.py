@@ -12,6 +12,8 @@ class Protection:
 
     namespaces: bool
     """True if a program has processes, files, network and IPC of its own."""
+    bubblewrap: bool = False
+    """True if instead all programs share one container, without network and files of the host."""
     unprivileged: bool
     """True if it runs as a user that owns nothing."""
     seccomp: bool
@@ -32,7 +34,7 @@ class Protection:
 def _missing(found: Protection) -> list[str]:
     """The sentences of `Protection.missing`."""
     said: list[str] = []
-    if not found.namespaces:
+    if not found.namespaces and not found.bubblewrap:
         said.append(f"the kernel allows no namespaces ({found.refused or 'not tried'}): programs see other processes")
         if not found.seccomp:
             said.append("programs can use the network")

@@ -3,7 +3,8 @@
 It is started as a file (`python -P -S server.py FD PARENT LONGEST MODE PACKAGES PATH...`) with hardly any environment,
 imports what programs commonly import, and never runs a program itself. Requests and answers are JSON lines as in
 `worker`. In mode `namespaces` it first moves into a root folder that holds Python, the packages and the system's
-libraries, and fails where the kernel does not permit that; in mode `limits` it does not try. It dies with its parent.
+libraries, and fails where the kernel does not permit that; in mode `limits` it does not try, and in mode `bubblewrap`
+it has been put into a container before. It dies with its parent.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ import os
 import pathlib
 import resource
 import sys
-import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -27,6 +26,7 @@ sys.path.append(ROOT)
 from stretto.sandbox import worker  # noqa: E402
 from stretto.sandbox.isolated import filters, kernel  # noqa: E402
 from stretto.sandbox.isolated.keeper import Isolation, keep  # noqa: E402
+from stretto.sandbox.isolated.visible import visible_paths  # noqa: E402
 
 COMMON = (
     "array",
@@ -69,17 +69,14 @@ COMMON = (
     "unicodedata",
 )
 """What programs often import, loaded before they are forked."""
-LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 
 
 def prepare(mode: str, packages: Sequence[str]) -> Isolation:
     """Loads what programs may want, and goes where they can do no harm. OSError where that is not permitted."""
     for name in COMMON:
         importlib.import_module(name)
-    visible = [*LIBRARIES, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-    visible += [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
+    visible = visible_paths(packages)
     for name in packages:
-        visible += package_paths(name)
         with suppress(ImportError):
             importlib.import_module(name)
     random = sys.modules.get("numpy.random")
@@ -102,16 +99,6 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
         proc=proc,
         base_bytes=worker.occupied() if mode != "namespaces" else _occupied(proc),
     )
-
-
-def package_paths(name: str) -> list[str]:
-    """The folders of a package: its own, and that of the libraries that its wheel carries."""
-    with suppress(ImportError, ValueError):
-        spec = find_spec(name)
-        if spec is not None:
-            found = [os.path.abspath(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
-            return [*found, *(f"{place}.libs" for place in found)]
-    return []
 
 
 def readable(path: str) -> bool:
@@ -140,11 +127,12 @@ def answer(line: int, number: bytes, request: dict[str, Any], isolation: Isolati
                 worker.die_with(os.getppid())
             try:
                 found = {"result": keep(request, isolation)}
-            except OSError as error:
-                found = {"error": {"type": "OSError", "message": str(error)}}
+            except Exception as error:
+                found = {"error": {"type": type(error).__name__, "message": str(error)}}
             worker.send(line, number + b" " + worker.encode(found))
-        finally:
             os._exit(0)
+        finally:
+            os._exit(1)
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status) != 0:
         worker.send(line, number + b" " + worker.encode({"error": {"type": "OSError", "message": "its keeper died"}}))
@@ -152,7 +140,7 @@ def answer(line: int, number: bytes, request: dict[str, Any], isolation: Isolati
 
 def main(line: int, parent: int, mode: str, packages: Sequence[str]) -> None:
     """Serves programs until the line ends."""
-    worker.die_with(parent)
+    worker.die_with(os.getppid() if mode == "bubblewrap" else parent)  # there it cannot see that process
     os.set_inheritable(line, False)
     try:
         isolation = prepare(mode, packages)
