@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from stretto.errors import RecipeError
+from stretto.recipe.schema import Holdout, Source, TaskSection
 from stretto.tasks.arc import TEMPLATE, ArcError, prompts, tasks_of
 from stretto.tasks.augment import Augmentation
+from stretto.tasks.source import load_prompts, split
 
 GRID = [[1, 2, 0], [3, 0, 9]]
 
@@ -72,6 +75,33 @@ def test_undoing_an_augmentation_gives_the_grid_back():
     assert len(seen) == 8
     assert Augmentation(colors=tuple(range(10)), mirrored=False, turns=1).apply([[1, 2], [3, 4]]) == [[3, 1], [4, 2]]
     assert Augmentation(colors=(0, 2, 1, *range(3, 10)), mirrored=True, turns=0).apply([[1, 2]]) == [[1, 2]]
+
+
+def test_no_variant_of_a_task_that_is_held_out_is_trained_on(tmp_path: Path):
+    for n in range(1, 9):
+        given = [[n, 0, 0], [0, n, 1]]
+        pairs = [{"input": given, "output": given[::-1]}] * 2
+        (tmp_path / f"task{n}.json").write_text(json.dumps({"train": pairs, "test": pairs[:1]}))
+    task = TaskSection(source=Source(kind="arc", path=str(tmp_path), augment=3), prompt="{examples} {inputs}")
+    found = load_prompts(task, tmp_path)
+    assert len(found) == 32
+    training, heldout = split(found, Holdout(prompts=5))
+    assert len(heldout) == 5
+    assert training
+    assert {each.tags["family"] for each in training}.isdisjoint(each.tags["family"] for each in heldout)
+
+
+def test_a_template_or_a_length_that_leaves_nothing_is_a_problem(tmp_path: Path):
+    (tmp_path / "a.json").write_text(json.dumps(TASK))
+    for changes, field in (
+        ({"prompt": "{exampels}"}, "task.prompt"),
+        ({"source": Source(kind="arc", path=str(tmp_path), longest=10)}, "task.source.longest"),
+        ({"source": Source(kind="arc", path="nowhere")}, "task.source.path"),
+    ):
+        task = TaskSection(**{"source": Source(kind="arc", path=str(tmp_path)), **changes})
+        with pytest.raises(RecipeError) as refused:
+            load_prompts(task, tmp_path)
+        assert [problem.field for problem in refused.value.problems] == [field]
 
 
 def test_the_installed_sets_are_those_that_were_published():
