@@ -32,7 +32,7 @@ def test_programs_that_pass_their_tests_are_rewarded(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     source = {"kind": "jsonl", "path": str(tmp_path / "rows.jsonl")}
     reward = {"name": "passed", "kind": "code", "deadline": 2.0}
-    rewards = course(tmp_path, source, reward, "`\nprint()123456789=", prompt="{n}=", warmup=250)
+    rewards = course(tmp_path, source, reward, "`\nprint()123456789=", prompt="{n}=", warmup=150)
     assert len(rewards) == 3
     assert max(rewards) > 0
 
