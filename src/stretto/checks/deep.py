@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
-from stretto.checks.rules.task import comparisons
+from stretto.checks.rules.task import comparisons, untestable
 from stretto.environments import templates
 from stretto.environments.render import Renderer
 from stretto.errors import Problem, RecipeError, RolloutError
@@ -28,6 +28,7 @@ from stretto.models.template_file import use_template
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
+from stretto.rewards.parts import unreadable_tests
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt
 
@@ -61,6 +62,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     problems += [
         *comparisons(recipe, prompts, answer.numbers),
+        *untestable(recipe, prompts, unreadable_tests),
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *others,
     ]

@@ -16,6 +16,7 @@ from typing import Any
 from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.recipe.schema import (
     AdditionSource,
+    ArcSource,
     Example,
     GymSource,
     Holdout,
@@ -27,7 +28,7 @@ from stretto.recipe.schema import (
     TaskSection,
     names_of,
 )
-from stretto.tasks import hf, jsonl, own, reasoning_gym, synthetic
+from stretto.tasks import arc, hf, jsonl, own, reasoning_gym, synthetic
 from stretto.types import Prompt
 
 
@@ -50,6 +51,7 @@ what is wrong with its settings or its rows. Rows are read only where the settin
 READERS: dict[type[Source], Read] = {
     AdditionSource: synthetic.read,
     StringsSource: synthetic.read,
+    ArcSource: arc.read,
     JsonlSource: jsonl.read,
     HubSource: hf.read,
     GymSource: reasoning_gym.read,
@@ -101,7 +103,7 @@ def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ..
     """(to train on, held out), both in the order of a keyed hash of their ids.
 
     So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out. A
-    question that is held out under one id is not trained on under another.
+    question that is held out under one id is not trained on under another, nor is another of its family.
     """
     if holdout.prompts >= len(prompts):
         reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
@@ -109,17 +111,18 @@ def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ..
         raise RecipeError.of("task.holdout.prompts", reason, fix)
     ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
     heldout = tuple(ranked[: holdout.prompts])
-    asked = {_asked(prompt) for prompt in heldout}
-    training = tuple(prompt for prompt in ranked[holdout.prompts :] if _asked(prompt) not in asked)
+    asked = {key for prompt in heldout for key in _asked(prompt)}
+    training = tuple(prompt for prompt in ranked[holdout.prompts :] if asked.isdisjoint(_asked(prompt)))
     if not training:
         reason = f"all {len(prompts)} prompts ask what the {holdout.prompts} that are held out ask"
         raise RecipeError.of("task.holdout.prompts", reason, "hold out fewer, or use more data")
     return training, heldout
 
 
-def _asked(prompt: Prompt) -> str:
-    """What the model is told, whatever the prompt is called."""
-    return json.dumps(prompt.messages, sort_keys=True, default=str)
+def _asked(prompt: Prompt) -> tuple[str, ...]:
+    """What the model is told, whatever the prompt is called, and the family of prompts that it belongs to."""
+    told = json.dumps(prompt.messages, sort_keys=True, default=str)
+    return (told, f"family {prompt.tags['family']}") if "family" in prompt.tags else (told,)
 
 
 def _rank(key: str, id: str) -> tuple[bytes, str]:
