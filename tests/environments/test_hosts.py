@@ -47,7 +47,7 @@ class Scripted:
     def __init__(self):
         self.given, self.cancelled = [], False
 
-    async def chat(self, messages, *, max_new_tokens=None):
+    async def chat(self, messages, *, max_new_tokens=None, tools=()):
         text = messages[-1]["content"]
         if text == "too long":
             raise ValueError("no room")

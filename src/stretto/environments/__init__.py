@@ -53,13 +53,17 @@ def resolve(section: EnvironmentSection, folders: Sequence[str] = ()) -> Environ
         case MemorySection():
             return MemoryEnvironment(section)
     if plugins.is_plugin(section.kind):
-        own = plugins.resolve("environment", section.kind, folders, field=FIELD)
-        return adapted(own, section)
+        return own(section.kind, folders, turns=section.turns)
     if wrong := tuple(problems(section.kind)):
         raise RecipeError(*wrong)
     return single_turn.run
 
 
-def adapted(own: Environment | type, section: EnvironmentSection) -> Environment:
-    """What the user wrote, as an environment: a class of tools is wrapped, all else is one already."""
-    return ToolClassEnvironment(own, turns=section.turns) if inspect.isclass(own) else own
+def own(kind: str, folders: Sequence[str], *, turns: int) -> Environment:
+    """The environment that a module:name stands for."""
+    return adapted(plugins.resolve("environment", kind, folders, field=FIELD), turns=turns)
+
+
+def adapted(found: Environment | type, *, turns: int) -> Environment:
+    """What a user wrote, as an environment: a class of tools is wrapped, all else is one already."""
+    return ToolClassEnvironment(found, turns=turns) if inspect.isclass(found) else found

@@ -171,11 +171,14 @@ def _own_format(template: str) -> Callable[[str, Sequence[Tool]], Reading]:
 
 def _library(tokenizer: Any) -> Callable[[list[int], list[dict[str, Any]]], Reading] | None:
     """The reader of `renderers` for this tokenizer, if there is one. It is chosen by name, without asking any hub."""
-    if find_spec("renderers") is None:
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    if "/" not in name or find_spec("renderers") is None:
         return None
-    from renderers.base import MODEL_RENDERER_MAP, create_renderer
-
-    if getattr(tokenizer, "name_or_path", "") not in MODEL_RENDERER_MAP:
+    try:
+        from renderers.base import MODEL_RENDERER_MAP, create_renderer
+    except ImportError:  # 0.1.12 imports httpx without asking for it
+        return None
+    if name not in MODEL_RENDERER_MAP:
         return None
     renderer = create_renderer(tokenizer)
 

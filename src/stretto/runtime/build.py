@@ -224,7 +224,7 @@ def environment_of(recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN
     """The environment as it runs in this process."""
     section = recipe.environment
     if own := given.environments.get(section.kind):
-        return adapted(own, section)
+        return adapted(own, turns=section.turns)
     return resolve_environment(section, folders_of(root))
 
 
@@ -234,7 +234,9 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     if section.hosts in ("auto", 0):
         return None
     number, start = int(section.hosts), recipe.deadlines.start
-    hosts = EnvironmentHosts(section, number=number, folders=folders_of(root), start_deadline=start)
+    hosts = EnvironmentHosts(
+        section.kind, number=number, folders=folders_of(root), start_deadline=start, turns=section.turns
+    )
     await hosts.start()
     return hosts
 
