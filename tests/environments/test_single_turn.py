@@ -10,6 +10,7 @@ import pytest
 from stretto.environments import resolve
 from stretto.environments.base import Reply, Tool
 from stretto.errors import RecipeError
+from stretto.recipe.schema import EnvironmentSection
 from stretto.types import Message, Outcome, Prompt, StopReason
 
 
