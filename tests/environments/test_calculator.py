@@ -39,6 +39,9 @@ def test_arithmetic_is_exact(expression, result):
     [
         "",
         "two",
+        "1calc",
+        "1if",
+        "0x",
         "1+",
         "1/0",
         "0**-1",
