@@ -43,8 +43,7 @@ COMMAND = re.compile(r"^(?:\S*/)?stretto (?=\S)")
 
 RULES = (
     reserved.keys_wait_for_their_part,
-    reserved.algorithm_exists,
-    reserved.environment_exists,
+    reserved.kinds_are_available,
     reserved.logs_exist,
     idle.keys_have_an_effect,
     idle.warmup_rate_is_used,

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from talking import played
 
 from stretto.environments.game import GameEnvironment
 from stretto.errors import RolloutError
-from stretto.recipe.schema import GameSection
+from stretto.recipe.schema import CodeGame, NumberGame
 from stretto.types import Prompt
+from talking import played
 
 
 def secret(text):
@@ -16,11 +16,11 @@ def secret(text):
 
 
 def number(**section):
-    return GameEnvironment(GameSection(**{"range": (0, 15), "turns": 4, **section}))
+    return GameEnvironment(NumberGame(**{"range": (0, 15), "turns": 4, **section}))
 
 
 def code(**section):
-    return GameEnvironment(GameSection(game="code", alphabet="abc", **{"length": 2, **section}))
+    return GameEnvironment(CodeGame(alphabet="abc", **{"length": 2, **section}))
 
 
 def test_guesses_are_compared_until_the_right_one():

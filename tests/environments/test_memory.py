@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from talking import played
 
 from stretto.environments.memory import MemoryEnvironment, chunks
 from stretto.errors import RolloutError
 from stretto.recipe.schema import MemorySection
 from stretto.types import Prompt
+from talking import played
 
 SECTION = {"chunk": 4, "empty": "-", "update": "Q{question}M{memory}C{chunk}", "answer": "Q{question}M{memory}"}
 

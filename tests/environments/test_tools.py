@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-from talking import played
 
 from stretto.environments import adapted
 from stretto.environments.base import ToolCall
@@ -13,6 +12,7 @@ from stretto.environments.toolset import ABANDONED, LONGEST, Toolset
 from stretto.errors import RecipeError, RolloutError
 from stretto.recipe.schema import ToolsSection
 from stretto.types import Prompt
+from talking import played
 
 PROMPT = Prompt(id="p", messages=({"role": "user", "content": "12+7?"},), reference="19", tags={"goal": "7"})
 
@@ -182,7 +182,8 @@ def test_a_method_that_blocks_does_not_block_the_others():
         assert len(ABANDONED) == 1
         slow.goal = 1
         assert await waiting == ("woken", True)
-        await asyncio.wait(ABANDONED)
+        while ABANDONED:
+            await asyncio.sleep(0.01)
 
     asyncio.run(both())
     assert not ABANDONED

@@ -15,7 +15,7 @@ from rolled import grouped, rolled
 from stretto.algorithms.base import build
 from stretto.environments import adapted, resolve
 from stretto.models.load import load
-from stretto.recipe.schema import AlgorithmSection, GameSection, MemorySection, ModelSection, Scratch
+from stretto.recipe.schema import AlgorithmSection, CodeGame, MemorySection, ModelSection, NumberGame, Scratch
 from stretto.runtime.minibatches import credit
 from stretto.runtime.warmup import warm_up
 from stretto.training.trainer import Trainer
@@ -39,9 +39,10 @@ async def branching(prompt, model):
     """Asks, goes on in two ways from the first reply, on along the second, and asks anew."""
     opening = list(prompt.messages)
     first = await model.chat(opening)
-    one = await model.chat([*opening, first, {"role": "user", "content": "b"}])
-    other = await model.chat([*opening, first, {"role": "user", "content": "c"}])
-    last = await model.chat([*opening, first, {"role": "user", "content": "c"}, other, {"role": "user", "content": "a"}])
+    a, b, c = ({"role": "user", "content": letter} for letter in "abc")
+    one = await model.chat([*opening, first, b])
+    other = await model.chat([*opening, first, c])
+    last = await model.chat([*opening, first, c, other, a])
     anew = await model.chat([{"role": "user", "content": one.text[:3]}])
     worth = tuple(float(len(reply.tokens)) for reply in (first, one, other, last, anew))
     return Outcome(answer=one.text, turn_rewards=worth)
@@ -49,8 +50,8 @@ async def branching(prompt, model):
 
 ENVIRONMENTS = {
     "tools": adapted(Tools, turns=4),
-    "number": resolve(GameSection(range=(0, 2), turns=3, higher="b", lower="c", right="a", invalid="a")),
-    "code": resolve(GameSection(game="code", alphabet="abc", length=1, turns=3, matched="b", right="a", invalid="c")),
+    "number": resolve(NumberGame(range=(0, 2), turns=3, higher="b", lower="c", right="a", invalid="a")),
+    "code": resolve(CodeGame(alphabet="abc", length=1, turns=3, matched="b", right="a", invalid="c")),
     "memory": resolve(MemorySection(chunk=4, memory_tokens=3, empty="c", update="{memory}{chunk}", answer="{memory}")),
     "branching": branching,
 }

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from stretto.types import Message, Outcome, Prompt, StopReason
 
-
 Tool = Mapping[str, Any]
 """A tool as chat templates are told of it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 

@@ -204,9 +204,7 @@ class ModelHandle:
                     best, most = (index, turn), (count, own)
         return best
 
-    def _opened(
-        self, context: list[int], *, parent: tuple[int, int] | None, tools: Sequence[Tool]
-    ) -> OpenConversation:
+    def _opened(self, context: list[int], *, parent: tuple[int, int] | None, tools: Sequence[Tool]) -> OpenConversation:
         draft = OpenConversation(parent=parent, tools=tools)
         draft.extend(context)
         self.drafts.append(draft)
