@@ -82,12 +82,16 @@ class GameEnvironment:
         told = self.feedback(secret, guess)
         return [other for other in secrets if self.feedback(other, guess) == told]
 
+    def is_secret(self, text: str | None) -> bool:
+        """True for what can be guessed in this game."""
+        if text is None or not self.guess.fullmatch(text) or self.read(text) != text:
+            return False
+        return not self.secrets or text in self.secrets
+
     def _secret(self, prompt: Prompt) -> str:
-        secret = prompt.reference
-        whole = secret is not None and self.guess.fullmatch(secret) is not None
-        if secret is None or not whole or (self.secrets and secret not in self.secrets):
+        if prompt.reference is None or not self.is_secret(prompt.reference):
             raise RolloutError(f"prompt {prompt.id} has no secret of this game as its reference answer")
-        return secret
+        return prompt.reference
 
     def _gain(self, before: Sequence[str], after: Sequence[str]) -> float:
         """The share of what there is to know that a guess has found out; over a game won, at most 1."""
