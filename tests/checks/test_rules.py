@@ -73,6 +73,7 @@ WRONG = [
     ([*GAMES, "environment.alphabet=ab"], "environment.alphabet", "belongs to"),
     ([*GAMES, "task.source.range=[3, 3]"], "task.source.range", "nothing to guess"),
     (["environment={kind: memory}"], "environment.document", "has no text in a column"),
+    (["environment={kind: project}"], "environment.files", "has no list of files"),
     ([*LOOKUP, "environment={kind: memory, answer: '{question}'}"], "environment.answer", "{memory}"),
     ([*LOOKUP, "environment={kind: memory, update: '{memory}'}"], "environment.update", "{chunk}"),
     (["algorithm.vstar={}"], "algorithm.vstar", "it belongs to astar_po, astar_po_course"),

@@ -14,6 +14,7 @@ from stretto.environments import single_turn
 from stretto.environments.base import Environment
 from stretto.environments.game import GameEnvironment
 from stretto.environments.memory import MemoryEnvironment
+from stretto.environments.project import ProjectEnvironment
 from stretto.environments.tool_class import ToolClassEnvironment
 from stretto.environments.tools import ToolsEnvironment
 from stretto.errors import Problem, RecipeError
@@ -22,6 +23,7 @@ from stretto.recipe.schema import (
     GameSection,
     MemorySection,
     OwnEnvironmentSection,
+    ProjectSection,
     SingleTurnSection,
     ToolsSection,
 )
@@ -49,6 +51,8 @@ def resolve(section: EnvironmentSection, folders: Sequence[str] = ()) -> Environ
             return GameEnvironment(section)
         case MemorySection():
             return MemoryEnvironment(section)
+        case ProjectSection():
+            return ProjectEnvironment(section)
         case OwnEnvironmentSection():
             if wrong := tuple(lost(section.kind)):
                 raise RecipeError(*wrong)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stretto.algorithms.catalog import CATALOG, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.environments.corpus import Corpus
 from stretto.environments.game import GameEnvironment
-from stretto.errors import Problem, RecipeError
+from stretto.environments.project import ProjectEnvironment
+from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.recipe.schema import (
     GameSection,
     MemorySection,
     OwnEnvironmentSection,
+    ProjectSection,
     Recipe,
     ToolsSection,
 )
@@ -76,8 +78,29 @@ def memories_have_documents(recipe: Recipe, scene: CheckContext) -> Iterator[Pro
             reason = f"prompt {prompt.id} has no text in a column {section.document!r}"
             yield Problem(field="environment.document", reason=reason, fix=f"name the column; there are: {there}")
             break
-    for key, needed in (("update", ("memory", "chunk")), ("answer", ("memory",))):
-        for name in needed:
-            if f"{{{name}}}" not in getattr(section, key):
-                reason = f"does not show the model {{{name}}}"
-                yield Problem(field=f"environment.{key}", reason=reason, fix=f"put {{{name}}} where it belongs")
+    yield from _unshown(section, "update", ("memory", "chunk"))
+    yield from _unshown(section, "answer", ("memory",))
+
+
+def projects_have_files(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Every prompt lists its files, and the template shows what each is to be."""
+    section = recipe.environment
+    if not isinstance(section, ProjectSection):
+        return
+    project = ProjectEnvironment(section)
+    for prompt in scene.prompts:
+        try:
+            project.files(prompt)
+        except RolloutError as error:
+            fix = f"name the column; there are: {', '.join(sorted(prompt.tags)) or 'none'}"
+            yield Problem(field="environment.files", reason=str(error), fix=fix)
+            break
+    yield from _unshown(section, "write", ("notes", "file"))
+
+
+def _unshown(section: MemorySection | ProjectSection, key: str, needed: Sequence[str]) -> Iterator[Problem]:
+    """What a template leaves out that the model cannot do without."""
+    for name in needed:
+        if f"{{{name}}}" not in getattr(section, key):
+            reason = f"does not show the model {{{name}}}"
+            yield Problem(field=f"environment.{key}", reason=reason, fix=f"put {{{name}}} where it belongs")

@@ -263,3 +263,20 @@ class MemorySection(EnvironmentSection):
     """Template of the last message, over {question} and {memory}."""
     keep: bool = True
     """False: each piece finds the memory empty, a control for what memory is worth."""
+
+
+class ProjectSection(EnvironmentSection):
+    """A program of several files, each written in a conversation of its own that leaves notes for the next."""
+
+    kind: Literal["project"] = "project"
+    files: str = "files"
+    """The column that lists the files: [{"name": "parse.py", "task": "what it is to be"}, ...], the program last."""
+    empty: str = "No notes yet."
+    """The notes before the first file."""
+    write: str = (
+        "A program is written file by file, each by somebody who sees only the notes of those before.\n\n"
+        "Goal: {goal}\n\nNotes:\n{notes}\n\nNow write {name}: {file}\n\n"
+        "Answer with the file in a ```python block and, behind it, the new notes: everything of the old ones and of "
+        "this file that the later files need, such as how its functions are called."
+    )
+    """Template of the message for each file, over {goal}, {notes}, {name} and {file}."""
