@@ -206,7 +206,9 @@ def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
             "engine": _only_kind(recipe.engine),
         }
     )
-    own = [("model.name", recipe.model.name, DEFAULTS.model.name)] if not is_default(recipe, "model.name") else []
+    own: list[tuple[str, object, object]] = (
+        [("model.name", recipe.model.name, DEFAULTS.model.name)] if not is_default(recipe, "model.name") else []
+    )
     for path, section in choices_in(recipe):
         usual = type(section).union().records()[0]
         own += [

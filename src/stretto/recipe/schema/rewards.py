@@ -117,3 +117,5 @@ class CodeReward(RewardPart):
     available = False
 
     kind: Literal["code"] = "code"
+    deadline: Seconds = 5.0
+    """Seconds one verdict may take."""
