@@ -119,8 +119,7 @@ async def _assemble(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given),
-        environment=environment,
+        **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
         hosts=hosts,
         base=base,
         context=context,
@@ -195,6 +194,7 @@ def connect(
     plan: Plan,
     root: Path,
     *,
+    environment: Environment,
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
     given: UserFunctions = NONE_GIVEN,
@@ -211,6 +211,7 @@ def connect(
         "recipe": recipe,
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
+        "environment": environment,
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,

@@ -79,8 +79,8 @@ def _code(source: CodeSource, index: int) -> Drawn:
 def _lookup(source: LookupSource, index: int) -> Drawn:
     """A list of letters with a digit each, in random order, and one of the letters."""
     drawn = numbers(f"lookup|{index}", 2 * len(KEYS) + 1)
-    keys = sorted(KEYS, key=lambda key: drawn[KEYS.index(key)])[: source.pairs]
-    pairs = [f"{key}={drawn[len(KEYS) + place] % 10}" for place, key in enumerate(keys)]
-    evidence = pairs[drawn[-1] % len(pairs)]
-    document = "".join(f"{pair} " for pair in pairs)
-    return str(index), {"key": evidence[0], "document": document, "evidence": evidence}, evidence[-1]
+    listed = sorted(KEYS[: source.pairs], key=lambda key: drawn[KEYS.index(key)])
+    digits = {key: drawn[len(KEYS) + place] % 10 for place, key in enumerate(listed)}
+    asked = KEYS[drawn[-1] % min(source.keys, source.pairs)]
+    document = "".join(f"{key}{digit}, " for key, digit in digits.items())
+    return str(index), {"key": asked, "document": document, "evidence": f"{asked}{digits[asked]},"}, str(digits[asked])

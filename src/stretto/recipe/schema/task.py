@@ -71,6 +71,8 @@ class LookupSource(Source):
     name: Literal["lookup"] = "lookup"
     pairs: Annotated[int, Field(ge=1, le=52)] = 52
     """Letters on the list, four characters each."""
+    keys: Annotated[int, Field(ge=1, le=52)] = 52
+    """How many of the letters may be asked, the first of the alphabet."""
     count: Count = 2000
     """How many lists."""
 
