@@ -12,7 +12,7 @@ SCRATCH = {"layers": 1, "width": 16, "heads": 2, "warmup_steps": 3}
 MEMORY = {
     "model__scratch": {**SCRATCH, "characters": "abcd0123456789, -", "context": 16},
     "task": {
-        "source": {"kind": "synthetic", "name": "lookup", "pairs": 4, "count": 30},
+        "source": {"kind": "synthetic", "name": "lookup", "pairs": 4, "keys": 3, "count": 30},
         "prompt": "{key}",
         "holdout": {"prompts": 4},
     },

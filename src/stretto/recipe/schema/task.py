@@ -65,16 +65,17 @@ class CodeSource(Source):
 
 
 class LookupSource(Source):
-    """A list of letters with a digit each in the column `document`, of which one is asked: for environment memory."""
+    """A log, in the column `document`, in which letters are given digits; the last digit of one of them is asked. For
+    environment memory."""
 
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["lookup"] = "lookup"
-    pairs: Annotated[int, Field(ge=1, le=52)] = 52
-    """Letters on the list, four characters each."""
-    keys: Annotated[int, Field(ge=1, le=52)] = 52
-    """How many of the letters may be asked, the first of the alphabet."""
+    pairs: Annotated[int, Field(ge=1, le=10_000)] = 52
+    """Entries of the log, four characters each."""
+    keys: Annotated[int, Field(ge=1, le=52)] = 8
+    """How many letters there are."""
     count: Count = 2000
-    """How many lists."""
+    """How many logs."""
 
 
 class ColumnsSource(Source):
