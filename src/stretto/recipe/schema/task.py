@@ -130,15 +130,21 @@ class OwnSource(ColumnsSource):
 
 
 class ArcSource(Source):
-    """Tasks of ARC."""
-
-    available = False
+    """Tasks of ARC, to be solved by a program (the extra arc)."""
 
     kind: Literal["arc"] = "arc"
-    name: str | None = None
+    name: Literal["arc-agi-1", "arc-agi-2"] = "arc-agi-1"
     """The set of tasks."""
+    split: Literal["training", "evaluation"] = "training"
+    """Which half of the set."""
     path: str | None = None
-    """A folder of tasks on this machine."""
+    """Tasks on this machine instead: a folder with one JSON file each, as ARC is published, or one file with many."""
+    augment: Natural = 0
+    """Variants of every task besides itself: other colours, turned and mirrored."""
+    seed: int = 0
+    """Which variants; apart from the run's seed, so that runs compare on the same ones."""
+    longest: Count | None = None
+    """Characters of a prompt, which are more than its tokens: pairs are left out to fit, then tasks."""
 
 
 class Holdout(Section):
@@ -194,8 +200,8 @@ class ToolsSection(EnvironmentSection):
     """A model that calls tools."""
 
     kind: Literal["tools"] = "tools"
-    tools: Annotated[tuple[Literal["calculator", "search"], ...], Field(min_length=1)] = ("calculator",)
-    """Which tools."""
+    tools: Annotated[tuple[Literal["calculator", "search", "python"], ...], Field(min_length=1)] = ("calculator",)
+    """Which tools; python runs programs in the sandbox."""
     turns: Count = 8
     """Most replies of the model."""
     corpus: str | None = None
