@@ -23,10 +23,12 @@ from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext
 from stretto.cli.main import app_of
+from stretto.environments import adapted
 from stretto.recipe import schema_text as words
 from stretto.recipe.load import parse_recipe, read_recipe
 from stretto.recipe.schema import AlgorithmSection, Recipe
 from stretto.types import Conversation, Group, Prompt, Reward, Trajectory, trajectory_key
+from talking import played
 from test_imports import ARROWS, BASE
 
 ROOT = Path(__file__).parents[1]
@@ -405,6 +407,19 @@ def test_the_worked_environment_and_the_example_are_the_same_code():
         functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef)]
         found.append([[ast.dump(line) for line in function.body] for function in functions])
     assert found[0] == found[1] != []
+
+
+def test_the_worked_class_of_tools_is_an_environment():
+    (page,) = marked("guides/your-own-environment.md", "tools")
+    namespace = {}
+    exec(page, namespace)
+    prompt = Prompt(
+        id="p", messages=({"role": "user", "content": "Buy."},), tags={"prices": {"tea": 3, "milk": 2}, "other": 1}
+    )
+    outcome, talk = played(adapted(namespace["Shop"], turns=6), prompt, ["price(tea)", "price(ham)", "3"])
+    assert "Buy. There are: milk, tea.<|assistant|>price(tea)<|end|><|user|>3<|assistant|>" in talk.texts()[0]
+    assert "error: KeyError" in talk.texts()[0]
+    assert (outcome.answer, outcome.signals["reward"]) == ("3", 1.0)
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is():

@@ -27,6 +27,12 @@ def cells(generate, train, more=""):
     return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
 
 
+SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prompts: 10}}"
+GAMES = [SOURCE % "number", "environment={kind: game}"]
+CODES = [SOURCE % "code"]
+LOOKUP = [SOURCE % "lookup"]
+
+
 WRONG = [
     (["model.quantize=nf4"], "model.quantize", "nf4 is not available yet"),
     (["model.dtype=float16"], "model.dtype", "loss scaling"),
@@ -57,7 +63,19 @@ WRONG = [
     (["algorithm.name=rlo"], "algorithm.name", "there is no algorithm 'rlo'"),
     (PPO, "roles.critic", "needs a critic"),
     (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no effect on name rloo; it belongs to ppo"),
-    (["algorithm.credit=turn"], "algorithm.credit", "not available yet"),
+    (["algorithm.credit=turn"], "algorithm.credit", "environment single_turn says of no turn"),
+    (["environment={kind: tools}", "algorithm={name: reinforce_pp, credit: turn}"], "algorithm.credit", "reinforce_pp"),
+    (["environment={kind: tools, tools: [search]}"], "environment.corpus", "needs a collection of texts"),
+    (["environment={kind: tools, tools: [search], corpus: none}"], "environment.corpus", "cannot be read"),
+    (["environment={kind: tools, results: 5}"], "environment.results", "search is not among"),
+    (["environment={kind: game, range: [0, 3]}"], "task.source", "is no secret of this game"),
+    ([*CODES, "environment={kind: game, game: code, length: 3}"], "task.source", "no secret of this game"),
+    ([*GAMES, "environment.alphabet=ab"], "environment.alphabet", "belongs to"),
+    ([*GAMES, "task.source.range=[3, 3]"], "task.source.range", "nothing to guess"),
+    (["environment={kind: memory}"], "environment.document", "has no text in a column"),
+    (["environment={kind: project}"], "environment.files", "has no list of files"),
+    ([*LOOKUP, "environment={kind: memory, answer: '{question}'}"], "environment.answer", "{memory}"),
+    ([*LOOKUP, "environment={kind: memory, update: '{memory}'}"], "environment.update", "{chunk}"),
     (["algorithm.vstar={}"], "algorithm.vstar", "it belongs to astar_po, astar_po_course"),
     (["algorithm={name: astar_po, kl: {coef: 0.1}}"], "algorithm.kl.coef", "beta2"),
     (["algorithm={name: astar_po, correction: {kind: token}}"], "algorithm.correction.kind", "any policy"),
@@ -108,7 +126,6 @@ WRONG = [
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
     (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),
     (["placement.cluster=8xH1000"], "placement.cluster", "no device is known as 'H1000'"),
-    (["environment.kind=tools"], "environment.kind", "not available yet"),
     (["environment.kind=mine:run"], "environment.kind", "there is no module 'mine'"),
     (["algorithm.name=mine:build"], "algorithm.name", "there is no module 'mine'"),
     (["task.source={kind: 'mine:rows'}"], "task.source.kind", "there is no module 'mine'"),
@@ -290,6 +307,11 @@ RIGHT = [
     ["rewards.0.kind=math"],
     ["rewards.0={kind: math, deadline: 20}"],
     ["run.folder=new/deep/folder"],
+    ["environment={kind: tools, turns: 2}"],
+    ["environment={kind: tools}", "algorithm.credit=turn"],
+    [*GAMES, "algorithm={name: multi_conv, credit: turn, average: trajectory}"],
+    [*CODES, "environment={kind: game, game: code}"],
+    [*LOOKUP, "environment={kind: memory, chunk: 8, keep: false}", "algorithm.name=multi_conv"],
     ["optimizer={schedule: cosine, warmup: 9, clip: null}"],
 ]
 

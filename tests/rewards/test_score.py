@@ -434,3 +434,21 @@ def test_a_length_reward_without_a_verdict_or_a_budget_is_refused_or_fails() -> 
         scored([said("7", 3, 0)], RewardPart(kind="kimi"))
     lost = scored([said("7", 3, 0)], RewardPart(), RewardPart(name="l", kind="lcpo_max", target="budget")).failed
     assert lost[0].failure == "reward l: prompt p has no number of tokens in the column 'budget'"
+@pytest.mark.parametrize(
+    ("signals", "value"), [({"reward": 0.25, "turns": 2.0}, 0.25), ({"turns": 2.0}, None), ({}, None)]
+)
+def test_a_signal_is_a_verdict_and_one_that_is_missing_is_none(signals: dict[str, float], value: float | None) -> None:
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "?"},))
+    outcome = Outcome(answer="7", signals=signals)
+    made = Trajectory(prompt=prompt, visit=0, attempt=0, conversations=(), outcome=outcome)
+
+    async def judged() -> Reward:
+        async with Pool() as pool:
+            rewards = Rewards([RewardPart(name="done", kind="signal")], pool)
+            return rewards.weigh(await rewards.judge(made))
+
+    if value is None:
+        with pytest.raises(VerdictError, match="gave no signal 'reward'"):
+            asyncio.run(judged())
+    else:
+        assert asyncio.run(judged()) == Reward(value=value, outcome=value, parts={"done": value})

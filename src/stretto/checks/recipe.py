@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
+from stretto.checks.rules import environment, limits, own_code, roles, task
 from stretto.checks.rules import files as place
-from stretto.checks.rules import limits, own_code, roles, task
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext, Lookups, Rule
@@ -74,6 +74,11 @@ RULES: tuple[Rule, ...] = (
     task.template_is_used,
     task.characters_cover_the_task,
     task.some_prompts_are_left,
+    environment.turns_can_be_credited,
+    environment.tools_have_what_they_read,
+    environment.games_have_secrets,
+    environment.memories_have_documents,
+    environment.projects_have_files,
     place.plan_is_sound,
     place.model_can_be_found,
     place.lengths_are_recorded,

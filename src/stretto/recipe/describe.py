@@ -215,7 +215,7 @@ def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
         own += [
             (f"{path}.{key}", getattr(section, key), default)
             for key in section.label()
-            if getattr(section, key) != (default := usual.model_fields[key].default)
+            if getattr(section, key) != (default := getattr(usual.model_fields.get(key), "default", None))
         ]
         own += [(f"{path}.{key}", getattr(section, key), None) for key in _required(section)]
     return own + list(_differences(recipe.model_dump(mode="json"), resolve(named).model_dump(mode="json"), ""))

@@ -27,6 +27,7 @@ from stretto.recipe.schema import (
     ProgramReward,
     RegexReward,
     RewardPart,
+    SignalReward,
     names_of,
 )
 from stretto.rewards import answer
@@ -101,6 +102,8 @@ def build(part: RewardPart, pool: Pool) -> Verdict:
             return _numeric(part)
         case RegexReward():
             return _regex(part, pool)
+        case SignalReward():
+            return _signal(part)
         case OverlongReward():
             return _overlong(part)
         case MathReward():
@@ -137,6 +140,18 @@ async def _exact(trajectory: Trajectory) -> float:
 def _numeric(part: NumericReward) -> Verdict:
     async def verdict(trajectory: Trajectory) -> float:
         return answer.numeric(observed(trajectory).answer, _reference(trajectory), part.pick)
+
+    return verdict
+
+
+def _signal(part: SignalReward) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        signals = observed(trajectory).signals
+        if part.signal not in signals:
+            raise VerdictError(
+                f"the environment gave no signal {part.signal!r}; it gave {', '.join(signals) or 'none'}"
+            )
+        return float(signals[part.signal])
 
     return verdict
 

@@ -16,7 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from stretto.algorithms.base import build
 from stretto.checks.machine.facts import cores
 from stretto.engines.queue import SLICE
+from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
+from stretto.environments.base import Environment
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.models.source import locate
@@ -36,7 +38,7 @@ from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
-from stretto.tasks.source import PromptSource, load_prompts, split
+from stretto.tasks.source import PromptSource, load_prompts, split_task
 from stretto.types import Prompt
 from stretto.workers.deadlines import CallDeadlines
 from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
@@ -113,7 +115,12 @@ async def _assemble(
     files = locate(recipe.model.name, root)
     lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
-    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
+    environment = hosts or environment_of(recipe, root, given)
+    shows = recipe.model.scratch is not None and bool(recipe.model.scratch.demonstration)
+    shown = environment_of(recipe, root, given) if hosts and shows else environment
+    base = prepare_base(
+        recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note
+    )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
     left = begun + recipe.deadlines.start - time.monotonic()
@@ -135,9 +142,10 @@ async def _assemble(
         raise
     task = without_long(recipe, task, tokenizer, context, note)
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
+        **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
         pool=pool,
         rewards=rewards,
+        hosts=hosts,
         base=base,
         context=context,
         crew=crew,
@@ -206,7 +214,7 @@ class PromptTask:
 
 def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> PromptTask:
     """The prompts of a recipe."""
-    training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    training, heldout = split_task(recipe, load_prompts(recipe.task, root))
     return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
 
 
@@ -228,22 +236,20 @@ def connect(
     plan: Plan,
     root: Path,
     *,
+    environment: Environment,
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
     given: UserFunctions = NONE_GIVEN,
-    hosts: EnvironmentHosts | None = None,
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need neither a worker nor the processes that judge."""
     folders, values = folders_of(root), task.values
-    kind = recipe.environment.kind
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
-        "environment": hosts or given.environments.get(kind) or resolve_environment(kind, folders),
-        "hosts": hosts,
+        "environment": environment,
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
@@ -253,13 +259,23 @@ def connect(
     }
 
 
+def environment_of(recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN) -> Environment:
+    """The environment as it runs in this process."""
+    section = recipe.environment
+    if isinstance(section, OwnEnvironmentSection) and (own := given.environments.get(section.kind)):
+        return adapted(own, turns=section.turns)
+    return resolve_environment(section, folders_of(root))
+
+
 async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     """The processes of the environment, if it has any, before anything heavy is loaded."""
     section = recipe.environment
     if not isinstance(section, OwnEnvironmentSection) or section.hosts in ("auto", 0):
         return None
     number, start = int(section.hosts), recipe.deadlines.start
-    hosts = EnvironmentHosts(section.kind, number=number, folders=folders_of(root), start_deadline=start)
+    hosts = EnvironmentHosts(
+        section.kind, number=number, folders=folders_of(root), start_deadline=start, turns=section.turns
+    )
     await hosts.start()
     return hosts
 

@@ -17,12 +17,16 @@ from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.recipe.schema import (
     AdditionSource,
     ArcSource,
+    CodeSource,
     Example,
     GymSource,
     Holdout,
     HubSource,
     JsonlSource,
+    LookupSource,
+    NumberSource,
     OwnSource,
+    Recipe,
     Source,
     StringsSource,
     TaskSection,
@@ -51,6 +55,9 @@ what is wrong with its settings or its rows. Rows are read only where the settin
 READERS: dict[type[Source], Read] = {
     AdditionSource: synthetic.read,
     StringsSource: synthetic.read,
+    NumberSource: synthetic.read,
+    CodeSource: synthetic.read,
+    LookupSource: synthetic.read,
     ArcSource: arc.read,
     JsonlSource: jsonl.read,
     HubSource: hf.read,
@@ -99,11 +106,20 @@ def _with_examples(prompt: Prompt, examples: Sequence[Example]) -> Prompt:
     return replace(prompt, messages=(*said[:start], *turns, *said[start:]))
 
 
-def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+def split_task(recipe: Recipe, prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """(to train on, held out) of a recipe. An environment of many turns may show more of a prompt than its messages."""
+    return split(prompts, recipe.task.holdout, whole=recipe.environment.kind != "single_turn")
+
+
+def split(
+    prompts: Sequence[Prompt], holdout: Holdout, *, whole: bool = False
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """(to train on, held out), both in the order of a keyed hash of their ids.
 
     So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out. A
-    question that is held out under one id is not trained on under another, nor is another of its family.
+    question that is held out under one id is not trained on under another, nor is another of its family. With
+    `whole`, a question is everything of a prompt but its id: games open with the same words, and a memory's document
+    is a column.
     """
     if holdout.prompts >= len(prompts):
         reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
@@ -111,17 +127,18 @@ def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ..
         raise RecipeError.of("task.holdout.prompts", reason, fix)
     ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
     heldout = tuple(ranked[: holdout.prompts])
-    asked = {key for prompt in heldout for key in _asked(prompt)}
-    training = tuple(prompt for prompt in ranked[holdout.prompts :] if asked.isdisjoint(_asked(prompt)))
+    asked = {key for prompt in heldout for key in _asked(prompt, whole)}
+    training = tuple(prompt for prompt in ranked[holdout.prompts :] if asked.isdisjoint(_asked(prompt, whole)))
     if not training:
         reason = f"all {len(prompts)} prompts ask what the {holdout.prompts} that are held out ask"
         raise RecipeError.of("task.holdout.prompts", reason, "hold out fewer, or use more data")
     return training, heldout
 
 
-def _asked(prompt: Prompt) -> tuple[str, ...]:
+def _asked(prompt: Prompt, whole: bool) -> tuple[str, ...]:
     """What the model is told, whatever the prompt is called, and the family of prompts that it belongs to."""
-    told = json.dumps(prompt.messages, sort_keys=True, default=str)
+    parts = [prompt.messages, prompt.reference, prompt.tags] if whole else prompt.messages
+    told = json.dumps(parts, sort_keys=True, default=str)
     return (told, f"family {prompt.tags['family']}") if "family" in prompt.tags else (told,)
 
 

@@ -1,4 +1,4 @@
-"""Tasks that need no data: addition, and reversing, sorting or copying strings.
+"""Tasks that need no data: addition, and reversing, sorting or copying strings; `secrets` has those for many turns.
 
 The prompts follow from the recipe alone: the same on every machine, in every process, whatever PYTHONHASHSEED is. More
 strings (`count`) extend the set rather than redraw it.
@@ -6,7 +6,6 @@ strings (`count`) extend the set rather than redraw it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from itertools import count as counting
 from itertools import islice, product
@@ -14,14 +13,14 @@ from pathlib import Path
 
 from stretto.errors import Problem
 from stretto.recipe.schema import AdditionSource, StringsSource, TaskSection
+from stretto.tasks import secrets
+from stretto.tasks.secrets import MAX_PROMPTS, SECRET, SecretSource
 from stretto.tasks.template import LONGEST, chat, fill
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Prompt
 
-SyntheticSource = AdditionSource | StringsSource
+SyntheticSource = AdditionSource | StringsSource | SecretSource
 
-MAX_PROMPTS = 100_000
-"""Prompts are held in memory; nobody trains on more of these."""
 MAX_LENGTH = 1000
 """Longest string."""
 ANSWERS: dict[str, Callable[[str], str]] = {
@@ -35,9 +34,10 @@ TEMPLATES = {
     "reverse": "Write {text} backwards. Answer with just the result.",
     "sort": "Sort the characters of {text}. Answer with just the result.",
     "copy": "Repeat {text}. Answer with just the result.",
+    **secrets.TEMPLATES,
 }
 """The default message of each task."""
-COLUMNS = {"addition": ("a", "b"), "reverse": ("text",), "sort": ("text",), "copy": ("text",)}
+COLUMNS = {"addition": ("a", "b"), "reverse": ("text",), "sort": ("text",), "copy": ("text",), **secrets.COLUMNS}
 """What a template can name."""
 
 
@@ -76,6 +76,9 @@ def _size_problems(source: SyntheticSource) -> Iterator[Problem]:
             reason = f"has more than {MAX_PROMPTS} pairs of numbers"
             yield Problem(field="task.source.max", reason=reason, fix=f"use at most {largest}")
         return
+    if isinstance(source, SECRET):
+        yield from secrets.problems(source)
+        return
     alphabet, (shortest, longest), wanted = source.alphabet, source.length, source.count
     if len(set(alphabet)) < len(alphabet):
         yield Problem(field="task.source.alphabet", reason="names a character twice", fix="name each once")
@@ -101,6 +104,8 @@ def _rows(source: SyntheticSource) -> Iterator[tuple[str, dict[str, int | str], 
     if isinstance(source, AdditionSource):
         for a, b in product(range(source.max + 1), repeat=2):
             yield f"{a}+{b}", {"a": a, "b": b}, str(a + b)
+    elif isinstance(source, SECRET):
+        yield from secrets.rows(source)
     else:
         answer = ANSWERS[source.name]
         for text in _draw(source.alphabet, source.length, source.count):
@@ -114,8 +119,7 @@ def _draw(alphabet: str, lengths: tuple[int, int], wanted: int) -> Iterator[str]
     for index in counting():
         if len(seen) == wanted:
             return
-        draws = hashlib.shake_128(f"strings|{index}".encode()).digest(4 * (lengths[1] + 1))
-        numbers = [int.from_bytes(draws[at : at + 4], "little") for at in range(0, len(draws), 4)]
+        numbers = secrets.numbers(f"strings|{index}", lengths[1] + 1)
         length = list(left)[numbers[0] % len(left)]
         text = "".join(alphabet[number % len(alphabet)] for number in numbers[1 : length + 1])
         if text not in seen:

@@ -53,7 +53,6 @@ ONLY = (
     ),
     OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    OnlyValues(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
     OnlyValues(
         field="deadlines.environment",
         values=(60.0,),

@@ -70,7 +70,7 @@ class AlgorithmSection(Choice):
     correction: Correction = Correction()
     """Engine against trainer."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """What a reward is given to."""
+    """What a reward is given to: all of a trajectory, or each turn, with what its environment says turns are worth."""
 
 
 class ClippedAlgorithm(AlgorithmSection):
@@ -93,6 +93,14 @@ class DrGrpo(ClippedAlgorithm):
     name: Literal["dr_grpo"] = "dr_grpo"
     constant: Count | None = None
     """What the sum over an answer's tokens is divided by; default: engine.max_new_tokens."""
+
+
+class MultiConv(ClippedAlgorithm):
+    """One verdict for all conversations of a trajectory."""
+
+    name: Literal["multi_conv"] = "multi_conv"
+    average: Literal["token", "trajectory"] = "token"
+    """What weighs the same in the mean."""
 
 
 class Ppo(ClippedAlgorithm):

@@ -9,11 +9,13 @@ from pydantic import Field
 from stretto.recipe.schema.base import Count, Natural, Positive, Section
 
 SCRATCH_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% for message in messages %}"
+    "{{ '<|' + ('user' if message['role'] == 'tool' else message['role']) + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's."""
+"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's. Tools answer as users do,
+and nothing tells of them: the model learns of them in its warm-up."""
 
 
 class Scratch(Section):
@@ -33,6 +35,9 @@ class Scratch(Section):
     """Learning rate of the warm-up."""
     context: Count = 512
     """Longest sequence in tokens."""
+    demonstration: tuple[str, ...] = ()
+    """What the warm-up imitates, where that is more than the reference answer: a template per turn of the model, over
+    the columns of the task and {answer}. Games and memory show by themselves how they are played."""
 
 
 class Adapter(Section):

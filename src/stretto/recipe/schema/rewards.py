@@ -84,6 +84,14 @@ class GymReward(RewardPart):
     """Seconds of processor time for one verdict; whether two integrals are the same takes sympy long."""
 
 
+class SignalReward(RewardPart):
+    """A number that the environment noticed, such as `reward` of a class of tools with `get_reward`."""
+
+    kind: Literal["signal"] = "signal"
+    signal: Annotated[str, Field(min_length=1)] = "reward"
+    """Which number."""
+
+
 class OverlongReward(RewardPart):
     """0, falling to -1 where an answer becomes too long."""
 

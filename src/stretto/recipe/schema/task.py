@@ -40,6 +40,44 @@ class StringsSource(Source):
     """How many different strings."""
 
 
+class NumberSource(Source):
+    """Games whose secret is a number."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["number"] = "number"
+    range: tuple[int, int] = (0, 99)
+    """Smallest and largest secret."""
+    count: Count = 2000
+    """How many games."""
+
+
+class CodeSource(Source):
+    """Games whose secret is a string."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["code"] = "code"
+    alphabet: Annotated[str, Field(min_length=2)] = "012345"
+    """What secrets are made of."""
+    length: Annotated[int, Field(ge=1, le=40)] = 4
+    """Characters of a secret."""
+    count: Count = 2000
+    """How many games."""
+
+
+class LookupSource(Source):
+    """A log, in the column `document`, in which letters are given digits; the last digit of one of them is asked. For
+    environment memory."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["lookup"] = "lookup"
+    pairs: Annotated[int, Field(ge=1, le=10_000)] = 52
+    """Entries of the log, four characters each."""
+    keys: Annotated[int, Field(ge=1, le=52)] = 8
+    """How many letters there are."""
+    count: Count = 2000
+    """How many logs."""
+
+
 class ColumnsSource(Source):
     """What sources of rows share."""
 
@@ -150,7 +188,9 @@ class TaskSection(Section):
 
 
 class EnvironmentSection(Choice):
-    """What happens between the prompt and the verdict."""
+    """What happens between the prompt and the verdict. Of games the `game` decides which keys there are."""
+
+    told_by: ClassVar[tuple[str, ...]] = ("kind", "game")
 
     kind: str
     """Who talks to the model."""
@@ -170,27 +210,100 @@ class OwnEnvironmentSection(EnvironmentSection):
     kind: Given
     hosts: Literal["auto"] | Natural = "auto"
     """How many processes of its own it runs in; 0: in the process of the run, and so does auto."""
+    turns: Count = 8
+    """A class of tools: most replies of the model."""
 
 
 class ToolsSection(EnvironmentSection):
     """A model that calls tools."""
 
-    available = False
-
     kind: Literal["tools"] = "tools"
+    tools: Annotated[tuple[Literal["calculator", "search", "python"], ...], Field(min_length=1)] = ("calculator",)
+    """Which tools; python runs programs in the sandbox."""
+    turns: Count = 8
+    """Most replies of the model."""
+    corpus: str | None = None
+    """search: a folder of .txt and .md files, or a .jsonl file with a `text` per line."""
+    results: Count = 3
+    """search: passages of one answer."""
 
 
 class GameSection(EnvironmentSection):
-    """A game of many turns."""
+    """What games of deduction share; the secret is the prompt's answer."""
 
-    available = False
+    turns: Count = 8
+    """Most guesses."""
+    right: str = "right"
+    """What the right guess is told."""
+    invalid: str = "That is no guess."
+    """What a reply without a guess is told."""
+
+
+class NumberGame(GameSection):
+    """A whole number is guessed, and each guess is told whether the secret is higher or lower."""
 
     kind: Literal["game"] = "game"
+    game: Literal["number"] = "number"
+    range: tuple[int, int] = (0, 99)
+    """Smallest and largest secret."""
+    higher: str = "higher"
+    """What a guess is told that is too small."""
+    lower: str = "lower"
+    """What a guess is told that is too large."""
+
+
+class CodeGame(GameSection):
+    """A string is guessed, and each guess is told how many characters are right, and how many elsewhere."""
+
+    kind: Literal["game"] = "game"
+    game: Literal["code"] = "code"
+    alphabet: Annotated[str, Field(min_length=2)] = "012345"
+    """What secrets are made of."""
+    length: Annotated[int, Field(ge=1, le=40)] = 4
+    """Characters of a secret."""
+    matched: str = "{placed} right, {misplaced} misplaced"
+    """What another guess is told."""
 
 
 class MemorySection(EnvironmentSection):
     """A model that reads a long text piece by piece and keeps a memory."""
 
-    available = False
-
     kind: Literal["memory"] = "memory"
+    document: str = "document"
+    """The column that holds the text."""
+    chunk: Count = 8000
+    """Characters of a piece, which ends behind a space if one is near."""
+    memory_tokens: Count | None = None
+    """Longest memory; default: engine.max_new_tokens."""
+    empty: str = "No memory yet."
+    """The memory before the first piece."""
+    update: str = (
+        "A question is to be answered from a long text, of which you read one section at a time.\n\n"
+        "Question: {question}\n\nYour memory of the sections before:\n{memory}\n\nThis section:\n{chunk}\n\n"
+        "Write the new memory: everything of the old one and of this section that helps to answer the question. "
+        "Only what you write now is kept."
+    )
+    """Template of the message for each piece, over {question}, {memory} and {chunk}."""
+    answer: str = (
+        "Question: {question}\n\nYour memory of a long text that you have read:\n{memory}\n\nAnswer the question."
+    )
+    """Template of the last message, over {question} and {memory}."""
+    keep: bool = True
+    """False: each piece finds the memory empty, a control for what memory is worth."""
+
+
+class ProjectSection(EnvironmentSection):
+    """A program of several files, each written in a conversation of its own that leaves notes for the next."""
+
+    kind: Literal["project"] = "project"
+    files: str = "files"
+    """The column that lists the files: [{"name": "parse.py", "task": "what it is to be"}, ...], the program last."""
+    empty: str = "No notes yet."
+    """The notes before the first file."""
+    write: str = (
+        "A program is written file by file, each by somebody who sees only the notes of those before.\n\n"
+        "Goal: {goal}\n\nNotes:\n{notes}\n\nNow write {name}: {file}\n\n"
+        "Answer with the file in a ```python block and, behind it, the new notes: everything of the old ones and of "
+        "this file that the later files need, such as how its functions are called."
+    )
+    """Template of the message for each file, over {goal}, {notes}, {name} and {file}."""
