@@ -15,13 +15,14 @@ MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "model
 """What a model's files say, read without PyTorch."""
 
 ARROWS = {
-    "__init__": {"types", "errors", "api", "recipe.schema", "runtime.user_functions"},
+    "__init__": {"types", "errors", "openmp", "api", "recipe.schema", "runtime.user_functions"},
     "__main__": {"cli.main"},
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
     "plugins": {"errors", "recipe.schema", "sandbox"},
     "threads": set(),
+    "openmp": set(),
     "recipe": BASE | {"checks.rules", "placement.strategies"},
     "checks": BASE
     | {
@@ -29,6 +30,7 @@ ARROWS = {
         "algorithms.own_facts",
         "environments",
         "models",
+        "openmp",
         "placement",
         "recipe",
         "rewards",
@@ -99,6 +101,7 @@ TORCH_FREE = (
     "errors",
     "extras",
     "threads",
+    "openmp",
     "plugins",
     "recipe",
     "tasks",
