@@ -67,8 +67,9 @@ ARROWS = {
     | {"workers.worker_group", "workers.worker_spec"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
-    | {"environments.render", "environments.trajectory", "models.load", "models.logprob_head", "models.scratch"}
-    | {"models.source", "placement.build", "placement.devices", "placement.plan", "placement.rates"}
+    | {"checks.machine", "environments.render", "environments.trajectory", "models.load", "models.logprob_head"}
+    | {"models.scratch", "models.source", "placement.build", "placement.cluster", "placement.devices"}
+    | {"placement.plan", "placement.rates", "report.chart", "storage.json_lines"}
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}

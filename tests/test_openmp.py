@@ -1,4 +1,4 @@
-"""How long threads spin is bounded before torch loads, in this process and in those that it starts, unless a user has said."""
+"""How long threads spin is bounded before torch loads, here and in processes that are started, unless a user has said."""
 
 import json
 import subprocess
@@ -52,7 +52,9 @@ json.dump([wait_passively(), dict(os.environ)], sys.stdout)
 @pytest.mark.parametrize(("given", "changes"), [({}, True), ({"GOMP_SPINCOUNT": "20000"}, False)])
 def test_before_that_threads_can_be_told_to_sleep_at_once_but_not_against_the_user(given, changes):
     path = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", PASSIVELY], env=given | path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PASSIVELY], env=given | path, capture_output=True, text=True, check=True
+    )
     changed, environment = json.loads(done.stdout)
     assert changed == changes
     assert (PASSIVE.items() <= environment.items()) == changes

@@ -4,7 +4,7 @@
 (docs/reference/python.md). Besides them, the public surface is the records of `stretto.types`, the errors of
 `stretto.errors`, and the protocols of the rooms (`stretto.environments.base`, `stretto.engines.base`,
 `stretto.algorithms.base`). Importing this package loads neither torch nor any other heavy library: what is not a record
-or an error is loaded when it is first asked for. It bounds how long threads spin, which must be said before torch loads.
+or an error is loaded when it is first asked for. It says how long threads of a CPU may spin, which torch reads once.
 """
 
 from importlib import import_module

@@ -22,8 +22,18 @@ def test_only_cores_that_the_process_may_use_count_and_idling_does_not():
 
 @pytest.mark.parametrize(
     ("cores", "busy", "threads", "competes"),
-    [(2, 0.0, 2, False), (2, 0.4, 2, False), (2, 1.1, 1, False), (16, 8.2, 8, False), (16, 1.6, 14, False)]
-    + [(2, 2.0, 2, True), (2, 9.0, 2, True), (16, 12.0, 16, True), (1, 0.3, 1, False), (1, 1.0, 1, True)],
+    [
+        (2, 0.0, 2, False),
+        (2, 0.4, 2, False),
+        (2, 1.1, 1, False),
+        (16, 8.2, 8, False),
+        (16, 1.6, 14, False),
+        (2, 2.0, 2, True),
+        (2, 9.0, 2, True),
+        (16, 12.0, 16, True),
+        (1, 0.3, 1, False),
+        (1, 1.0, 1, True),
+    ],
 )
 def test_threads_are_those_of_free_cores_until_there_are_too_few(cores, busy, threads, competes):
     share = cpu_share(cores, busy)

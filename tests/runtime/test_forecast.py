@@ -190,6 +190,11 @@ def test_the_table_has_the_medians_of_this_session_beside_what_was_expected(here
     plan = json.loads((here / "plan.json").read_text())
     assert plan["measured"]["steps"] == 2
     assert plan["measured"]["answer_tokens"] == 5.5
+    whole = plan["measured"]["run"]
+    assert (whole["seconds"], whole["steps"], whole["cost"]) == (16.0, 3, 16.0)  # those before the resume, too
+    assert by_name["cost of the run"] == "16.00"
+    low, high = plan["predicted"]["run"]["interval"]
+    assert 0 < low < plan["predicted"]["run"]["seconds"] < high
     assert plan["predicted"]["seconds"]["step"] > 0
     assert plan["strategy"] == "flatten"
 

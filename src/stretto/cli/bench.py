@@ -5,18 +5,38 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from stretto.api.recipes import open_recipe
 from stretto.cli import render
+from stretto.errors import RecipeError
+from stretto.recipe.load import folder_of
 from stretto.recipe.schema import ModelSection
 
 
 def bench(
     name: Annotated[str, typer.Argument(metavar="rollout|step|study|strategies|scaling", help="What to measure.")],
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE]", help="scaling: a recipe to run on 1, 2, 4, … devices.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=20.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="scaling RECIPE: the most devices, such as 2xcpu or 8xH100.")
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number of devices. Can be repeated.")
+    ] = None,
+    ahead: Annotated[
+        list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number that is only predicted. Can be repeated.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="scaling RECIPE: the speed-up as SVG.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
     turns: Annotated[
@@ -40,6 +60,13 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Measure stretto against what you would otherwise use. Takes minutes; nothing else should run meanwhile."""
+    scaled = {"a recipe": recipe, "--cluster": cluster, "--size": size, "--ahead": ahead, "--plot": plot}
+    if recipe is not None and name == "scaling":
+        _scaling(recipe, changes or (), cluster, size or (), ahead or (), plot=plot, write=write, json=json)
+        return
+    if given := [word for word, value in scaled.items() if value]:
+        reason = "belongs to `stretto bench scaling RECIPE`"
+        raise RecipeError.of(given[0], reason, "leave it out, or give scaling a recipe and --cluster")
     from stretto.bench.page import put, section
     from stretto.bench.run import BenchRequest, measure
 
@@ -69,6 +96,50 @@ def bench(
         screen.print(_line(row))
         for line in _beside(row):
             screen.print(Text(f"    {line}", style="dim"))
+
+
+def _scaling(
+    recipe: Path,
+    changes: Sequence[str],
+    cluster: str | None,
+    sizes: Sequence[int],
+    ahead: Sequence[int],
+    *,
+    plot: Path | None,
+    write: Path | None,
+    json: bool,
+) -> None:
+    """Measures a recipe on one number of devices after the other."""
+    from stretto.bench import scaling_page
+    from stretto.bench.page import put
+    from stretto.bench.scaling import ScalingRequest, scaling
+
+    if cluster is None:
+        raise RecipeError.of("--cluster", "it does not say on how many devices", "such as --cluster 2xcpu")
+    opened = open_recipe(recipe, changes, deep=False)
+    wish = ScalingRequest(
+        recipe=opened,
+        path=recipe,
+        root=folder_of(recipe),
+        changes=tuple(changes),
+        cluster=cluster,
+        sizes=tuple(dict.fromkeys(sorted(sizes))),
+        ahead=tuple(dict.fromkeys(sorted(ahead))),
+    )
+    told = render.screen(error=True)
+    document = scaling(wish, note=lambda text: told.print(Text(render.plain(text), style="dim")))
+    if plot is not None:
+        plot.write_text(scaling_page.picture(document), encoding="utf-8")
+    if write is not None:
+        command = shlex.join(["stretto", *sys.argv[1:]])
+        text = scaling_page.section(document, date=datetime.date.today().isoformat(), command=command)
+        put(write, f"stretto bench scaling {recipe.stem}", text)
+    if json:
+        render.document(document)
+        return
+    screen = render.screen()
+    for line in (*scaling_page.table(document), "", *scaling_page.bars(document)):
+        screen.print(Text(line), soft_wrap=True)
 
 
 def _line(row: dict[str, Any]) -> str:

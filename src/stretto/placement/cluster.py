@@ -1,8 +1,8 @@
 """A cluster: which devices exist, on which hosts, from text such as `6x8xH100` or from a cluster file.
 
 It says what there is, never what is free. `8xH100` is one host of eight; a count beyond what one host usually holds is
-split into such hosts. Threads of a CPU are this machine's: `1xcpu+1xcpu2` are two devices of one host, of one and of two
-threads, unless the hosts are counted, too.
+split into such hosts. Threads of a CPU are this machine's: `1xcpu+1xcpu2` are two devices of one host, of one and of
+two threads, unless the hosts are counted, too.
 """
 
 from __future__ import annotations

@@ -163,7 +163,8 @@ NUMBERS = (
 def with_threads(device: Device, count: int) -> Device:
     """A CPU device of so many threads, called `cpu2` and the like. What they share of the machine stays as it is."""
     numbers = {name: count * getattr(device, name) for name in ("flops", "matmul", "bandwidth")}
-    return replace(device, name=f"{device.name}{count}", threads=count, **numbers)
+    name = device.name if count == 1 else f"{device.name}{count}"
+    return replace(device, name=name, threads=count, **numbers)
 
 
 def find_device(name: str, *, field: str = "placement.cluster") -> Device:

@@ -129,7 +129,7 @@ def _threads(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
     """Threads of each CPU device: what the cluster says, or one. A single device takes all cores that are free, or what
     the user has set."""
     told = {} if recipe.placement.cluster in OPEN else parse_cluster(recipe.placement.cluster).threads
-    if len(plan.devices) > 1 or kind_of(plan.devices[0]) is not DeviceKind.CPU:
+    if told or len(plan.devices) > 1 or kind_of(plan.devices[0]) is not DeviceKind.CPU:
         return told
     if os.environ.get("OMP_NUM_THREADS"):
         return {}

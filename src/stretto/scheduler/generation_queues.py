@@ -1,8 +1,9 @@
 """Who generates what: groups wait, longest expected first; cells take them as they have room; tails move together.
 
 A group stays on one cell, so that its prompt is computed once, unless that would leave other cells with less to do:
-then the last groups are split. Cells of unequal speed are given as much as they do in the same time. A group that finds less room than it needs begins, and the rest of it waits on that
-cell; a cell with nothing left of its own takes over what waits elsewhere.
+then the last groups are split. Cells of unequal speed are given as much as they do in the same time. A group that finds
+less room than it needs begins, and the rest of it waits on that cell; a cell with nothing left of its own takes over
+what waits elsewhere.
 """
 
 from __future__ import annotations

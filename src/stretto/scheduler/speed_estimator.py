@@ -83,7 +83,9 @@ class SpeedEstimator:
         }  # seconds as on average, and as they were
         relative = relative_speeds(usual)
         for stage, cells in self.pieces.items():
-            relative |= relative_speeds({cell: (per_token[stage] * tokens, took) for cell, (tokens, took) in cells.items()})
+            relative |= relative_speeds(
+                {cell: (per_token[stage] * tokens, took) for cell, (tokens, took) in cells.items()}
+            )
         return SpeedEstimate(
             tick=tick,
             tick_each=each,
