@@ -1,4 +1,4 @@
-"""How long threads spin is bounded before torch loads, here and in processes that are started, unless a user has said."""
+"""How long threads spin is bounded before torch loads, here and in processes that are started; a user's word stays."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`stretto bench scaling RECIPE`: the recipe itself on 1, 2, 4, … devices, each size a run of its own, and what is lost.
+"""`stretto bench scaling RECIPE`: the recipe itself on 1, 2, 4, … devices, a run for each, and where time is lost.
 
 What is reported is what those runs wrote down: metrics, plan, timeline. Beside it stands the planner's prediction, and
 alone, marked as such, for sizes that are not at hand. Loads no torch itself. The same bench without a recipe
@@ -226,8 +226,8 @@ def mean(values: Any) -> float:
 def lost(one: SizeResult, many: SizeResult, *, times: float) -> dict[str, float]:
     """Seconds of a step, evaluations included, that `times` as many devices take beyond their share of one size's.
 
-    `work` is what is left: pieces that take longer than their share, because they are smaller, compute a prompt twice, or
-    wait for memory. It is below 0 where they take less.
+    `work` is what is left: pieces that take longer than their share, because they are smaller, compute a prompt twice,
+    or wait for memory. It is below 0 where they take less.
     """
 
     def beyond(name: str) -> float:

@@ -1,4 +1,4 @@
-"""The rows of `stretto bench scaling RECIPE` for people: a table, bars for a terminal, and a picture of the speed-up."""
+"""The rows of `stretto bench scaling RECIPE` for people: a table, bars for a terminal, a picture of the speed-up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cells_of(document: Document) -> list[list[str]]:
     rows: Sequence[Document] = document["rows"]
     priced = any(row["cost"] is not None for row in rows)
     head = ["devices", "strategy", "s a step", "predicted", "speed-up", "predicted", "efficiency", "busy", "accuracy"]
-    head += ["GB a device", "run", *["cost"] * priced, "lost a step: s"]
+    head += ["GB a device", "run", *["cost"] * priced]
     return [head, *(_row(row, priced=priced) for row in rows)]
 
 
@@ -38,8 +38,7 @@ def _row(row: Document, *, priced: bool) -> list[str]:
     told.append(f"{accuracy['best']:.2f} best, {accuracy['final']:.2f} final" if accuracy else "")
     told.append(f"{max(row['memory_gb'].values()):.2f}" if row["memory_gb"] else "")
     told.append(duration(row["run_seconds"]))
-    told += ["" if row["cost"] is None else money(row["cost"])] if priced else []
-    return [*told, ", ".join(f"{name} {seconds:.2g}" for name, seconds in row["lost"].items())]
+    return [*told, *["" if row["cost"] is None else money(row["cost"])] * priced]
 
 
 def _or_dash(value: float | None) -> str:
@@ -51,6 +50,17 @@ def table(document: Document) -> list[str]:
     rows = cells_of(document)
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def losses(document: Document) -> list[str]:
+    """What each size takes beyond its share of the smallest one's step, and for what."""
+    rows: Sequence[Document] = document["rows"]
+    return [
+        f"{row['case']} loses {sum(row['lost'].values()):.2g} s a step: "
+        + ", ".join(f"{name} {seconds:.2g}" for name, seconds in row["lost"].items())
+        for row in rows
+        if row["lost"] and row["case"] != row["peer_name"]
+    ]
 
 
 def bars(document: Document) -> Iterator[str]:
@@ -91,4 +101,5 @@ def section(document: Document, *, date: str, command: str) -> str:
         f"{date}, {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
         f"load {machine['load']} before the run."
     )
-    return "\n".join([where, "", f"    {command}", "", *markdown_table(head, rows)])
+    lost = [f"- {line}" for line in losses(document)]
+    return "\n".join([where, "", f"    {command}", "", *markdown_table(head, rows), *[""] * bool(lost), *lost])

@@ -54,6 +54,9 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
     ] = None,
+    peer: Annotated[
+        str, typer.Option(metavar="trl|plain", help="step: TRL, or a plain loop on generate where that is missing.")
+    ] = "trl",
     write: Annotated[
         Path | None, typer.Option(metavar="PAGE", help="Also put the results into a Markdown page.")
     ] = None,
@@ -81,6 +84,7 @@ def bench(
         turns=turns,
         batches=tuple(peer_batch or (8, 16, 64)),
         threads=threads,
+        peer=peer,
     )
     told = render.screen(error=True)
     document = measure(wish, note=lambda text: told.print(Text(render.plain(text), style="dim")))
@@ -138,7 +142,8 @@ def _scaling(
         render.document(document)
         return
     screen = render.screen()
-    for line in (*scaling_page.table(document), "", *scaling_page.bars(document)):
+    lines = (*scaling_page.table(document), "", *scaling_page.losses(document), "", *scaling_page.bars(document))
+    for line in lines:
         screen.print(Text(line), soft_wrap=True)
 
 
