@@ -67,7 +67,7 @@ def trained(times, samples=12):
         barrier=False,
         stages=("train",),
         slots={cell.name: 99 for cell in plan.cells if cell.role == "generate"},
-        budgets={slow: 4096, fast: 4096},
+        budgets={slow: 1024, fast: 1024},
         longest=20,
         speeds=SpeedEstimate(relative=relative),
     )
