@@ -1,4 +1,4 @@
-"""The first hour of a GPU, tried without one: parts run, each is on the page as soon as it ends, and a second call goes on."""
+"""The first hour of a GPU, tried without one: each part is on the page once it ends, and a second call goes on."""
 
 import subprocess
 import sys
