@@ -97,7 +97,7 @@ async def _assemble(
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
     base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
-    threads = _threads(recipe, plan, note)
+    threads = threads_of(recipe, plan, note)
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
@@ -125,7 +125,7 @@ async def _assemble(
     )
 
 
-def _threads(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
+def threads_of(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
     """Threads of each CPU device: what the cluster says, or one. A single device takes all cores that are free, or what
     the user has set."""
     told = {} if recipe.placement.cluster in OPEN else parse_cluster(recipe.placement.cluster).threads
