@@ -184,7 +184,7 @@ def not_at_hand(cluster: Cluster) -> str | None:
 def train_apart(recipe: Path, changes: Sequence[str], folder: Path) -> None:
     """A run in a process of its own; what it prints is quoted if it fails."""
     command = [sys.executable, "-m", "stretto", "train", str(recipe), *changes]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode:
         said = " ".join(done.stderr.split()) or "it printed nothing"
         raise StrettoError(f"bench: the run in {folder.name} ended with exit code {done.returncode}: {said[-600:]}")

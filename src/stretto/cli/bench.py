@@ -19,24 +19,31 @@ from stretto.recipe.load import folder_of
 from stretto.recipe.schema import ModelSection
 
 
+ScaledRecipe = Annotated[
+    Path | None, typer.Argument(metavar="[RECIPE]", help="scaling: a recipe to run on 1, 2, 4, … devices.")
+]
+Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=20.")
+]
+MostDevices = Annotated[str | None, typer.Option(help="scaling RECIPE: the most devices, such as 2xcpu or 8xH100.")]
+Sizes = Annotated[list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number of devices. Can be repeated.")]
+Ahead = Annotated[
+    list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number that is only predicted. Can be repeated.")
+]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="scaling RECIPE: the speed-up as SVG.")]
+Peer = Annotated[
+    str, typer.Option(metavar="trl|plain", help="step: TRL, or a plain loop on generate where that is missing.")
+]
+
+
 def bench(
     name: Annotated[str, typer.Argument(metavar="rollout|step|study|strategies|scaling", help="What to measure.")],
-    recipe: Annotated[
-        Path | None, typer.Argument(metavar="[RECIPE]", help="scaling: a recipe to run on 1, 2, 4, … devices.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=20.")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="scaling RECIPE: the most devices, such as 2xcpu or 8xH100.")
-    ] = None,
-    size: Annotated[
-        list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number of devices. Can be repeated.")
-    ] = None,
-    ahead: Annotated[
-        list[int] | None, typer.Option(min=1, help="scaling RECIPE: a number that is only predicted. Can be repeated.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="scaling RECIPE: the speed-up as SVG.")] = None,
+    recipe: ScaledRecipe = None,
+    changes: Changes = None,
+    cluster: MostDevices = None,
+    size: Sizes = None,
+    ahead: Ahead = None,
+    plot: Plot = None,
     case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
     turns: Annotated[
@@ -54,9 +61,7 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
     ] = None,
-    peer: Annotated[
-        str, typer.Option(metavar="trl|plain", help="step: TRL, or a plain loop on generate where that is missing.")
-    ] = "trl",
+    peer: Peer = "trl",
     write: Annotated[
         Path | None, typer.Option(metavar="PAGE", help="Also put the results into a Markdown page.")
     ] = None,
@@ -95,6 +100,11 @@ def bench(
     if json:
         render.document(document)
         return
+    _show(document)
+
+
+def _show(document: dict[str, Any]) -> None:
+    """A line for each row, and what stands beside it."""
     screen = render.screen()
     for row in document["rows"]:
         screen.print(_line(row))
