@@ -43,7 +43,7 @@ def test_threads_are_those_of_free_cores_until_there_are_too_few(cores, busy, th
 def test_it_is_said_why_there_are_fewer():
     assert str(CpuShare(cores=4, busy=0)) == "4 threads on 4 cores"
     assert str(CpuShare(cores=4, busy=1)) == "3 threads on 4 cores: other programs keep 1 of them busy"
-    assert "without spinning: other programs keep 2 of them busy" in str(CpuShare(cores=2, busy=2))
+    assert "for which it competes: other programs keep 2 of them busy" in str(CpuShare(cores=2, busy=2))
 
 
 @pytest.fixture

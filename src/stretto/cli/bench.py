@@ -18,7 +18,6 @@ from stretto.errors import RecipeError
 from stretto.recipe.load import folder_of
 from stretto.recipe.schema import ModelSection
 
-
 ScaledRecipe = Annotated[
     Path | None, typer.Argument(metavar="[RECIPE]", help="scaling: a recipe to run on 1, 2, 4, … devices.")
 ]

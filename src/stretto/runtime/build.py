@@ -134,7 +134,7 @@ def threads_of(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
     if os.environ.get("OMP_NUM_THREADS"):
         return {}
     share = cpu_share(cores(), busy_cores())
-    if share.threads < torch.get_num_threads():
+    if share.threads < torch.get_num_threads() or share.competes:
         note(str(share))
     return {plan.devices[0]: min(share.threads, torch.get_num_threads())}
 

@@ -47,7 +47,7 @@ class CpuShare:
         if not self.busy:
             return told
         kept = f"other programs keep {self.busy} of them busy"
-        return f"{told} that wait for each other without spinning: {kept}" if self.competes else f"{told}: {kept}"
+        return f"{told}, for which it competes: {kept}" if self.competes else f"{told}: {kept}"
 
 
 def cpu_share(cores: int, busy: float) -> CpuShare:
