@@ -220,7 +220,9 @@ def test_a_run_on_two_devices_follows_the_planner_and_measures_what_it_did(here)
     session.start(recipe, name="tiny", root=here, progress=Quiet())
     plan = json.loads((here / "run" / "plan.json").read_text())
     assert {key: plan[key] for key in told.plan.to_json()} == json.loads(json.dumps(told.plan.to_json()))
-    assert plan["predicted"] == json.loads(json.dumps(told.expected))
+    assert json.loads(json.dumps(told.expected)).items() <= plan["predicted"].items()
+    assert plan["predicted"]["run"]["steps"] == plan["measured"]["run"]["steps"] == 2
+    assert plan["measured"]["run"]["seconds"] > 0
     assert plan["measured"]["steps"] == 2
     assert plan["measured"]["seconds"].keys() >= {"step", "generate", "train", "publish"}
     assert plan["measured"]["memory_gb"].keys() == plan["predicted"]["memory_gb"].keys()

@@ -34,6 +34,18 @@ Peer = Annotated[
     str, typer.Option(metavar="trl|plain", help="step: TRL, or a plain loop on generate where that is missing.")
 ]
 
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
+]
+
+Turns = Annotated[
+    int | None, typer.Option(min=1, help="How often the sides take turns, each time in a new process; default 2.")
+]
+
+PeerBatch = Annotated[list[int] | None, typer.Option(min=1, help="Answers that TRL trains at once. Can be repeated.")]
+
+WritePage = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also put the results into a Markdown page.")]
+
 
 def bench(
     name: Annotated[str, typer.Argument(metavar="rollout|step|study|strategies|scaling", help="What to measure.")],
@@ -45,25 +57,17 @@ def bench(
     plot: Plot = None,
     case: Annotated[list[str] | None, typer.Option(help="A case, or all. Can be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Repetitions that count, after one that does not.")] = 1,
-    turns: Annotated[
-        int | None, typer.Option(min=1, help="How often the sides take turns, each time in a new process; default 2.")
-    ] = None,
+    turns: Turns = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Prompts a step.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Answers per prompt.")] = None,
-    peer_batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Answers that TRL trains at once. Can be repeated.")
-    ] = None,
+    peer_batch: PeerBatch = None,
     model: Annotated[str, typer.Option(help="The model, named as in a recipe.")] = str(ModelSection().name),
     shape: Annotated[
         str | None, typer.Option(metavar="NAME", help="Random weights of this shape, such as qwen2.5-3b, not a model.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of every side; default OMP_NUM_THREADS or all cores.")
-    ] = None,
+    threads: Threads = None,
     peer: Peer = "trl",
-    write: Annotated[
-        Path | None, typer.Option(metavar="PAGE", help="Also put the results into a Markdown page.")
-    ] = None,
+    write: WritePage = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Measure stretto against what you would otherwise use. Takes minutes; nothing else should run meanwhile."""
