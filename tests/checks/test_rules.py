@@ -70,6 +70,7 @@ WRONG = [
     (["engine.kind=vllm"], "engine.kind", "not available yet"),
     (["engine.top_p=0.9"], "engine.top_p", "another distribution"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
+    (["placement={nccl: true, cluster: 2xcpu}"], "placement.nccl", "names none"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
     (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
     (["engine.url=http://x"], "engine.url", "not available yet"),
@@ -266,6 +267,7 @@ RIGHT = [
     ["placement.cluster=1xgpu"],
     ["engine={speculate: false, memory_share: 0.5}"],
     ["engine.graphs=true"],  # one of the devices there may be a GPU
+    ["placement.nccl=true"],
     ["checkpoint.best=loss"],
     ["batch.token_budget=4096"],
     ["evaluate.every=0"],

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     idle.betas_are_used,
     idle.warmup_rate_is_used,
     idle.graphs_have_a_gpu,
+    idle.nccl_has_gpus,
     idle.best_is_measured,
     roles.values_have_a_critic,
     roles.value_clip_is_used,

@@ -43,7 +43,7 @@ def plan(
     if json:
         render.document(told.document())
     else:
-        named = named_by(told.recipe.placement)
+        named = named_by(told.recipe.placement, len(told.setting.names))
         page = planned.page(told.found, told.setting, named, told.measured, run=told.runs[0])
         render.screen().print(page, end="")
 
