@@ -15,13 +15,14 @@ MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "model
 """What a model's files say, read without PyTorch."""
 
 ARROWS = {
-    "__init__": {"types", "errors", "api", "recipe.schema", "runtime.user_functions"},
+    "__init__": {"types", "errors", "openmp", "api", "recipe.schema", "runtime.user_functions"},
     "__main__": {"cli.main"},
     "types": set(),
     "errors": set(),
     "extras": {"errors"},
     "plugins": {"errors", "recipe.schema", "sandbox"},
     "threads": set(),
+    "openmp": set(),
     "recipe": BASE | {"checks.rules", "placement.strategies"},
     "checks": BASE
     | {
@@ -29,6 +30,7 @@ ARROWS = {
         "algorithms.own_facts",
         "environments",
         "models",
+        "openmp",
         "placement",
         "recipe",
         "rewards",
@@ -68,8 +70,9 @@ ARROWS = {
     | {"workers.worker_group", "workers.worker_spec"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
-    | {"environments.render", "environments.trajectory", "models.load", "models.logprob_head", "models.scratch"}
-    | {"models.source", "placement.build", "placement.devices", "placement.plan", "placement.rates"}
+    | {"checks.machine", "environments.render", "environments.trajectory", "models.load", "models.logprob_head"}
+    | {"models.scratch", "models.source", "placement.build", "placement.cluster", "placement.devices"}
+    | {"placement.plan", "placement.rates", "report.chart", "storage.json_lines"}
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
@@ -102,6 +105,7 @@ TORCH_FREE = (
     "errors",
     "extras",
     "threads",
+    "openmp",
     "plugins",
     "recipe",
     "tasks",

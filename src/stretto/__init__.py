@@ -4,13 +4,14 @@
 (docs/reference/python.md). Besides them, the public surface is the records of `stretto.types`, the errors of
 `stretto.errors`, and the protocols of the rooms (`stretto.environments.base`, `stretto.engines.base`,
 `stretto.algorithms.base`). Importing this package loads neither torch nor any other heavy library: what is not a record
-or an error is loaded when it is first asked for.
+or an error is loaded when it is first asked for. It says how long threads of a CPU may spin, which torch reads once.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import Problem, RecipeError, StrettoError
+from stretto.openmp import bound_spinning
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, Trajectory
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ _WHERE = {
     "StepEvent": "stretto.runtime.user_functions",
 }
 """Name -> the module that it is loaded from when it is asked for."""
+
+
+bound_spinning()
 
 
 def __getattr__(name: str) -> Any:

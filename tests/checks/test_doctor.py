@@ -1,6 +1,7 @@
 """`stretto doctor` and the checks that every run begins with: what is printed, what is refused, and nothing loaded."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from stretto.checks.machine.base import Check, Gpu, MachineCheck
 from stretto.checks.machine.facts import look
 from stretto.cli.main import main
 from stretto.errors import RecipeError
+from stretto.openmp import BOUNDED, PASSIVE, USER
 
 OLD = Check(name="packages", ok=False, text="torch>=2.11 is needed, and 1.0 is installed", fix="pip install torch")
 
@@ -79,6 +81,25 @@ def test_nothing_heavy_is_loaded(recipe):
     assert done.returncode == 0, done.stderr
     assert "packages" in done.stdout
     assert done.stdout.endswith("LOADED []\n")
+
+
+COMPETING = """
+import os, sys
+from pathlib import Path
+from stretto.checks import doctor
+from stretto.recipe.load import parse_recipe
+doctor.busy_cores = lambda: float(sys.argv[1])
+doctor.admit(parse_recipe({"model": {"name": "scratch"}}), root=Path())
+print(os.environ["GOMP_SPINCOUNT"], "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("busy", "spins"), [("0", BOUNDED), ("1e9", PASSIVE)])
+def test_where_others_take_every_core_a_run_does_not_spin(busy, spins):
+    given = {name: value for name, value in os.environ.items() if name not in USER}
+    command = [sys.executable, "-c", COMPETING, busy]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [spins["GOMP_SPINCOUNT"], "False"], done.stderr
 
 
 def test_checks_without_anything_to_say_are_left_out():

@@ -155,9 +155,9 @@ def test_a_model_whose_size_is_not_known_is_not_judged(name):
 def test_threads_have_cores():
     assert passed(resources.threads_have_cores(setting())) == "4 threads on 4 cores"
     given = setting(environment={"OMP_NUM_THREADS": "8"})
-    assert "set OMP_NUM_THREADS=4" in failed(resources.threads_have_cores(given))
-    hidden = failed(resources.threads_have_cores(setting(shown=64, cores=2)))
-    assert "64 threads (the container's limit does not show), and this process may use 2 cores" in hidden
+    assert "8 threads (OMP_NUM_THREADS says so)" in failed(resources.threads_have_cores(given))
+    assert passed(resources.threads_have_cores(setting(shown=64, cores=2))) == "2 threads on 2 cores"
+    assert passed(resources.threads_have_cores(setting(busy=0.9))).startswith("3 threads on 4 cores: other programs")
     assert resources.threads_have_cores(setting(shown=64, cores=2, environment={"OMP_NUM_THREADS": "2"})).ok
     assert "is no number" in failed(resources.threads_have_cores(setting(environment={"OMP_NUM_THREADS": "many"})))
 

@@ -1,4 +1,4 @@
-"""The same code on a GPU: same samples, same gradients, a step that fits. Run by scripts/gpu_check."""
+"""The same code on a GPU: same samples, same gradients, a step that fits. Run by scripts/gpu_hour."""
 
 import numpy as np
 import pytest

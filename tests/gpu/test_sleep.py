@@ -1,4 +1,4 @@
-"""On a GPU what sleeps frees memory, and a run does not notice. Run by scripts/gpu_check."""
+"""On a GPU what sleeps frees memory, and a run does not notice. Run by scripts/gpu_hour."""
 
 import asyncio
 

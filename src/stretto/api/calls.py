@@ -298,7 +298,7 @@ def _source(target: Target) -> RecipeSource:
 
 
 def _fit(recipe: Recipe, root: Path, note: Note) -> None:
-    """Refuses a machine on which the run could not go well; says what of it would have no work."""
+    """Refuses a machine on which the run could not go well; says what of it would have no work, or is busy."""
     from stretto.checks.doctor import admit
 
     for remark in admit(recipe, root=root):

@@ -21,6 +21,7 @@ from stretto.planner import explain
 from stretto.planner.forecast import setting_of
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import LARGEST, SearchResult, roomiest, search, smallest_cluster, variants_of
+from stretto.planner.whole_run import RunForecast, run_of, step_spread
 from stretto.recipe.load import Changes, RecipeSource, cluster_path, folder_of
 from stretto.recipe.schema import Recipe
 
@@ -61,6 +62,8 @@ class ForecastPlan:
     """Of the best plan, the constant on which its place hangs, its value and where it turns; none if none is near."""
     waits_for: list[str]
     """What of it cannot be run yet."""
+    run: Mapping[str, Any]
+    """What all steps and evaluations would take and cost, with an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,16 @@ class Plans:
     def document(self) -> dict[str, Any]:
         """What `stretto plan --json` prints."""
         beside = {} if self.measured is None else {"measured": dict(self.measured)}
-        return explain.document(self.found, self.setting) | beside
+        told = explain.document(self.found, self.setting) | beside
+        for plan, run in zip(told["plans"], self.runs, strict=True):
+            plan["run"] = run.to_json()
+        return told
+
+    @property
+    def runs(self) -> list[RunForecast]:
+        """The whole run with each plan."""
+        spread = step_spread(self.found.best[0], self.setting)
+        return [run_of(forecast, self.setting, self.recipe, spread=spread) for forecast in self.found.best]
 
 
 def planned(

@@ -47,6 +47,8 @@ class BenchSettings:
     """How often the sides take turns: a machine that slows down for a while must not do it for one side only."""
     batches: tuple[int, ...]
     """Answers that the peer of `step` trains at once, each tried."""
+    peer: str = "trl"
+    """What a step stands beside: trl, or plain where that is not installed."""
     run: Run
     """Has a job done."""
     note: Note
@@ -154,9 +156,9 @@ def rollout_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
 def step_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Seconds of a step, and its peak memory."""
     desk = CaseJobs(setting, case)
-    sides = [("stretto step", None), *(("trl step", batch) for batch in setting.batches)]
+    sides = [("stretto step", None), *((f"{setting.peer} step", batch) for batch in setting.batches)]
     (ours, *peers), failed = desk.measure_in_turns(sides)
-    replay = equal_replay(ours, desk.measure("trl replay", min(setting.batches)), case.dtype)
+    replay = equal_replay(ours, desk.measure(f"{setting.peer} replay", min(setting.batches)), case.dtype)
     for peer in peers:
         equal_work(ours, peer)
     fastest, leanest = min(peers, key=lambda peer: peer.best), min(peers, key=lambda peer: peer.memory)

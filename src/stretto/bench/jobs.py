@@ -30,6 +30,8 @@ SIDES = {
     "crews alone": "stretto.bench.cells:alone",
     "crews agree": "stretto.bench.cells:agree",
     "cells in turn": "stretto.bench.cells:cells_in_turn",
+    "plain step": "stretto.bench.peer_plain:step",
+    "plain replay": "stretto.bench.peer_plain:replay",
     "trl step": "stretto.bench.peer_trl:step",
     "trl replay": "stretto.bench.peer_trl:replay",
     "generate rollout": "stretto.bench.peer_generate:rollout",

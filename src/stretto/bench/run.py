@@ -58,6 +58,8 @@ BENCHES = {
 }
 TURNS = 2
 """How often the sides take turns unless told otherwise."""
+PEERS = ("trl", "plain")
+"""What a step stands beside, the usual one first."""
 WAITING = ("publish",)
 """Benches of parts that are not there yet."""
 
@@ -86,6 +88,8 @@ class BenchRequest:
     """Answers that TRL trains at once."""
     threads: int | None = None
     """Threads of every side; default: what this process would use."""
+    peer: str = "trl"
+    """What a step stands beside: trl, or plain, which needs nothing but transformers."""
 
 
 def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str, Any]:
@@ -95,7 +99,9 @@ def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str
     enough_prompts(prompts=max(case.prompts for case in cases) * (bench.cells if bench.wide else 1), steps=wish.steps)
     if wish.shape is not None:
         plain_shape(wish.shape)
-    if run is run_apart:
+    if wish.peer not in PEERS or (wish.peer != PEERS[0] and wish.bench != "step"):
+        raise RecipeError.of("--peer", f"there is no peer {wish.peer!r} here", f"{' or '.join(PEERS)}, with bench step")
+    if run is run_apart and wish.peer == PEERS[0]:
         require(bench.packages, bench.extra)
     if wish.bench == "step":
         _groups_in_batches(wish, cases[0])
@@ -117,6 +123,7 @@ def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str
             batches=wish.batches,
             run=run,
             note=note,
+            peer=wish.peer,
         )
         rows = [row for case in cases for row in bench.rows(setting, case)]
     return {"bench": wish.bench, "machine": about, "rows": rows}

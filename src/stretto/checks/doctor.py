@@ -9,12 +9,15 @@ not silently. What only makes a run slow is the doctor's alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stretto.checks.machine import devices, network, packages, programs, resources
 from stretto.checks.machine.base import Check, Function, MachineCheck
 from stretto.checks.machine.facts import look
+from stretto.checks.machine.load import busy_cores, cpu_share
 from stretto.errors import DeadlineError, Problem, RecipeError
+from stretto.openmp import wait_passively
 from stretto.recipe.schema import Recipe
 
 CHECKS: tuple[Function, ...] = (
@@ -66,7 +69,7 @@ def examine(setting: MachineCheck, checks: Sequence[Function] = CHECKS) -> list[
 
 def examined(recipe: Recipe | None, *, root: Path) -> list[Check]:
     """Every check, on this machine."""
-    return examine(MachineCheck(machine=look(), recipe=recipe, root=root))
+    return examine(MachineCheck(machine=replace(look(), busy=busy_cores()), recipe=recipe, root=root))
 
 
 def admit(recipe: Recipe, *, root: Path) -> list[str]:
@@ -80,4 +83,6 @@ def admit(recipe: Recipe, *, root: Path) -> list[str]:
         if all(found.silent for found in wrong):
             raise DeadlineError("\n".join(f"start: {found.text}\n    fix: {found.fix}" for found in wrong))
         raise RecipeError(*(Problem(field=w.name, reason=w.text, fix=w.fix or "stretto doctor") for w in wrong))
+    if cpu_share(setting.machine.cores, busy_cores()).competes:
+        wait_passively()  # before torch is loaded
     return [f"{found.text}; {found.fix}" for found in examine(setting, TOLD_AT_START) if not found.ok]

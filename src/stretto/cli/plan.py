@@ -44,7 +44,8 @@ def plan(
         render.document(told.document())
     else:
         named = named_by(told.recipe.placement, len(told.setting.names))
-        render.screen().print(planned.page(told.found, told.setting, named, told.measured), end="")
+        page = planned.page(told.found, told.setting, named, told.measured, run=told.runs[0])
+        render.screen().print(page, end="")
 
 
 def _write(path: Path, spans: list[Span]) -> None:

@@ -14,6 +14,7 @@ from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import SearchResult
 from stretto.planner.sensitivity import turning_point
 from stretto.planner.simulate import Forecast
+from stretto.planner.whole_run import RunForecast
 from stretto.report.timeline import Span
 from stretto.scheduler.records import UPDATE
 
@@ -55,9 +56,15 @@ def spans(forecast: Forecast) -> list[Span]:
 
 
 def page(
-    found: SearchResult, setting: PlanningProblem, named: str, measured: Mapping[str, float] | None = None
+    found: SearchResult,
+    setting: PlanningProblem,
+    named: str,
+    measured: Mapping[str, float] | None = None,
+    *,
+    run: RunForecast,
 ) -> Text:
-    """Everything, for people. `named` is the strategy of the recipe, which is marked; `measured` is what plans took."""
+    """Everything, for people. `named` is the strategy of the recipe, which is marked; `measured` is what plans took;
+    `run` is the whole run with the best plan."""
     from rich.text import Text
 
     work, best = setting.workload, found.best[0]
@@ -85,6 +92,7 @@ def page(
     text.append("\n")
     for line in _lanes(best):
         text.append(f"  {line}\n")
+    text.append("\nthe whole run", style="bold").append(f": {run}\n")
     for note in explain.notes(found, setting):
         text.append("\nnote: ", style="yellow").append(note)
     told = f"\n{found.weighed} layouts weighed, {found.simulated} simulated; every number is a forecast\n"

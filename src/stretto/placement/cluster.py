@@ -1,7 +1,8 @@
 """A cluster: which devices exist, on which hosts, from text such as `6x8xH100` or from a cluster file.
 
 It says what there is, never what is free. `8xH100` is one host of eight; a count beyond what one host usually holds is
-split into such hosts.
+split into such hosts. Threads of a CPU are this machine's: `1xcpu+1xcpu2` are two devices of one host, of one and of
+two threads, unless the hosts are counted, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from stretto.errors import Problem, RecipeError
-from stretto.placement.devices import GB, Device, find_device
+from stretto.placement.devices import GB, Device, DeviceKind, find_device, with_threads
 from stretto.placement.rates import Rates
 from stretto.recipe import yaml_io as document
 from stretto.recipe.schema import Count, Section
@@ -33,11 +34,18 @@ class Host:
     name: str
     """The host's name, as in the names of its devices."""
     device: Device
-    """What it holds; hosts are of one kind each."""
+    """What it holds; the first of it, where CPU devices have different numbers of threads."""
     count: int
     """How many of it."""
     memory: float
     """Host memory in bytes."""
+    unequal: tuple[Device, ...] = ()
+    """Its devices one by one, where they differ."""
+
+    @property
+    def each(self) -> tuple[Device, ...]:
+        """Its devices one by one."""
+        return self.unequal or (self.device,) * self.count
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +65,12 @@ class Cluster:
     @property
     def devices(self) -> dict[str, Device]:
         """Name such as "host0/gpu:3" -> device, in the order of the hosts."""
-        return {name: host.device for host in self.hosts for name in host.names}
+        return {name: each for host in self.hosts for name, each in zip(host.names, host.each, strict=True)}
+
+    @property
+    def threads(self) -> dict[str, int]:
+        """Threads of the CPU devices that are said to have so many, by name."""
+        return {name: device.threads for name, device in self.devices.items() if device.threads}
 
     def __len__(self) -> int:
         return sum(host.count for host in self.hosts)
@@ -66,7 +79,8 @@ class Cluster:
         """Each kind of device and how many there are, in the order of the hosts."""
         counts: Counter[Device] = Counter()
         for host in self.hosts:
-            counts[host.device] += host.count
+            for device in host.each:
+                counts[device] += 1
         return tuple(counts.items())
 
     def __str__(self) -> str:
@@ -79,8 +93,11 @@ def parse_cluster(text: str, *, field: str = "placement.cluster") -> Cluster:
         return _from_file(text, field)
     parts = [_part(part.strip(), text, field) for part in text.split("+")]
     _check_size(sum(sum(counts) for _, counts in parts), text, field)
-    sizes = [(device, count) for device, counts in parts for count in counts]
-    return Cluster(hosts=tuple(_named(sizes)))
+    hosts = [(device,) * count for device, counts in parts for count in counts]
+    here = not any(re.match(r"\s*\d+\s*x\s*\d", part) for part in text.split("+"))
+    if here and not any(device.kind.has_own_memory for device, _ in parts):
+        hosts = [tuple(device for host in hosts for device in host)]
+    return Cluster(hosts=tuple(_named(hosts)))
 
 
 def _from_file(path: str, field: str) -> Cluster:
@@ -117,13 +134,15 @@ def _check_size(count: int, told: str, field: str) -> None:
         raise RecipeError.of(field, reason, f"give a number from 1 to {MOST_DEVICES}")
 
 
-def _named(sizes: list[tuple[Device, int]]) -> Iterator[Host]:
+def _named(hosts: Sequence[tuple[Device, ...]]) -> Iterator[Host]:
     """Hosts with names: `localhost` if there is only one, `host0` and so on otherwise."""
-    for index, (device, count) in enumerate(sizes):
-        name = "localhost" if len(sizes) == 1 else f"host{index}"
-        if not device.kind.has_own_memory:
-            device = replace(device, memory=_own_memory() / count, host_memory=_own_memory() / count)
-        yield Host(name=name, device=device, count=count, memory=device.host_memory * count)
+    for index, devices in enumerate(hosts):
+        name, count = "localhost" if len(hosts) == 1 else f"host{index}", len(devices)
+        if not devices[0].kind.has_own_memory:
+            share = _own_memory() / count
+            devices = tuple(replace(device, memory=share, host_memory=share) for device in devices)
+        first, unequal = devices[0], devices if len(set(devices)) > 1 else ()
+        yield Host(name=name, device=first, count=count, memory=first.host_memory * count, unequal=unequal)
 
 
 def _own_memory() -> float:
@@ -169,6 +188,8 @@ class HostNumbers(Section):
     """How many such hosts."""
     memory_gb: Gigabytes | None = None
     """Host memory in GB."""
+    threads: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] | None = None
+    """Threads of each CPU device, one number for each."""
 
 
 class ClusterFile(Section):
@@ -191,13 +212,25 @@ def read_cluster(data: Any, *, file: str) -> Cluster:
     Rates.of(told.rates, field=f"{file}: rates")
     _check_size(sum(group.devices * group.count for group in told.hosts), "hosts", f"{file}: hosts")
     own = {name: _device(name, numbers, file) for name, numbers in told.devices.items()}
-    sizes: list[tuple[Device, int, float | None]] = []
-    for group in told.hosts:
+    held: list[tuple[Device, ...]] = []
+    for index, group in enumerate(told.hosts):
         device = own[group.device] if group.device in own else find_device(group.device, field=f"{file}: hosts")
-        sizes += [(device, group.devices, group.memory_gb)] * group.count
-    hosts = _named([(device, count) for device, count, _ in sizes])
-    given = (_given(host, memory) for host, (_, _, memory) in zip(hosts, sizes, strict=True))
+        held += [_devices(group, device, f"{file}: hosts.{index}.threads")] * group.count
+    memory = [group.memory_gb for group in told.hosts for _ in range(group.count)]
+    given = (_given(host, each) for host, each in zip(_named(held), memory, strict=True))
     return Cluster(hosts=tuple(given), rates=told.rates)
+
+
+def _devices(group: HostNumbers, device: Device, field: str) -> tuple[Device, ...]:
+    """The devices of a host."""
+    if group.threads is None:
+        return (device,) * group.devices
+    if device.kind is not DeviceKind.CPU:
+        raise RecipeError.of(field, f"{device.name} is no CPU", "leave it out")
+    if len(group.threads) != group.devices:
+        reason = f"there are {group.devices} devices, and numbers for {len(group.threads)}"
+        raise RecipeError.of(field, reason, "give one number for each device")
+    return tuple(with_threads(device, count) for count in group.threads)
 
 
 def _given(host: Host, memory_gb: float | None) -> Host:
@@ -206,7 +239,9 @@ def _given(host: Host, memory_gb: float | None) -> Host:
         return host
     share = memory_gb * GB / host.count
     own: dict[str, Any] = {} if host.device.kind.has_own_memory else {"memory": share}
-    return replace(host, memory=memory_gb * GB, device=replace(host.device, host_memory=share, **own))
+    first, *others = (replace(device, host_memory=share, **own) for device in host.each)
+    unequal = (first, *others) if host.unequal else ()
+    return replace(host, memory=memory_gb * GB, device=first, unequal=unequal)
 
 
 def _tuples(data: Any) -> Any:
@@ -223,7 +258,7 @@ KINDS = {"tuple_type": "is no list", "model_type": "is no section of keys and va
 def _problems(wrong: ValidationError, file: str) -> Iterator[Problem]:
     """Every complaint of the schema, in words; what is only short of items that are wrong themselves is left out."""
     errors = wrong.errors()
-    fix = "a cluster file has hosts (device, devices, count, memory_gb), devices and rates"
+    fix = "a cluster file has hosts (device, devices, count, memory_gb, threads), devices and rates"
     for error in errors:
         inside = any(other["loc"][:-1][: len(error["loc"])] == error["loc"] for other in errors)
         if error["type"] == "too_short" and inside:

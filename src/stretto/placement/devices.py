@@ -77,6 +77,8 @@ class Device:
     """This device's share of its host's memory, bytes."""
     kind: DeviceKind = field(default=DeviceKind.GPU, hash=False)
     """Of which its name tells, as in "host0/gpu:3"."""
+    threads: int = 0
+    """Threads of a CPU device that is said to have so many."""
 
 
 def _gpu(
@@ -158,11 +160,20 @@ NUMBERS = (
 """How to plan with a device that the table lacks."""
 
 
+def with_threads(device: Device, count: int) -> Device:
+    """A CPU device of so many threads, called `cpu2` and the like. What they share of the machine stays as it is."""
+    numbers = {name: count * getattr(device, name) for name in ("flops", "matmul", "bandwidth")}
+    name = device.name if count == 1 else f"{device.name}{count}"
+    return replace(device, name=name, threads=count, **numbers)
+
+
 def find_device(name: str, *, field: str = "placement.cluster") -> Device:
     """The device of this name, or a RecipeError with the nearest names that are known."""
     device = _BY_PLAIN_NAME.get(plain(name))
     if device is not None:
         return device
+    if (several := re.fullmatch(r"cpu([1-9]\d{0,3})", plain(name))) is not None:
+        return with_threads(_CPU, int(several[1]))
     near = difflib.get_close_matches(plain(name), _BY_PLAIN_NAME, n=3, cutoff=0.4)
     known = list(dict.fromkeys(_BY_PLAIN_NAME[key].name for key in near)) or list(DEVICES)
     raise RecipeError.of(

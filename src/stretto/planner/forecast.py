@@ -26,6 +26,7 @@ from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.saved_calibration import as_measured
 from stretto.planner.search import CLOSE, search, variants_of
 from stretto.planner.simulate import Forecast, simulate
+from stretto.planner.whole_run import model_error, step_spread
 from stretto.planner.workload import StepWorkload, workload_of
 from stretto.recipe.schema import Placement, Recipe
 
@@ -142,6 +143,8 @@ def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) 
         "idle": forecast.idle,
         "answer_tokens": forecast.tokens / setting.workload.answers,
         "cost_per_step": explain.cost(forecast, setting),
+        "error": model_error(setting),
+        "spread": step_spread(forecast, setting),
         "constants": setting.source,
         "assumed": list(setting.workload.assumed),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import build
 from stretto.checks.machine.facts import cores
+from stretto.checks.machine.load import busy_cores, cpu_share
 from stretto.engines.queue import SLICE
 from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
@@ -122,7 +124,8 @@ async def _assemble(
         recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
-    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
+    threads = threads_of(recipe, plan, note)
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
@@ -155,10 +158,31 @@ async def _assemble(
     )
 
 
+def threads_of(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
+    """Threads of each CPU device: what the cluster says, or one. A single device takes all cores that are free, or what
+    the user has set."""
+    told = {} if recipe.placement.cluster in OPEN else parse_cluster(recipe.placement.cluster).threads
+    if told or len(plan.devices) > 1 or kind_of(plan.devices[0]) is not DeviceKind.CPU:
+        return told
+    if os.environ.get("OMP_NUM_THREADS"):
+        return {}
+    share = cpu_share(cores(), busy_cores())
+    if share.threads < torch.get_num_threads() or share.competes:
+        note(str(share))
+    return {plan.devices[0]: min(share.threads, torch.get_num_threads())}
+
+
 def _assignment(
-    recipe: Recipe, plan: Plan, device: str, *, root: Path, base: Path | None, budgets: Mapping[str, int]
+    recipe: Recipe,
+    plan: Plan,
+    device: str,
+    *,
+    root: Path,
+    base: Path | None,
+    budgets: Mapping[str, int],
+    threads: Mapping[str, int],
 ) -> WorkerSpec:
-    """What the worker of a device is told to be. Several on one host have a thread each; one has them all."""
+    """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
     return WorkerSpec(
         recipe=recipe,
@@ -168,7 +192,7 @@ def _assignment(
         device=device,
         roles=frozenset(cell.role for cell in mine),
         token_budget=budgets[device],
-        threads=None if len(plan.devices) == 1 else 1,
+        threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
         sharers=plan.sharers,
         sleeps=plan.sleeps_on(device),

@@ -150,10 +150,10 @@ class StepExecutor:
             self.counts[cell] = self.lanes[cell].enter_context(piece)
         if not self.active[cell]:
             self.lanes.pop(cell).close()
-            seconds, counts = self.clock.spans[-1].seconds, self.counts[cell]
-            context = sum(self.contexts.pop(cell, {}).values())
+            counts, context = self.counts[cell], sum(self.contexts.pop(cell, {}).values())
             if "tokens" in counts:
-                self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
+                longest, tokens, seconds = counts["longest"], counts["tokens"], self.clock.spans[-1].seconds
+                self.pace.lane(seconds=seconds, longest=longest, tokens=tokens, context=context, cell=cell)
 
     async def _generate(self, item: RolloutId, asking: RoutedClient) -> int:
         trajectory = await run_trajectory(
@@ -234,7 +234,7 @@ class StepExecutor:
         with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.crew.version) as counts:
             counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
             await self._piece(piece)
-        self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens)
+        self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens, cell=piece.cell)
 
     async def _piece(self, piece: StageWork) -> None:
         trajectories = [self.trajectories[item] for item in piece.items]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from stretto.placement.plan import Plan
 from stretto.planner import forecast as foresee
 from stretto.planner.explain import money
 from stretto.planner.problem import PlanningProblem
+from stretto.planner.whole_run import between, duration, forecast_run
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import token_budget
@@ -129,11 +130,11 @@ def measured(
     metrics: Path, *, after: int, memory: Mapping[str, float], price: float | None = None
 ) -> dict[str, Any] | None:
     """Medians over the steps after one, from metrics.jsonl; none if there was no step. `price` is of a second."""
-    rows = [numbers_of(row) for row in read_rows(metrics)]
-    rows = [row for row in rows if row["step"] > after and row.get("seconds/step")]
+    written = [numbers_of(row) for row in read_rows(metrics)]
+    rows = [row for row in written if row["step"] > after and row.get("seconds/step")]
     if not rows:
         return None
-    names = [name for name in rows[-1] if name.startswith("seconds/")]
+    names = [name for name in rows[-1] if name.startswith("seconds/") and name not in BETWEEN_STEPS]
     seconds = {name.removeprefix("seconds/"): median(row.get(name) or 0.0 for row in rows) for name in names}
     step = seconds.pop("step")
     return {
@@ -144,6 +145,24 @@ def measured(
         "answer_tokens": median(row.get("length/mean") or 0.0 for row in rows),
         "cost_per_step": None if price is None else price * step,
         "steps": len(rows),
+        "run": _whole_run(written, price),
+    }
+
+
+BETWEEN_STEPS = ("seconds/evaluate",)
+"""Seconds that are not part of a step."""
+
+
+def _whole_run(rows: Sequence[Mapping[str, float | None]], price: float | None) -> dict[str, Any]:
+    """What all steps and evaluations took and cost, those before a resume included, and how far steps differed."""
+    steps = sorted(seconds for row in rows if (seconds := row.get("seconds/step")))
+    total = sum(steps) + sum(row.get(name) or 0.0 for row in rows for name in BETWEEN_STEPS)
+    tenths = quantiles(steps, n=10, method="inclusive") if len(steps) > 1 else steps
+    return {
+        "seconds": total,
+        "steps": len(steps),
+        "step_interval": [tenths[0], tenths[-1]],
+        "cost": None if price is None else price * total,
     }
 
 
@@ -169,6 +188,8 @@ def table(expected: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[s
     if (answers := took.get("answers")) != (likely := said.get("answers")):  # rounds of dynamic sampling
         rows.append(("answers a step", _number(likely), _number(answers)))
     rows.append(("tokens an answer", _number(said.get("answer_tokens")), _number(took["answer_tokens"])))
+    if (whole := took.get("run")) is not None:
+        rows += _of_the_run(said.get("run"), whole)
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
     steps = f"median of {took['steps']} steps" if took["steps"] > 1 else "one step"
     return [
@@ -176,6 +197,21 @@ def table(expected: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[s
         + (f"  ({steps})" if index == 0 else "")
         for index, row in enumerate(rows)
     ]
+
+
+def _of_the_run(said: Mapping[str, Any] | None, took: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The rows of the whole run; a forecast with the interval that four of five keep, a measurement with the steps'."""
+    low, high = took["step_interval"]
+    rows = [("most steps s", "-", f"{_number(low)} to {_number(high)}")]
+    rows.append(
+        ("whole run", "-" if said is None else between(said["seconds"], *said["interval"]), duration(took["seconds"]))
+    )
+    if (cost := took["cost"]) is not None:
+        likely = "-" if said is None or said["cost"] is None else money(said["cost"])
+        if said is not None and said["cost_interval"]:
+            likely += " ({} to {})".format(*map(money, said["cost_interval"]))
+        rows.append(("cost of the run", likely, money(cost)))
+    return rows
 
 
 SHOWN = 0.01
@@ -197,5 +233,21 @@ def compare_to_forecast(
         return ()
     if told.expected is None:
         told = replace(told, expected=expectation(recipe, _setting(recipe, root), told.plan))
+    if told.expected is not None:
+        told = replace(told, expected={**told.expected, "run": _expected_run(recipe, told.expected)})
     write(folder, told, took)
     return table(told.expected, took)
+
+
+def _expected_run(recipe: Recipe, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole run, by the forecast of a step."""
+    seconds = expected["seconds"]
+    run = forecast_run(
+        recipe,
+        step=seconds["step"],
+        answer=seconds.get("generate", 0.0) / max(1.0, expected["answers"]),
+        spread=expected["spread"],
+        error=expected["error"],
+        devices=len(devices_of(recipe.placement)),
+    )
+    return run.to_json()

@@ -71,6 +71,7 @@ async def train(
     for step in range(done + 1, recipe.run.steps + 1):
         cursor = parts.prompts.state()
         clock.begin()
+        reduced = parts.crew.reducing
         try:
             stop_if_interrupted()
             taken = await run_step(parts, clock, step=step)
@@ -80,6 +81,7 @@ async def train(
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step)
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
+        metrics |= {"seconds/reduce": parts.crew.reducing - reduced} if len(parts.crew.trainers) > 1 else {}
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(
             batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
@@ -145,7 +147,7 @@ async def evaluated(
     desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
     if evaluation.failure is not None:
         desk.progress.note(unjudged(evaluation, step=step))
-    return {**metrics, **evaluation_metrics(evaluation)}
+    return {**metrics, "seconds/evaluate": clock.spans[-1].seconds, **evaluation_metrics(evaluation)}
 
 
 def unjudged(evaluation: Evaluation, *, step: int) -> str:

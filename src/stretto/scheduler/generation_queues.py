@@ -1,8 +1,9 @@
 """Who generates what: groups wait, longest expected first; cells take them as they have room; tails move together.
 
 A group stays on one cell, so that its prompt is computed once, unless that would leave other cells with less to do:
-then the last groups are split. A group that finds less room than it needs begins, and the rest of it waits on that
-cell; a cell with nothing left of its own takes over what waits elsewhere.
+then the last groups are split. Cells of unequal speed are given as much as they do in the same time. A group that finds
+less room than it needs begins, and the rest of it waits on that cell; a cell with nothing left of its own takes over
+what waits elsewhere.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class GenerationQueue:
     """How many trajectories it takes at once."""
     speeds: SpeedEstimate
     """How fast it is."""
+    speed: float = 1.0
+    """The same, beside the mean of the cells."""
     active: dict[RolloutId, tuple[float, float]] = field(default_factory=dict)
     """Being generated: (tick at which it would have begun here, expected tokens)."""
     backlog: deque[tuple[RolloutId, float]] = field(default_factory=deque)
@@ -41,6 +44,11 @@ class GenerationQueue:
     """Groups whose prompt it has computed or will."""
     computing: float = 0.0
     """Seconds of forwards over what was given to it that are still to pass before it decodes."""
+
+    @property
+    def due(self) -> float:
+        """What it has to do, as tokens of a cell of the mean speed."""
+        return self.load / self.speed
 
     @property
     def room(self) -> int:
@@ -99,7 +107,10 @@ class GenerationQueues:
     """Every lane, and what waits for one."""
 
     def __init__(self, slots: Mapping[str, int], *, speeds: SpeedEstimate, longest: int) -> None:
-        self.lanes = {cell: GenerationQueue(slots=count, speeds=speeds) for cell, count in slots.items()}
+        self.lanes = {
+            cell: GenerationQueue(slots=count, speeds=speeds.on(cell), speed=speeds.relative.get(cell, 1.0))
+            for cell, count in slots.items()
+        }
         self.speeds, self.longest = speeds, longest
         self.waiting: list[tuple[float, int, tuple[RolloutId, ...]]] = []
         self.waiting_items = 0
@@ -131,17 +142,19 @@ class GenerationQueues:
         for cell in cells:
             self._begin(cell, joins, now)
         roomy = [cell for cell in cells if self.lanes[cell].room > 0]
-        heap = [(self.lanes[cell].load, self.order[cell], cell) for cell in roomy]
+        heap = [(self.lanes[cell].due, self.order[cell], cell) for cell in roomy]
         heapq.heapify(heap)
         room = sum(self.lanes[cell].room for cell in roomy)
         fair = float("inf")
         if len(roomy) > 1 and self.waiting_items <= room:
-            fair = (sum(self.lanes[cell].load for cell in roomy) + self.waiting_tokens) / len(roomy)
+            speed = sum(self.lanes[cell].speed for cell in roomy)
+            fair = (sum(self.lanes[cell].load for cell in roomy) + self.waiting_tokens) / speed
         while self.waiting and heap:
             expected, _, items = heapq.heappop(self.waiting)
             self.waiting_items -= len(items)
             self.waiting_tokens += len(items) * expected
-            whole = heap[0][0] - len(items) * expected <= fair * (1 + 1e-9)
+            due, _, cell = heap[0]
+            whole = due - len(items) * expected / self.lanes[cell].speed <= fair * (1 + 1e-9)
             for part in [items] if whole else [(item,) for item in items]:
                 self._give(part, -expected, heap, joins, now)
         for cell in roomy:
@@ -164,7 +177,7 @@ class GenerationQueues:
         items = (*lane.active, *(item for item, _ in lane.backlog))
         for item in lane.active:
             del self.place[item]
-        self.lanes[cell] = GenerationQueue(slots=lane.slots, speeds=lane.speeds)
+        self.lanes[cell] = GenerationQueue(slots=lane.slots, speeds=lane.speeds, speed=lane.speed)
         self._counted(cell, before=len(lane.active))
         return items
 
@@ -244,7 +257,7 @@ class GenerationQueues:
         lane.load += len(items) * expected
         self._begin(cell, joins, now)
         if lane.room > 0:
-            heapq.heappush(heap, (lane.load, order, cell))
+            heapq.heappush(heap, (lane.due, order, cell))
 
     def _begin(self, cell: str, joins: dict[str, list[RolloutId]], now: float) -> None:
         """Lets what waits on a cell begin, as far as there is room."""

@@ -9,7 +9,7 @@ bounded work of any other stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 RolloutId = tuple[int, int]
 """A trajectory: (index of its group in launch order, attempt)."""
@@ -65,6 +65,16 @@ class SpeedEstimate:
     """Seconds to go on with trajectories on another cell, beside computing what they have again."""
     again: float = 0.0
     """Seconds per token of that; the other cell decodes nothing meanwhile."""
+    relative: Mapping[str, float] = field(default_factory=dict)
+    """Cell -> how many times as fast as the mean of its role; the others are as fast as that."""
+
+    def on(self, cell: str) -> SpeedEstimate:
+        """The speeds of a generate cell."""
+        faster = self.relative.get(cell, 1.0)
+        if faster == 1.0:
+            return self
+        seconds = {name: getattr(self, name) / faster for name in ("tick", "tick_each", "again")}
+        return replace(self, **seconds)
 
     def tick_of(self, active: int) -> float:
         """Seconds of a decode step of so many sequences."""

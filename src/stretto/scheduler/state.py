@@ -306,7 +306,8 @@ class StepState:
         for cell in self.cells.free_for(role, self._has_work):
             # One that is alone takes all at once: there is nobody to share with, and nothing else to begin sooner.
             budget = queue.tokens if count == 1 and self.phased else self.terms.budgets[cell]
-            items, tokens = queue.cut(budget=budget, share=share, cells=cells)
+            speed = self.terms.speeds.relative.get(cell, 1.0)
+            items, tokens = queue.cut(budget=budget, share=share * speed, cells=cells)
             self.pieces += 1
             piece = StageWork(number=self.pieces, cell=cell, stage=stage, items=items, tokens=tokens)
             self.running[piece.number] = piece

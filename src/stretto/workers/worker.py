@@ -53,6 +53,7 @@ class Worker:
         """`make_engine` makes what generates with the policy, where it is not the recipe's engine."""
         self.assignment = assignment
         recipe, device = assignment.recipe, assignment.torch_device
+        self.threads_before = torch.get_num_threads()
         if device.type == "cpu":
             keep_memory()
             if assignment.threads:
@@ -324,3 +325,4 @@ class Worker:
             group.close()
         self.groups.clear()
         self.files.clear()
+        torch.set_num_threads(self.threads_before)  # of whoever lent it a thread of theirs

@@ -77,6 +77,8 @@ class WorkerGroup:
         self.applying = False
         # What came of an update, until everybody has it.
         self.updated: StepReport | None = None
+        # Seconds for which gradients have been reduced so far; in steps they are part of `publish`.
+        self.reducing = 0.0
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
@@ -209,9 +211,11 @@ class WorkerGroup:
         if self.updated is None:
             trainers, seconds = self.trainers, self.patience.train
             if len(trainers) > 1:
+                begun = time.monotonic()
                 sums = loss_counters.together(await self.all(trainers, lambda each: each.sums(POLICY), seconds=seconds))
                 reduced = (self.worker(device, seconds).reduce(POLICY, sums) for device in trainers)
                 raise_first(await self._in_lockstep("train", reduced))
+                self.reducing += time.monotonic() - begun
             self.applying = True
             await self._update(trainers, last)
         if last:

@@ -51,6 +51,8 @@ class MachineFacts:
     """That this process may use: affinity, or a container's share where that is less."""
     shown: int
     """Cores that a library sees, which knows nothing of a container's share."""
+    busy: float = 0.0
+    """Cores that other programs keep busy."""
     memory: int
     """Bytes that this process may use: all of it, or a container's limit."""
     shared: int | None

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from stretto.checks.machine.base import GB, Check, MachineCheck
+from stretto.checks.machine.load import cpu_share
 from stretto.models.size import WIDTHS, parameters
 from stretto.recipe.schema import Recipe
 
@@ -17,18 +18,19 @@ SHARED = GB
 
 
 def threads_have_cores(setting: MachineCheck) -> Check:
-    """More threads than cores wait for each other at every operation."""
+    """More threads than cores wait for each other at every operation. What is not said is picked by what is free."""
     machine = setting.machine
     given = machine.environment.get("OMP_NUM_THREADS", "")
+    if not given:
+        return Check(name="threads", ok=True, text=str(cpu_share(machine.cores, machine.busy)))
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    fix = f"set OMP_NUM_THREADS={machine.cores}"
-    if given and not (given.isdigit() and int(given) > 0):
+    fix = "leave OMP_NUM_THREADS out, and a run takes the cores that are free"
+    if not (given.isdigit() and int(given) > 0):
         return Check(name="threads", ok=False, text=f"OMP_NUM_THREADS={given!r} is no number of threads", fix=fix)
-    threads = int(given) if given else machine.shown
+    threads = int(given)
     if threads <= machine.cores:
         return Check(name="threads", ok=True, text=f"{threads} thread{'' if threads == 1 else 's'} on {cores}")
-    why = "OMP_NUM_THREADS says so" if given else "the container's limit does not show"
-    text = f"torch would start {threads} threads ({why}), and this process may use {cores}"
+    text = f"torch would start {threads} threads (OMP_NUM_THREADS says so), and this process may use {cores}"
     return Check(name="threads", ok=False, text=text, fix=fix)
 
 

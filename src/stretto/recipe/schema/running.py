@@ -15,7 +15,7 @@ class Placement(Section):
     strategy: str = "auto"
     """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
-    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu, 8xH100, or a file."""
+    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xcpu+1xcpu2 (of 1 and 2 threads), 8xH100, or a file."""
     fractions: Literal["I1", "I2"] | tuple[Share, ...] | dict[str, Share] | None = None
     """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1. Or groups
     that lie side by side, such as {actor+reference: 0.75, critic+reward: 0.25}."""

@@ -1,0 +1,43 @@
+"""How the threads of a CPU wait for each other: bounded, so that other programs on the machine do not suffer, nor we.
+
+torch divides an operation among OpenMP threads, which meet at its end. Whoever is early spins, by default for
+milliseconds, which an idle machine likes best. On a busy one spinning takes the core that the late thread waits for: a
+step was seen to take 18 times as long. OpenMP reads its variables once, when torch is loaded, so they are set when
+stretto is imported, for this process and those that it starts. What the user has set there is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+"""Variables by which a user says how threads wait."""
+
+BOUNDED = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
+"""Rounds of libgomp, which torch brings on Linux, and milliseconds of libomp and libiomp, elsewhere. As long as most
+waits within a step are: `scripts/evidence/busy` compares other bounds."""
+
+PASSIVE = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""Sleep at once, for machines on which others compete for every core."""
+
+_SET: dict[str, str] = {}
+"""What was set here, as far as nobody has changed it since."""
+
+
+def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Bounds how long threads spin, unless the user, or whoever started this process, has said how they wait."""
+    if not any(name in environment for name in USER):
+        _SET.update(BOUNDED)
+        environment.update(BOUNDED)
+
+
+def wait_passively(environment: MutableMapping[str, str] = os.environ) -> bool:
+    """Has threads not spin at all; False where that comes too late or is not ours to say."""
+    ours = bool(_SET) and all(environment.get(name) == value for name, value in _SET.items())
+    if "torch" in sys.modules or not ours:
+        return False
+    _SET.update(PASSIVE)
+    environment.update(PASSIVE)
+    return True
