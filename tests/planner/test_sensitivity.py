@@ -19,7 +19,7 @@ from stretto.planner.workload import StepWorkload
 
 WORK = StepWorkload(
     shapes=dict.fromkeys(("generate", "train"), named_shape("qwen2.5-14b")), prompts=32, samples=8, updates=1,
-    prompt=200, lengths=LengthDistribution(mean=600.0, sigma=1.0, cap=4096), adapter=0,
+    prompt=200, lengths=LengthDistribution(mean=100.0, sigma=1.0, cap=4096), adapter=0,
     reading=frozenset({"generate"}), precision="bfloat16", base="bfloat16", nccl=True,
 )  # fmt: skip
 PAIR = (Variant(strategy="flatten"), Variant(strategy="elastic"))

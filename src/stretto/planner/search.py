@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 
+from stretto.placement.baselines import record_of
 from stretto.placement.build import shares_of
 from stretto.placement.cluster import Cluster, Host
 from stretto.placement.partitions import Partition
@@ -57,6 +58,10 @@ class SearchResult:
     """Choices whose memory was counted."""
     simulated: int
     """Choices that were simulated."""
+
+    def beside(self, forecast: Forecast) -> SearchResult:
+        """With a plan that was not searched for."""
+        return replace(self, best=tuple(sorted((*self.best, forecast), key=_seconds)), simulated=self.simulated + 1)
 
     @property
     def today(self) -> Forecast | None:
@@ -108,7 +113,8 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
             first = min(forecasts, key=_seconds)
             label = first.choice.label  # groups of models may come to be a preset
             best[label] = min(first, best.get(label, first), key=_seconds)
-            ready += sorted((each for each in forecasts if each.choice.runs(setting.workload)), key=_seconds)[:1]
+            able = (each for each in forecasts if variant.strategy in STRATEGIES and each.choice.runs(setting.workload))
+            ready += sorted(able, key=_seconds)[:1]
             tried += len(forecasts)
         elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
@@ -153,10 +159,11 @@ def _borrowed(
     How much a stream of small pieces costs, closed forms know only roughly; the layout that is best where stages wait
     for each other is at least worth a look.
     """
-    strategy, found = STRATEGIES[variant.strategy], list[Forecast]()
-    for other in others:
+    strategy, found = record_of(variant.strategy), list[Forecast]()
+    for other in others if variant.strategy in STRATEGIES else ():
         choice = replace(other.choice, strategy=variant.strategy)
-        if STRATEGIES[other.choice.strategy].places is not strategy.places or any(o.choice == choice for o in own):
+        apart = record_of(other.choice.strategy).places is not strategy.places
+        if apart or other.choice.strategy == variant.strategy or any(mine.choice == choice for mine in own):
             continue
         for fitting, room in islice(grid.fitting(choice, variant), 1):
             found.append(simulate(prices, fitting, room))
