@@ -23,6 +23,7 @@ def workload(model="qwen2.5-3b", roles=("generate", "train"), **changes):
         "reading": frozenset({"generate", "value"} & set(roles)),
         "precision": "bfloat16",
         "base": "bfloat16",
+        "nccl": True,
     }
     return StepWorkload(**(told | changes))
 

@@ -38,7 +38,7 @@ def _mixture(dice: random.Random, index: int) -> tuple[str, PlanningProblem]:
         prompt=dice.choice((100, 200, 1000)), lengths=_lengths(dice, (2048, 8192, 20480)),
         adapter=dice.choice((8, 32, 64)), reading=frozenset({"generate"}), precision="bfloat16",
         base=dice.choice(("fp8", "nf4")), recompute=dice.choice((None, True)),
-        acceptance=dice.choice((None, None, 0.5)), max_rounds=4, seed=index,
+        acceptance=dice.choice((None, None, 0.5)), max_rounds=4, seed=index, nccl=True,
     )  # fmt: skip
     cluster = f"{dice.choice((4, 6, 8, 12, 16))}x8x{dice.choice(('H100', 'H800', 'H200'))}"
     return _told(work, cluster), PlanningProblem.of(work, parse_cluster(cluster))
@@ -51,7 +51,7 @@ def _four_models(dice: random.Random, index: int) -> tuple[str, PlanningProblem]
         prompts=dice.choice((128, 256, 512)), samples=1, updates=dice.choice((1, 1, 4)),
         prompt=dice.choice((64, 128, 512)), lengths=_lengths(dice, (256, 480, 1024)),
         adapter=0, reading=frozenset({"generate", "value"}), precision="bfloat16", base="bfloat16",
-        recompute=dice.choice((None, True)), seed=index,
+        recompute=dice.choice((None, True)), seed=index, nccl=True,
     )  # fmt: skip
     cluster = f"{dice.choice(HOSTS[model])}x8x{dice.choice(('A100-80', 'H100'))}"
     return _told(work, cluster), PlanningProblem.of(work, parse_cluster(cluster))

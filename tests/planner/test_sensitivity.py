@@ -1,65 +1,73 @@
-"""Where the order of two plans turns is where a search with that constant turns it."""
+"""Where the order of two plans turns is where a simulation with that constant turns it."""
 
 from dataclasses import replace
 
 import pytest
 
 from stretto.placement.cluster import parse_cluster
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import named_shape
 from stretto.planner.cost.stage_times import StageTimes
-from stretto.planner.enumerate import Variant
 from stretto.planner.explain import document
-from stretto.planner.problem import PlanningProblem
-from stretto.planner.search import search
+from stretto.planner.problem import ModelSplit, PlanningProblem
+from stretto.planner.search import SearchResult
 from stretto.planner.sensitivity import turning_point
 from stretto.planner.simulate import simulate
 from stretto.planner.workload import StepWorkload
 
-WORK = StepWorkload(
-    shapes=dict.fromkeys(("generate", "train"), named_shape("qwen2.5-14b")), prompts=32, samples=8, updates=1,
-    prompt=200, lengths=LengthDistribution(mean=100.0, sigma=1.0, cap=4096), adapter=0,
-    reading=frozenset({"generate"}), precision="bfloat16", base="bfloat16", nccl=True,
+SETTING = PlanningProblem.of(
+    StepWorkload(
+        shapes=dict.fromkeys(("generate", "train"), named_shape("qwen2.5-3b")), prompts=32, samples=8, updates=1,
+        prompt=200, lengths=LengthDistribution(mean=600.0, sigma=1.0, cap=4096), adapter=0,
+        reading=frozenset({"generate"}), precision="bfloat16", base="bfloat16", nccl=True,
+    ),
+    parse_cluster("8xL40S"),
 )  # fmt: skip
-PAIR = (Variant(strategy="flatten"), Variant(strategy="elastic"))
 
 
-@pytest.fixture(scope="module")
-def found():
-    """A problem in which two plans are close enough that a constant decides, and its answer."""
-    setting = PlanningProblem.of(WORK, parse_cluster("8xH100"))
-    return setting, search(setting, PAIR)
+def with_lanes(width, setting=SETTING):
+    """The forecast of a plan whose lanes cut matrices over so many devices."""
+    lane, train = ModelSplit(tp=width), ModelSplit(dp=8)
+    choice = Candidate(strategy="flatten", devices=8, lane=lane, train=train, recompute=True)
+    return simulate(StageTimes(setting), choice, MemoryFits(setting).room(choice))
 
 
-def test_beyond_the_turning_point_the_second_plan_is_first(found):
-    setting, answer = found
-    turn = turning_point(answer.best, setting)
+@pytest.fixture(scope="module", params=[(4, 8), (8, 2)])
+def pair(request):
+    """Two plans, the first of which is faster: narrow lanes read more weights, wide ones send more messages."""
+    first, second = map(with_lanes, request.param)
+    assert first.step < second.step
+    return first, second
+
+
+def test_beyond_the_turning_point_the_second_plan_is_first(pair):
+    turn = turning_point(pair, SETTING)
     assert turn is not None
     beyond = 1.1 if turn.at > turn.now else 1 / 1.1
-    order = []
-    for factor in (turn.at / turn.now * beyond, turn.at / turn.now / beyond):
-        rates = setting.costs.rates
+    leads = []
+    for factor in (turn.at / turn.now / beyond, turn.at / turn.now * beyond):
+        rates = SETTING.costs.rates
         changed = {name: factor * getattr(rates, name) for name in turn.constant.rates}
-        prices = StageTimes(replace(setting, costs=Costs(rates=replace(rates, **changed))))
-        order.append(simulate(prices, answer.best[0].choice, answer.best[0].room).step)
-        order.append(simulate(prices, answer.best[1].choice, answer.best[1].room).step)
-    assert order[1] < order[0]
-    assert order[2] < order[3]
+        setting = replace(SETTING, costs=Costs(rates=replace(rates, **changed)))
+        first, second = (with_lanes(each.choice.lane.tp, setting).step for each in pair)
+        leads.append(second - first)
+    assert leads[0] > 0 > leads[1]
 
 
-def test_the_answer_says_it_in_words_and_as_data(found):
-    setting, answer = found
-    turn = turning_point(answer.best, setting)
+def test_the_answer_says_it_in_words_and_as_data(pair):
+    turn = turning_point(pair, SETTING)
     assert turn is not None
-    assert str(turn).startswith(f"{turn.first} is first while {turn.constant.words} at ")
-    assert str(turn).endswith(turn.then)
-    told = document(answer, setting)["plans"]
+    bound = "at most" if turn.at > turn.now else "at least"
+    assert str(turn).startswith(f"flatten is first while {turn.constant.words} {bound} ")
+    found = SearchResult(best=pair, rejected=(), ready=(), misses=(), weighed=2, simulated=2)
+    told = document(found, SETTING)["plans"]
     assert told[0]["turns"] == turn.document()
     assert str(turn) in told[0]["why"]
-    assert "turns" not in told[1]
+    assert told[1]["turns"] is None
 
 
-def test_one_plan_alone_hangs_on_nothing(found):
-    setting, answer = found
-    assert turning_point(answer.best[:1], setting) is None
+def test_one_plan_alone_hangs_on_nothing(pair):
+    assert turning_point(pair[:1], SETTING) is None

@@ -58,6 +58,7 @@ def _plan(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> 
         "plan": told,
         "why": why(forecast, found, setting),
         "paths": {"gradients": forecast.gradients.value, "weights": forecast.weights.value},
+        "turns": None,
         "waits_for": list(forecast.choice.waits_for(setting.workload)),
     }
 

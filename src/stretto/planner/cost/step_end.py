@@ -164,7 +164,8 @@ class StepEnds:
         trainer, engine = setting.site(choice.train, *places["train"]), setting.site(choice.lane, *places["generate"])
         if not elsewhere and not work.engine_apart:
             return transfers.reshard(self.costs, shape, trainer, engine)
-        hosts = {setting.hosts[index] for role in ("train", "generate") for index in _span(places[role])}
+        served = {index for role in ("train", "generate") for index in _span(places[role])}
+        hosts, device = {setting.hosts[index] for index in served}, engine.device
         count = places["generate"][1] + (places["train"][1] - 1 if path is TensorPath.GLOO else 0)
         return transfers.hand_over(
             self.costs,
@@ -173,7 +174,7 @@ class StepEnds:
             trainer,
             engine,
             receivers=count,
-            crosses=len(hosts) > 1 and setting.ordered[0][1].domain <= setting.ordered[0][1].per_host,
+            crosses=len(hosts) > 1 and (device.domain <= device.per_host or len(served) > device.domain),
             adapter=work.adapter,
             precision=work.precision_of("generate"),
         ).seconds
