@@ -185,7 +185,7 @@ def test_a_copy_that_is_not_its_weight_any_more_is_told(make, trained):
     engine.step(0.0)
     assert engine.checksums(weights) == sound
     copies = [each for each in engine.steps.ordered.values() if each.trained == trained]
-    memory_of(copies[0].weight)[:1] ^= 1
+    memory_of(copies[0].weight)[0] ^= 1
     spoiled = {name for name, weight in weights.items() if any(weight is each for each in copies[0].made_of)}
     told = engine.checksums(weights)
     assert spoiled

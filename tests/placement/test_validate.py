@@ -184,8 +184,35 @@ def test_a_cell_sleeps_while_others_work(phase, reason):
     assert told(with_cell(plan_on(1), 0, sleeps=("train",))) == {}
 
 
-def test_nothing_sleeps_where_stages_flow_or_where_the_others_are_elsewhere():
-    assert "stages flow" in told(with_cell(plan_on(2, "elastic"), 0, sleeps=("train",)))["placement.cells.0.sleeps"]
+def of_role(plan, role):
+    return next(index for index, cell in enumerate(plan.cells) if cell.role == role)
+
+
+@pytest.mark.parametrize(
+    ("role", "sleeps", "sound"),
+    [
+        ("train", ("generate",), True),
+        ("train", ("generate", "reference"), False),
+        ("train", ("reference",), False),
+        ("generate", ("train",), False),
+        ("reference", ("generate",), False),
+    ],
+)
+def test_where_stages_flow_an_optimizer_sleeps_until_its_update_and_nothing_else(role, sleeps, sound):
+    plan = plan_on(2, "elastic")
+    index = of_role(plan, role)
+    found = told(with_cell(plan, index, sleeps=sleeps))
+    assert found == {} if sound else "stages flow" in found[f"placement.cells.{index}.sleeps"]
+
+
+def test_an_optimizer_whose_devices_do_not_generate_has_nobody_to_make_room_for():
+    plan = plan_on(2, "separate")
+    index = of_role(plan, "train")
+    found = told(with_cell(plan, index, sleeps=("generate",)))[f"placement.cells.{index}.sleeps"]
+    assert "no cell works in the phase generate" in found
+
+
+def test_nothing_sleeps_where_the_others_are_elsewhere():
     apart = replace(plan_on(2, "separate"), flow="phased")
     assert (
         "no cell works in the phase train" in told(with_cell(apart, 0, sleeps=("train",)))["placement.cells.0.sleeps"]

@@ -61,7 +61,7 @@ class Spoils(Worker):
     def generate(self, new, unwanted, seconds):
         done = super().generate(new, unwanted, 0.0)
         if self.trainer.version == STEP - 1 and (copies := list(self.engine.steps.ordered.values())):
-            packed_linear.memory_of(copies[-1].weight)[:1] ^= 1
+            packed_linear.memory_of(copies[-1].weight)[0] ^= 1
         return done
 
 

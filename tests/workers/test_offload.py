@@ -37,6 +37,7 @@ class Noted:
 
     def __init__(self, name, *read_by):
         self.name, self.read_by, self.told = name, frozenset(read_by), []
+        self.woken_by = self.read_by
 
     def sleep(self):
         self.told.append("sleeps")
@@ -150,6 +151,46 @@ def test_sleep_changes_nothing_on_several_devices(strategy, devices, changes, tm
     assert distance(single, weights) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):
         assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
+
+
+AWAKE = []
+"""(tensors of an optimizer, numbers of them that are awake) whenever its worker has generated or accumulated."""
+
+
+class SeenWhileItTrains(Sleepy):
+    """A worker that notes how much of its optimizer is awake."""
+
+    def generate(self, *arguments):
+        found = super().generate(*arguments)
+        self.note()
+        return found
+
+    def accumulate(self, *arguments):
+        super().accumulate(*arguments)
+        self.note()
+
+    def note(self):
+        held = [each for each in self.optimizer.tensors() if each.dim()]
+        AWAKE.append((len(held), sum(each.numel() for each in held)))
+
+
+def optimizer_asleep(plan):
+    """The plan in which optimizers leave their memory to what generates."""
+    cells = (replace(cell, sleeps=("generate",)) if cell.role == "train" else cell for cell in plan.cells)
+    return replace(plan, cells=tuple(cells))
+
+
+@pytest.mark.parametrize("changes", [STAGES, {"model__adapter": LORA}, {"batch__updates": 2}])
+def test_an_optimizer_that_sleeps_until_its_update_changes_nothing_where_stages_flow(changes, tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    AWAKE.clear()
+    launcher = ThreadLauncher(SeenWhileItTrains)
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "elastic", launcher=launcher, change=optimizer_asleep))
+    assert distance(single, weights) < 1e-10
+    assert any(count for count, _ in AWAKE), "moments are there after the first update"
+    if "batch__updates" not in changes:
+        assert {numbers for _, numbers in AWAKE} == {0}, "and sleep until the next"
 
 
 def placed(plan):

@@ -18,9 +18,10 @@ from stretto.workers import deadlines as patience
 from stretto.workers import worker_group as crews
 from stretto.workers.deadlines import CallDeadlines, opened
 from stretto.workers.launchers.inprocess import ThreadWorker
-from stretto.workers.process_group import ProcessGroup
+from stretto.workers.process_group import ProcessGroup, reach
 from stretto.workers.stacks import ProcessStacks
 from stretto.workers.worker_group import WorkerGroup
+from tiny import CPU
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
 
@@ -219,7 +220,8 @@ class Meets:
             raise WorkerLost(self.device, "its process has died")
         self.waits = True
         try:
-            await asyncio.to_thread(ProcessGroup, meeting)
+            # Kept: one that is gone at once would disturb those that still connect.
+            self.group = await asyncio.to_thread(ProcessGroup, meeting, CPU)
         finally:
             self.waits = False
 
@@ -251,6 +253,39 @@ def test_who_waits_for_one_that_died_is_called_off(dead):
 
     begun = time.monotonic()
     assert asyncio.run(scenario()) == set()
+    assert time.monotonic() - begun < 10
+
+
+class HangsWithoutTheOthers(Meets):
+    """A worker whose calls end only when they are called off, as those of NCCL: it does not notice who has died."""
+
+    async def call(self, what, *arguments):
+        if what == "meet":
+            if arguments[0] == "train":
+                self.store = await asyncio.to_thread(reach, arguments[1])
+        elif what == "reduce":
+            if self.dead:
+                raise WorkerLost(self.device, "its process has died")
+            while self.store.get("decided") == b"all have come":
+                await asyncio.sleep(0.01)
+            raise TrainingError("called off")
+        return {}
+
+
+def test_who_adds_up_with_one_that_died_is_called_off():
+    async def scenario():
+        plan = plan_of(Placement(strategy="elastic"), roles={"generate", "train"}, devices=DEVICES)
+        patience = CallDeadlines(start=20, generate=20, train=20, publish=20)
+        crew = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
+        crew.members = {device: HangsWithoutTheOthers(device, dead=device == DEVICES[1]) for device in DEVICES}
+        await crew.meet()
+        for meeting in crew.meetings["train"]:
+            reach(meeting).set("decided", "all have come")
+        with pytest.raises(WorkerLost, match=f"{DEVICES[1]}: its process has died"):
+            await crew.apply()
+
+    begun = time.monotonic()
+    asyncio.run(scenario())
     assert time.monotonic() - begun < 10
 
 

@@ -225,15 +225,21 @@ def engines_generate(case: PlanContext) -> Iterator[Problem]:
             yield Problem(field=f"{field}.engine", reason=reason, fix=hint(cell.engine or "", ENGINES))
 
 
+def optimizer_sleeps(cell: Cell) -> bool:
+    """True if a cell's optimizer leaves its memory to what generates, and nothing else of it sleeps: its gradients are
+    added up meanwhile, and masters and moments are read by the update alone."""
+    return cell.role in UPDATE and tuple(cell.sleeps) == ("generate",)
+
+
 def cells_sleep_while_others_work(case: PlanContext) -> Iterator[Problem]:
     """A phase in which a cell leaves its memory to others is a time of its own, and theirs, on the same devices."""
     on = case.plan.roles_on
     for field, cell in case.cells():
-        if cell.sleeps and case.plan.flow == "streamed":
-            reason = "nothing sleeps where stages flow: what a device holds would move with every piece of work"
-            yield Problem(
-                field=f"{field}.sleeps", reason=reason, fix="leave it out, or use placement.strategy: flatten"
-            )
+        if case.plan.flow == "streamed" and cell.sleeps and not optimizer_sleeps(cell):
+            reason = "where stages flow only an optimizer can sleep, until its update: what else a device holds would "
+            reason += "move with every piece of work"
+            fix = "let train cells say sleeps: [generate], and others nothing; or use placement.strategy: flatten"
+            yield Problem(field=f"{field}.sleeps", reason=reason, fix=fix)
             continue
         there = {role for device in cell.devices for role in on[device]}
         for phase in cell.sleeps:

@@ -176,18 +176,19 @@ def plan_sentence(recipe: Recipe) -> str:
     models = [f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe)]
     asked = " and ".join([*([", ".join(models[:-1])] if models[1:] else []), *models[-1:]])
     asking = f"{' and asks' if one else ', ask'} {asked}" if asked else ""
+    direct = "; gradients and weights pass from card to card by NCCL" if recipe.placement.nccl else ""
     if one:
         return (
             f"flatten on {one}: every step generates, then scores{asking}, then trains; "
             f"the engine samples from the very tensors that are trained"
         )
     if recipe.placement.cells:
-        return f"cells by hand on {cluster}"
+        return f"cells by hand on {cluster}{direct}"
     strategy = recipe.placement.strategy
     if strategy == "auto":
-        return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now"
+        return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now{direct}"
     lags = "; what they generate is trained on in the next step (staleness 1)" if recipe.placement.staleness else ""
-    return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}"
+    return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}{direct}"
 
 
 NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")

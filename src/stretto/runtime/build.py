@@ -102,7 +102,9 @@ async def _assemble(
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
     # Who only asks must not touch the draft of a run.
     draft = folder / ".model.draft" if folder and plan_trains else None
-    crew = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft)
+    crew = WorkerGroup(
+        plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl
+    )
     try:
         await crew.start(by=begun + recipe.deadlines.start)
         tokenizer, context, stop = await crew.worker(crew.holders[0], recipe.deadlines.start).facts()

@@ -2,18 +2,25 @@
 
 Whoever holds the same version computed it alike or got it from one who did, so any difference is an error. Checksums
 are computed where a tensor is, because it may be large and far from the host. They are sums of 64-bit words, each times
-an odd number of its place, modulo 2^64: the same on every device in whatever order it adds, and any one word that
-changes changes the sum.
+an odd number of its row and one of its column, modulo 2^64: the same on every device in whatever order it adds, and any
+one word that changes changes the sum. Memory that only this process looks at is sealed instead (`seal`), which is as
+fast as memory is read, but says nothing that another kind of device could say too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.nn.functional import pad
+
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> whole numbers of that size."""
@@ -21,11 +28,14 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WORD = 8
 """Bytes of a word."""
 
-ROW = 1 << 12
+ROW = 512
 """Words of a row."""
 
-ROWS = {"cpu": 32, "cuda": 1 << 14}
-"""Rows that are read at once: on a CPU as many as its caches hold."""
+ROWS = {"cpu": 1 << 12, "cuda": 1 << 16}
+"""Rows that are read at once: little beside the weights, and on a CPU little enough for its caches."""
+
+SMALL = 1 << 7
+"""Rows that are not worth a second thread."""
 
 
 def checksums(
@@ -48,31 +58,54 @@ def checksum(tensor: Tensor) -> str:
     return checksums([("", tensor)])[""]
 
 
-def words(tensor: Tensor) -> Tensor:
-    """The bytes of a flat tensor as words; the last is filled up with zeros."""
-    raw = tensor.view(torch.uint8)
-    if raw.numel() % WORD:
-        raw = pad(raw, (0, -raw.numel() % WORD))
-    elif raw.storage_offset() % WORD:
-        raw = raw.clone()
-    return raw.view(torch.int64)
+def seal(memory: object) -> int:
+    """A hash of some bytes of this process, for whoever has them to see later that they are the same."""
+    return xxhash.xxh3_128_intdigest(memory)  # type: ignore[arg-type]  # anything that has a buffer
 
 
 def weighed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of words, each times the number of its column and the number of its row: two plain sums, no copy."""
+    """The sum of a tensor's words, each times the numbers of its row and its column."""
     flat, device = tensor.detach().contiguous().reshape(-1), tensor.device
-    count = flat.numel() * dtype.itemsize // WORD // ROW
-    # Even, so that with that of the column it is odd.
-    rows, columns = odd(ROW, count, device) - 1, odd(0, ROW, device)
-    down, found, first = torch.zeros_like(columns), columns.new_tensor(flat.numel()), 0
-    for part in flat.split(ROWS.get(device.type, 1) * ROW * WORD // dtype.itemsize):
-        numbers = words(part.to(dtype))
-        table = numbers[: numbers.numel() // ROW * ROW].view(-1, ROW)
-        rest, last = numbers[table.numel() :], first + len(table)
-        down += table.sum(0)
-        found += (table.sum(1) * rows[first:last]).sum() + (rest * columns[: len(rest)]).sum()
-        first = last
-    return found + (down * columns).sum()
+    numbers = ROW * WORD // dtype.itemsize
+    rows, found, first = odd(ROW, -(-flat.numel() // numbers), device), torch.tensor(flat.numel(), device=device), 0
+    for part in flat.split(ROWS.get(device.type, 1) * numbers):
+        sums = row_sums(words(part.to(dtype)))
+        found += (sums * rows[first : first + len(sums)]).sum()
+        first += len(sums)
+    return found
+
+
+def row_sums(table: Tensor) -> Tensor:
+    """The sum of each row's words, each times the number of its column."""
+    columns = odd(0, ROW, table.device)
+    if table.device.type != "cpu":  # products of matrices of whole numbers are written for CPUs alone
+        return (table * columns).sum(1)
+    if len(table) <= SMALL:
+        return table.mv(columns)
+    return torch.cat(on_threads(lambda rows: rows.mv(columns), table.chunk(torch.get_num_threads())))
+
+
+def words(flat: Tensor) -> Tensor:
+    """The bytes of a flat tensor as rows of words; the last row is filled up with zeros."""
+    raw = flat.view(torch.uint8)
+    if raw.numel() % (ROW * WORD):
+        raw = pad(raw, (0, -raw.numel() % (ROW * WORD)))
+    elif raw.storage_offset() % WORD:
+        raw = raw.clone()
+    return raw.view(torch.int64).view(-1, ROW)
+
+
+def on_threads(do: Callable[[One], Other], items: Sequence[One]) -> list[Other]:
+    """What becomes of each item, on as many threads as torch may use, where torch itself would use one."""
+    threads = torch.get_num_threads()
+    if min(threads, len(items)) < 2:
+        return [do(each) for each in items]
+    return list(_threads(threads).map(do, items))
+
+
+@lru_cache(maxsize=1)
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="checksums")
 
 
 @lru_cache(maxsize=64)

@@ -24,6 +24,12 @@ from stretto.training.optimizer import MasterAdamW
 PUBLISH = "publish"
 """The phase in which weights are handed over, compared and written: who generates and who trains is awake then."""
 
+UPDATE = "update"
+"""The phase of an update that is not published. What only an update reads sleeps on while gradients are accumulated."""
+
+READERS = {PUBLISH: frozenset({"generate", "train", UPDATE}), UPDATE: frozenset({"train", UPDATE})}
+"""Phase -> who reads in it, where that is more than its own role."""
+
 
 class HostBuffer:
     """Host memory, for tensors of one device. Where the device is a CPU they are there already, and nothing moves."""
@@ -50,7 +56,9 @@ class Offloadable(Protocol):
     """Something that sleeps and wakes as one."""
 
     read_by: frozenset[str]
-    """Roles that need it."""
+    """Roles that need it: it sleeps where all of their cells may."""
+    woken_by: frozenset[str]
+    """Phases in which it must be awake."""
 
     def sleep(self) -> None:
         """Leaves the device; nothing happens if it sleeps already."""
@@ -63,11 +71,19 @@ class HeldTensors:
     """Tensors that somebody holds; they stay the same objects."""
 
     def __init__(
-        self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], shelf: HostBuffer, *, frozen: bool
+        self,
+        read_by: Collection[str],
+        tensors: Callable[[], Iterable[Tensor]],
+        shelf: HostBuffer,
+        *,
+        frozen: bool,
+        woken_by: Collection[str] | None = None,
     ) -> None:
         """`tensors` are asked each time, as an optimizer has none before its first update; `frozen` ones never change,
-        so what was copied once need not be copied again."""
+        so what was copied once need not be copied again. They wake when a role begins that reads them, or later, when
+        they are `woken_by` a phase."""
         self.read_by, self.tensors, self.shelf, self.frozen = frozenset(read_by), tensors, shelf, frozen
+        self.woken_by = self.read_by if woken_by is None else frozenset(woken_by)
         self.away: list[Tensor] = []
         self.held: list[Tensor] = []
 
@@ -97,7 +113,8 @@ class EngineCaches:
     """What an engine holds besides weights."""
 
     def __init__(self, engine: Engine) -> None:
-        self.read_by, self.engine, self.sleeps = frozenset({"generate"}), engine, False
+        self.read_by = self.woken_by = frozenset({"generate"})
+        self.engine, self.sleeps = engine, False
 
     def sleep(self) -> None:
         """The engine gives it back."""
@@ -130,14 +147,14 @@ class Offloader:
         """A stage begins on the device, or goes on there: makes room, then brings back what it reads."""
         if phase == self.phase or not any(self.sleeps.values()):
             return
-        readers, during = ({"generate", "train"}, "train") if phase == PUBLISH else ({phase}, phase)
+        readers, during = READERS.get(phase, frozenset({phase})), "train" if phase in READERS else phase
         try:
             with memory_errors():
                 for part in self.parts:
-                    if not part.read_by & readers and self._may_sleep(part, during):
+                    if not part.woken_by & readers and self._may_sleep(part, during):
                         part.sleep()
                 for part in self.parts:
-                    if part.read_by & readers:
+                    if part.woken_by & readers:
                         part.wake()
         except OutOfMemory as error:
             raise TrainingError(
@@ -177,7 +194,7 @@ def sleepers_of(
     parts = [
         HeldTensors(readers, weights(trained=False), shelf, frozen=True),
         HeldTensors(readers, weights(trained=True), shelf, frozen=False),
-        HeldTensors({"train"}, learned, shelf, frozen=False),
+        HeldTensors({"train"}, learned, shelf, frozen=False, woken_by={UPDATE}),
         *(HeldTensors({role}, tensors, shelf, frozen=True) for role, tensors in frozen.items()),
     ]
     # The engine last: when it wakes, it looks where the policy's weights are.

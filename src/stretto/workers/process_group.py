@@ -1,8 +1,8 @@
-"""Several processes adding up tensors, or handing them round: a group of members over gloo, made anew when one is lost.
+"""Several processes adding up tensors, or handing them round: a group of members, made anew when one is lost.
 
 A group is built on a store that its members reach, under the name of its epoch: after a member was replaced, the others
 leave the old group and meet in the next epoch. torch's default group is not used, because it cannot be made anew.
-Tensors on a GPU pass through host memory.
+By which path tensors pass is told by whoever calls the meeting (`backends`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import (  # type: ignore[attr-defined]  # it exports what its stubs forget
-    BroadcastOptions,
     PrefixStore,
-    ProcessGroupGloo,
     Store,
     TCPStore,
 )
 
 from stretto.errors import TrainingError
+from stretto.placement.transport import TensorPath
+from stretto.workers.backends import BACKENDS, Backend
 from stretto.workers.connectivity import LOOPBACK, own_address
 
 
@@ -41,6 +41,8 @@ class Rendezvous:
     """How many there are."""
     seconds: float
     """How long one waits for another."""
+    path: TensorPath = TensorPath.GLOO
+    """By which path tensors pass between them; the same for all."""
 
     @property
     def address(self) -> str:
@@ -50,9 +52,6 @@ class Rendezvous:
 
 LOOK = 0.2
 """Most seconds between two looks whether everybody has come."""
-
-CONNECT = 60.0
-"""Seconds for those who have come to connect to each other, unless they wait less for anything."""
 
 DECIDED, ALL, OFF = "decided", "all have come", "called off"
 
@@ -86,41 +85,36 @@ def wait_for_all(meeting: Rendezvous) -> Store:
 
 
 def cancel_groups(meeting: Rendezvous) -> None:
-    """Lets nobody wait any longer for one who has died. Those who have met already are not disturbed."""
+    """Lets nobody wait any longer for one who has died: neither those who have come, nor those who have met already
+    and would not notice by themselves."""
     reach(meeting).set(DECIDED, OFF)
 
 
 class ProcessGroup:
     """One member's end of a group."""
 
-    def __init__(self, meeting: Rendezvous) -> None:
-        self.meeting, patience = meeting, timedelta(seconds=meeting.seconds)
+    def __init__(self, meeting: Rendezvous, device: torch.device) -> None:
+        """`device` is where this member computes."""
+        self.meeting = meeting
         with self._failures():
             store = wait_for_all(meeting)
-            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = min(patience, timedelta(seconds=CONNECT))
-            # Told, because gloo would look its own host's name up, which may be anybody's.
-            options._devices = [ProcessGroupGloo.create_device(hostname=meeting.address)]
-            self.gloo: Any = ProcessGroupGloo(store, meeting.rank, meeting.size, options)
-            self.gloo.set_timeout(patience)
+            self.backend: Backend = BACKENDS[meeting.path](
+                store, meeting, device, lambda: store.get(DECIDED).decode() == OFF
+            )
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of every member's."""
         with self._failures():
-            host = tensor.cpu()
-            self.gloo.allreduce([host]).wait()
-        if host is not tensor:
-            tensor.copy_(host)
+            self.backend.add(tensor)
 
     def hand_round(self, tensor: Tensor, *, source: int) -> None:
         """Makes a tensor that of member `source`."""
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
         with self._failures():
-            host = tensor.cpu()
-            self.gloo.broadcast([host], options).wait()
-        if host is not tensor:
-            tensor.copy_(host)
+            self.backend.hand_round(tensor, source)
+
+    def close(self) -> None:
+        """Leaves the others."""
+        self.backend.close()
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ from stretto.weights.tensors import checksums
 from stretto.workers.api import MODELS, POLICY
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
 from stretto.workers.models import EngineFactory, FrozenReference, Scorer, engine_of, load_gauges, make_trainer
-from stretto.workers.offload import PUBLISH, HostBuffer, release_caches, sleepers_of
+from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
@@ -169,9 +169,10 @@ class Worker:
 
     def meet(self, kind: str, where: Rendezvous) -> None:
         """Joins the others that train, or the others that hold the policy."""
-        self.groups.pop(kind, None)
+        if (before := self.groups.pop(kind, None)) is not None:
+            before.close()
         if where.size > 1:
-            self.groups[kind] = ProcessGroup(where)
+            self.groups[kind] = ProcessGroup(where, self.assignment.torch_device)
 
     def reduce(self, model: str, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
@@ -185,7 +186,7 @@ class Worker:
 
         The policy's weights have a new version after the `last` one of a step.
         """
-        self.sleepers.enter(PUBLISH if last else ROLES[model])
+        self.sleepers.enter(PUBLISH if last else UPDATE)
         report = self.trained(model).apply()
         if model != POLICY:  # nobody generates with it
             return report
@@ -309,5 +310,7 @@ class Worker:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""
         self.engine.close()
         self.trainer.close()
+        for group in self.groups.values():
+            group.close()
         self.groups.clear()
         self.files.clear()

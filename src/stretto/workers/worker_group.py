@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
 from stretto.errors import DeadlineError, EngineError, StrettoError, WorkerLost
 from stretto.placement.plan import Plan
+from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
 from stretto.threads import beside
 from stretto.training import loss_counters
@@ -34,7 +35,7 @@ from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Dead
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
-from stretto.workers.scatter_gather import scatter_gather, together
+from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -56,10 +57,13 @@ class WorkerGroup:
         patience: CallDeadlines,
         folder: Path | None = None,
         draft: Path | None = None,
+        nccl: bool = False,
     ) -> None:
         """`folder` is where it is written down which process stands where when a deadline passes, `draft` one that it
-        may make for what workers write, and remove."""
-        self.plan, self.launcher, self.assign, self.patience = plan, launcher, assign, patience
+        may make for what workers write, and remove. `nccl` lets tensors pass from card to card, where they can."""
+        self.plan, self.launcher, self.assign, self.patience, self.nccl = plan, launcher, assign, patience, nccl
+        # Where those that wait for each other have met, by kind of group.
+        self.meetings: dict[str, list[Rendezvous]] = {}
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
@@ -206,7 +210,8 @@ class WorkerGroup:
             trainers, seconds = self.trainers, self.patience.train
             if len(trainers) > 1:
                 sums = loss_counters.together(await self.all(trainers, lambda each: each.sums(POLICY), seconds=seconds))
-                await self.all(trainers, lambda each: each.reduce(POLICY, sums), seconds=seconds)
+                reduced = (self.worker(device, seconds).reduce(POLICY, sums) for device in trainers)
+                raise_first(await self._in_lockstep("train", reduced))
             self.applying = True
             await self._update(trainers, last)
         if last:
@@ -218,7 +223,7 @@ class WorkerGroup:
     async def _update(self, trainers: Sequence[str], last: bool) -> None:
         """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
         calls = (self.worker(device, self.patience.train).apply(POLICY, last) for device in trainers)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        answers = await self._in_lockstep("train", calls)
         told = dict(zip(trainers, answers, strict=True))
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
@@ -234,7 +239,8 @@ class WorkerGroup:
         """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
         holders, seconds = self.holders, self.patience.publish
         if len(holders) > len(self.trainers):
-            await self.all(holders, lambda each: each.fetch(self.version), seconds=seconds)
+            fetched = (self.worker(device, seconds).fetch(self.version) for device in holders)
+            raise_first(await self._in_lockstep("hold", fetched))
         await self.verify_publish(holders)
 
     async def verify_publish(self, holders: Sequence[str], *, whole: bool = False) -> None:
@@ -255,23 +261,35 @@ class WorkerGroup:
     async def meet(self) -> None:
         """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
         epoch = next(EPOCHS)
+        self.meetings.clear()
         for index, devices in enumerate(zip(*self.training, strict=True)):
             await self._meet("train", f"train-{index}-{epoch}", devices)
         await self._meet("hold", f"hold-{epoch}", self.holders)
 
     async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
-        """Where one dies, those that wait for it are called off: they could not know."""
+        """Members of one group meet; where one dies, those that wait for it are called off."""
         store, size, seconds = self.launcher.store(), len(devices), self.patience.train
-        meetings = [Rendezvous(store=store, name=name, rank=rank, size=size, seconds=seconds) for rank in range(size)]
-        calls = [
-            asyncio.create_task(self.worker(device, self._starting).meet(kind, meeting))
-            for device, meeting in zip(devices, meetings, strict=True)
+        path = path_between(devices, nccl=self.nccl)
+        meetings = [
+            Rendezvous(store=store, name=name, rank=rank, size=size, seconds=seconds, path=path) for rank in range(size)
         ]
+        self.meetings.setdefault(kind, []).append(meetings[0])
+        calls = (
+            self.worker(device, self._starting).meet(kind, meeting)
+            for device, meeting in zip(devices, meetings, strict=True)
+        )
+        raise_first(await self._in_lockstep(kind, calls))
+
+    async def _in_lockstep(self, kind: str, calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+        """What became of calls that wait for each other in groups of this kind. When one fails, nobody waits for it any
+        longer: the others could not know."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
         try:
-            await asyncio.gather(*calls)
+            await asyncio.gather(*tasks)
         except Exception:
-            await beside(cancel_groups, meetings[0])
-            await together(calls)
+            for meeting in self.meetings.get(kind, ()):
+                await beside(cancel_groups, meeting)
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
     async def memory(self) -> dict[str, float]:
         """Device -> most memory that its worker has used, in GB."""

@@ -29,7 +29,7 @@ from stretto.kernels.cpu.backward import simple
 from stretto.kernels.cpu.fused_decoder import FusedDecoder, LayoutProbe, close, is_common
 from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
-from stretto.weights.tensors import checksum, same_bits
+from stretto.weights.tensors import on_threads, same_bits, seal
 
 SPOILED = (
     "the engine's copies of weights in another order are not the weights any more\n"
@@ -60,12 +60,12 @@ class Ordered:
     """The weights that it was made of."""
     merged: Merged
     """How several became one."""
-    seal: str
-    """Checksum of the copy's own memory when it was made."""
+    seal: int
+    """Seal of the copy's own memory when it was made."""
 
     def broken(self) -> bool:
         """True if its memory is not what it was when the copy was made."""
-        return checksum(memory_of(self.weight)) != self.seal
+        return seal(memory_of(self.weight)) != self.seal
 
     def spoiled(self) -> Tensor | None:
         """What the copy holds, in the order of the weights, if that is not they; a copy that is out of date is never
@@ -146,15 +146,16 @@ class PackedSteps(Steps):
 
     def spoiled(self) -> dict[int, Tensor]:
         """By a fault of this machine or of ours; copies are no word of anybody's, so they are read again."""
-        found = [(each, held) for each in self.ordered.values() if (held := each.spoiled()) is not None]
-        return {id(weight): held for each, held in found for weight in each.made_of}
+        ordered = list(self.ordered.values())
+        found = zip(ordered, on_threads(Ordered.spoiled, ordered), strict=True)
+        return {id(weight): held for each, held in found if held is not None for weight in each.made_of}
 
     def rest(self) -> None:
         """Training follows as a rule, needs the memory, and changes what is trained.
 
         What was sampled with copies that go now is trained on only if they were the weights until the end.
         """
-        if any(each.trained and each.broken() for each in self.ordered.values()):
+        if any(on_threads(Ordered.broken, [each for each in self.ordered.values() if each.trained])):
             raise EngineError(SPOILED)
         self.cache.clear()
         self.trunks.clear()
@@ -230,7 +231,7 @@ class PackedSteps(Steps):
         if found is None or found.stamp != stamp:
             copy = torch.ops.mkldnn._reorder_linear_weight(merged([weight.detach() for weight in weights]), ROWS)
             trained = any(weight.requires_grad for weight in weights)
-            found = self.ordered[name] = Ordered(stamp, copy, trained, weights, merged, checksum(memory_of(copy)))
+            found = self.ordered[name] = Ordered(stamp, copy, trained, weights, merged, seal(memory_of(copy)))
             if not trained and found.unlike() is not None:
                 raise EngineError(SPOILED)
         return found.weight
@@ -246,10 +247,10 @@ def stamp_of(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple(map(moment, weights))
 
 
-def memory_of(ordered: Tensor) -> Tensor:
+def memory_of(ordered: Tensor) -> ctypes.Array[ctypes.c_uint8]:
     """The memory of a weight in order, as bytes."""
     place, size = torch.ops.mkldnn.data_ptr(ordered), torch.ops.mkldnn._nbytes(ordered)
-    return torch.frombuffer((ctypes.c_uint8 * size).from_address(place), dtype=torch.uint8)
+    return (ctypes.c_uint8 * size).from_address(place)
 
 
 def times(states: Tensor, ordered: Tensor, bias: Tensor | None = None, onto: Tensor | None = None) -> Tensor:
