@@ -146,7 +146,6 @@ class Candidate:
             (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
             (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
             (slices and self.sleeps, "slices that sleep"),
-            (self.sleeps and self.streamed, "an optimizer that sleeps where stages flow"),
             (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
             (any(self.split(role, workload.reading).width > 1 for role in frozen), "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
