@@ -31,6 +31,8 @@ from stretto.recipe.schema import Placement
 
 SIMULATED = 12
 """Choices that are simulated of each number of devices that may be worth it."""
+LEAST = 2
+"""So many of each strategy, however many strategies are asked about."""
 SLACK, MIXED = 1.15, 1.3
 """What takes this many times as long by its closed forms as something did in a simulation is not simulated itself:
 closed forms know lengths by a few marks only, and where devices are of several kinds every cell as the weakest."""
@@ -107,7 +109,8 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
     ready: list[Forecast] = []
     for variant in variants:
         why = variant.cannot(setting)
-        forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
+        quota = max(1, min(LEAST, most), most // len(variants))
+        forecasts = [] if why else _simulated(grid, prices, variant, quota)
         forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
             first = min(forecasts, key=_seconds)
@@ -160,10 +163,12 @@ def _borrowed(
     for each other is at least worth a look.
     """
     strategy, found = record_of(variant.strategy), list[Forecast]()
+    fastest = min((forecast.step for forecast in own), default=math.inf)
     for other in others if variant.strategy in STRATEGIES else ():
         choice = replace(other.choice, strategy=variant.strategy)
         apart = record_of(other.choice.strategy).places is not strategy.places
-        if apart or other.choice.strategy == variant.strategy or any(mine.choice == choice for mine in own):
+        known = fastest <= other.step or any(mine.choice == choice for mine in own)
+        if apart or known or other.choice.strategy == variant.strategy:
             continue
         for fitting, room in islice(grid.fitting(choice, variant), 1):
             found.append(simulate(prices, fitting, room))
