@@ -1,4 +1,4 @@
-"""The plans that pages show are what `stretto plan` prints. `scripts/plans` writes them."""
+"""The plans and tables that pages show are what their commands print. `scripts/plans` writes them."""
 
 import re
 import runpy
@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "plans"))
-SHOWN = [shown for path in SCRIPT["PAGES"] for shown in SCRIPT["commands"](path.read_text())]
-ONE_HOST = [shown for shown in SHOWN if re.search(r"--cluster [128]x[A-Z]", shown[0])]
+LONG = "scripts/studies sizes"  # minutes; `scripts/plans --check` compares it
+EVERY = [shown for path in SCRIPT["PAGES"] for shown in SCRIPT["commands"](path.read_text())]
+SHOWN = [shown for shown in EVERY if shown[0] != LONG]
+ONE_HOST = [shown for shown in SHOWN if re.search(r"--cluster [128]x[A-Z]|studies memory", shown[0])]
 
 
 def test_pages_show_plans_for_one_host_and_for_several():
-    assert 4 <= len(ONE_HOST) < len(SHOWN)
+    assert 4 <= len(ONE_HOST) < len(SHOWN) < len(EVERY)
 
 
 @pytest.mark.parametrize(("command", "what", "text"), ONE_HOST, ids=range(len(ONE_HOST)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planning import PPO, setting_of
+from stretto.placement.validate import problems
 from stretto.planner import explain
 from stretto.planner.candidate import Candidate
 from stretto.planner.compare import NOTICED, parts_of, slower_because, usual_of
@@ -47,13 +48,15 @@ def test_an_optimizer_that_sleeps_while_stages_flow_leaves_its_memory_to_caches(
     assert more == pytest.approx(2 * setting.costs.move(optimizer, setting.site(ModelSplit(), 0, 4)))
 
 
-def test_its_plan_says_who_sleeps_and_that_nothing_can_run_it_yet():
+def test_its_plan_says_who_sleeps_and_passes_every_rule():
     setting = setting_of("4xH100", "qwen2.5-3b", roles=PPO)
     choice = Candidate(strategy="elastic", devices=4, budget=4096, sleeps=True)
-    sleeping = {cell.role: cell.sleeps for cell in choice.plan(setting).cells}
+    plan = choice.plan(setting)
+    assert problems(plan, roles=setting.workload.roles, devices=setting.names) == []
+    sleeping = {cell.role: cell.sleeps for cell in plan.cells}
     assert sleeping.pop("train") == sleeping.pop("fit") == ("generate",)
     assert set(sleeping.values()) == {()}
-    assert any("sleeps" in told for told in choice.waits_for(setting.workload))
+    assert not any("sleeps" in told for told in choice.waits_for(setting.workload))
 
 
 def test_the_parts_of_a_step_add_up_and_the_largest_is_the_reason():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -207,18 +207,27 @@ def plan(
     strategy: str | None = None,
     changes: Changes = (),
     measure: bool = False,
+    cells: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str] | None = None,
+    baselines: bool = False,
     note: Note | None = None,
 ) -> Plans:
     """Where the models should live on a cluster such as `"8xH100"`, what fits, and what a step will take; best first.
 
-    Only `measure`, which runs the best plans here and corrects the constants, loads PyTorch.
+    `cells` is a placement of your own to compare with, a file or what it would hold: a plan, or roles with devices and
+    a mesh. `baselines` adds placements that others use. Only `measure`, which runs the best plans here and corrects the
+    constants, loads PyTorch.
     """
     from stretto.api.planning import planned
 
+    asked: dict[str, Any] = {
+        "cluster": cluster,
+        "strategy": strategy,
+        "changes": changes,
+        "measure": measure,
+        "cells": cells,
+    }
     told = note or _note(quiet=False)
-    return threads.outside_loops(
-        lambda: planned(recipe, cluster=cluster, strategy=strategy, changes=changes, measure=measure, note=told)
-    )
+    return threads.outside_loops(lambda: planned(recipe, **asked, baselines=baselines, note=told))
 
 
 def check(

@@ -6,21 +6,27 @@ measured on this machine where there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stretto.api.recipes import open_recipe, recipe_to_plan
 from stretto.errors import RecipeError
+from stretto.placement.baselines import BASELINES
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import Cluster, parse_cluster
 from stretto.placement.devices import DEVICES
 from stretto.placement.strategies import STRATEGIES
+from stretto.placement.written import plan_of_file, plan_of_mapping, plan_of_texts
 from stretto.planner import explain
+from stretto.planner.enumerate import Variant
 from stretto.planner.forecast import setting_of
+from stretto.planner.given import forecast_given
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import LARGEST, SearchResult, roomiest, search, smallest_cluster, variants_of
+from stretto.planner.simulate import Forecast
 from stretto.planner.whole_run import RunForecast, run_of, step_spread
 from stretto.recipe.load import Changes, RecipeSource, cluster_path, folder_of
 from stretto.recipe.schema import Recipe
@@ -116,9 +122,14 @@ def planned(
     strategy: str | None,
     changes: Changes,
     measure: bool,
+    cells: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str] | None = None,
+    baselines: bool = False,
     note: Callable[[str], None],
 ) -> Plans:
-    """The plans of a recipe; a RecipeError where none fits, with the smallest cluster that has one."""
+    """The plans of a recipe; a RecipeError where none fits, with the smallest cluster that has one.
+
+    `cells` is a placement of the user's own: a file, what a file holds, or texts of --mesh.
+    """
     if strategy not in (None, *STRATEGIES):
         raise RecipeError.of("--strategy", f"there is no strategy {strategy!r}", f"use one of {', '.join(STRATEGIES)}")
     root = folder_of(source)
@@ -133,15 +144,36 @@ def planned(
     there = _cluster(recipe)
     setting = setting_of(recipe, root, there, running=measure)
     variants = variants_of(recipe.placement, strategy)
-    found = search(setting, variants)
+    asked = variants + tuple(Variant(strategy=name) for name in BASELINES if baselines)
+    given = None if cells is None else _given(cells, setting)
+    found = search(setting, asked)
     if not found.best:
         raise _nothing(found, setting, smallest_cluster(setting, variants))
     measured: dict[str, float] | None = None
     if measure:
         measured = _measured(recipe, root, setting, found, note)
         setting = setting_of(recipe, root, there, running=measure)
-        found = search(setting, variants)
+        given = None if cells is None else _given(cells, setting)
+        found = search(setting, asked)
+    found = found if given is None else found.beside(given)
     return Plans(recipe=recipe, found=found, setting=setting, measured=measured)
+
+
+def _given(cells: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str], setting: PlanningProblem) -> Forecast:
+    """The forecast of a placement that a user has in mind."""
+    work = setting.workload
+    about: dict[str, Any] = {
+        "roles": work.roles,
+        "devices": tuple(setting.cluster.devices),
+        "reading": work.reading,
+        "engine": work.engine,
+        "updates": work.updates,
+    }
+    if isinstance(cells, Mapping):
+        return forecast_given(plan_of_mapping(cells, field="cells", **about), setting, field="cells")
+    if isinstance(cells, str | os.PathLike):
+        return forecast_given(plan_of_file(Path(cells), **about), setting, field="--cells")
+    return forecast_given(plan_of_texts(cells, **about), setting, field="--mesh")
 
 
 def _measured(

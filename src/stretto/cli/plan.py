@@ -27,6 +27,15 @@ def plan(
         str | None, typer.Option(help="The devices, such as 8xH100 or 6x8xH100, or a file; default: the recipe's.")
     ] = None,
     strategy: Annotated[str | None, typer.Option(help="Only this strategy.")] = None,
+    cells: Annotated[
+        Path | None,
+        typer.Option(help="Also price the placement of this file: a plan, or roles with their devices and mesh."),
+    ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(help="Also price roles on devices, such as train=0-7:dp_shard=8; once for each role."),
+    ] = None,
+    baselines: Annotated[bool, typer.Option("--baselines", help="Also price placements that others use.")] = False,
     timeline: Annotated[Path | None, typer.Option(help="Write the best plan's timeline to this file.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Run the best plans and correct the constants.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
@@ -35,8 +44,17 @@ def plan(
     from stretto.cli import planned
     from stretto.planner.search import named_by
 
+    if cells is not None and mesh:
+        raise RecipeError.of("--mesh", "has no effect beside --cells", "leave out one of the two")
     told = api.plan(
-        recipe, cluster=cluster, strategy=strategy, changes=changes or (), measure=measure, note=render.note
+        recipe,
+        cluster=cluster,
+        strategy=strategy,
+        changes=changes or (),
+        measure=measure,
+        cells=cells or mesh or None,
+        baselines=baselines,
+        note=render.note,
     )
     if timeline is not None:
         _write(timeline, planned.spans(told.found.best[0]))

@@ -28,6 +28,17 @@ Partition = tuple[Group, ...]
 """Groups in the order of their devices; their shares add up to 1."""
 
 
+class RolePlace(NamedTuple):
+    """Where a user lays a role."""
+
+    role: str
+    """Which."""
+    first: int
+    """Index of its first device."""
+    size: int
+    """How many."""
+
+
 def is_partition(division: object) -> TypeGuard[Partition]:
     """True for groups of models, false for shares by model and for all other divisions."""
     return isinstance(division, tuple) and bool(division) and isinstance(division[0], Group)

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 from stretto.errors import Problem, RecipeError
 from stretto.placement import closed_forms
 from stretto.placement.closed_forms import Stages, StepFlow
-from stretto.placement.partitions import Partition, is_partition, lay_groups, set_partitions
+from stretto.placement.partitions import Partition, RolePlace, is_partition, lay_groups, set_partitions
 from stretto.placement.plan import Cell, Plan
 
 MODELS = {
@@ -61,9 +61,9 @@ class StrategyInputs:
     """Or sharded."""
 
 
-Division = Sequence[Fraction] | Partition | int | None
-"""What a strategy leaves open: the share of each model, groups of models with their shares, or how many devices
-generate; none for its usual choice."""
+Division = Sequence[Fraction] | Partition | tuple[RolePlace, ...] | int | None
+"""What a strategy leaves open: the share of each model, groups of models with their shares, where each role is, or how
+many devices generate; none for its usual choice."""
 
 Places = Mapping[str, Sequence[Any]]
 """Role -> its devices, in the order in which they were given."""
@@ -93,6 +93,8 @@ class Strategy:
     """Where models have shares of the devices: shares by name, the usual ones first. Others cannot be given any."""
     groups: Callable[[frozenset[str]], Sequence[tuple[tuple[str, ...], ...]]] = lambda roles: ()
     """Ways to put the models of a step into groups that lie side by side, where how large each is may be chosen."""
+    gathers: bool = False
+    """True if everything is sharded over all devices, and what generates gathers parameters at every token."""
     generates_apart: bool = False
     """True if generation has devices of its own, and how many is open."""
     least_devices: int = 2
@@ -297,7 +299,8 @@ class WeightSources:
         for trainer in self.at.get((update, cell.devices[0]), ()) if cell.devices else ():
             if set(cell.devices) <= set(trainer.devices):
                 alike = cell.devices == trainer.devices and cell.mesh == trainer.mesh
-                same = alike and trainer.mesh.get("dp_shard", 1) == 1
+                shards = cell.role == "generate" and cell.mesh.get("ep", 1) == 1  # which it gathers at every token
+                same = alike and (shards or trainer.mesh.get("dp_shard", 1) == 1)
                 return replace(cell, weights=f"{'shared' if same else 'gather'}:{trainer.name}")
         return cell
 

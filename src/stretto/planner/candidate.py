@@ -13,9 +13,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from stretto.placement.partitions import Partition
+from stretto.placement.baselines import record_of
+from stretto.placement.partitions import Partition, RolePlace
 from stretto.placement.plan import Cell, Plan
-from stretto.placement.strategies import ORDER, STRATEGIES, Division, Strategy, StrategyInputs
+from stretto.placement.strategies import ORDER, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
 from stretto.plugins import is_plugin
@@ -57,8 +58,8 @@ class Candidate:
     """The strategy's name."""
     devices: int
     """How many devices it uses, the first ones."""
-    fractions: tuple[Fraction, ...] | Partition | None = None
-    """The share of each model, or of groups of them, where the strategy gives them some."""
+    fractions: tuple[Fraction, ...] | Partition | tuple[RolePlace, ...] | None = None
+    """The share of each model, or of groups of them, where the strategy gives them some; or where a user lays roles."""
     generating: int | None = None
     """How many devices generate, where these have no other work."""
     lane: ModelSplit = ALONE
@@ -84,7 +85,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """The strategy, with its fractions."""
-        return STRATEGIES[self.strategy].label(self.division, self.devices)
+        return record_of(self.strategy).label(self.division, self.devices)
 
     @property
     def division(self) -> Division:
@@ -94,7 +95,7 @@ class Candidate:
     @property
     def streamed(self) -> bool:
         """Stages flow instead of waiting for each other."""
-        return STRATEGIES[self.strategy].flow == "streamed"
+        return record_of(self.strategy).flow == "streamed"
 
     def split(self, role: str, reading: frozenset[str]) -> ModelSplit:
         """How a cell of a role is divided."""
@@ -114,7 +115,7 @@ class Candidate:
 
     def _lay(self, roles: frozenset[str]) -> RoleDevices:
         if roles not in self.laid:
-            self.laid[roles] = _lay(self.devices, STRATEGIES[self.strategy], self.division, roles)
+            self.laid[roles] = _lay(self.devices, record_of(self.strategy), self.division, roles)
         return self.laid[roles]
 
     def source(self, role: str, workload: StepWorkload) -> Source:
@@ -130,7 +131,8 @@ class Candidate:
         if not within or wide % width or (first - start) % width:
             return "own"
         alike = mine == theirs and (first - start) % wide == 0
-        return "shared" if alike and theirs.dp == 1 else "gather"
+        shards = role == "generate" and mine.ep == 1  # which are gathered at every token
+        return "shared" if alike and (theirs.dp == 1 or shards) else "gather"
 
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
@@ -144,7 +146,6 @@ class Candidate:
             (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
             (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
             (slices and self.sleeps, "slices that sleep"),
-            (self.sleeps and self.streamed, "an optimizer that sleeps where stages flow"),
             (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
             (any(self.split(role, workload.reading).width > 1 for role in frozen), "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
@@ -184,7 +185,7 @@ class Candidate:
             staleness=workload.staleness,
             optimizer="sharded" if self.sharded else "replicated",
         )
-        plan = STRATEGIES[self.strategy].plan(layout, self.division)
+        plan = record_of(self.strategy).plan(layout, self.division)
         on = plan.roles_on
         cells = (
             replace(

@@ -6,6 +6,7 @@ and the largest of them is the reason.
 
 from __future__ import annotations
 
+from stretto.placement.baselines import record_of
 from stretto.placement.strategies import DEFAULT, STRATEGIES
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import StepWorkload
@@ -17,8 +18,8 @@ NOTICED = 0.01
 
 def usual_of(forecast: Forecast, others: tuple[Forecast, ...]) -> Forecast | None:
     """The plan with stages that wait for each other, of one whose stages flow over the same devices."""
-    strategy, usual = STRATEGIES.get(forecast.choice.strategy), STRATEGIES[DEFAULT]
-    if strategy is None or strategy is usual or strategy.places is not usual.places:
+    strategy, usual = record_of(forecast.choice.strategy), STRATEGIES[DEFAULT]
+    if strategy is usual or strategy.places is not usual.places:
         return None
     return next((other for other in others if other.choice.strategy == DEFAULT), None)
 

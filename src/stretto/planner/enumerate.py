@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stretto.errors import RecipeError
+from stretto.placement.baselines import record_of
 from stretto.placement.build import shares_of
 from stretto.placement.partitions import Partition
-from stretto.placement.strategies import STRATEGIES
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import FixedMemory, MemoryFit, MemoryFits
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.groups import GroupedCandidates
-from stretto.planner.problem import ALONE, PlanningProblem
+from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.splits import Splits
 
 PARTS = 8
@@ -45,12 +45,12 @@ class Variant:
     @property
     def label(self) -> str:
         """The variant's name, as `Candidate.label`; of any groups it is none of theirs."""
-        return f"{self.strategy} in groups" if self.groups else STRATEGIES[self.strategy].label(self.fractions)
+        return f"{self.strategy} in groups" if self.groups else record_of(self.strategy).label(self.fractions)
 
     def cannot(self, setting: PlanningProblem) -> str | None:
         """Why it is out of the question whatever its numbers, or none."""
         work = setting.workload
-        return STRATEGIES[self.strategy].refusal(
+        return record_of(self.strategy).refusal(
             devices=len(setting.names),
             roles=work.roles,
             staleness=work.staleness,
@@ -95,6 +95,10 @@ class Candidates:
             yield from self.groups.choices(base) if size > 1 else ()
             return
         for base, generating, training, frozen in self._shares(variant, size):
+            if record_of(variant.strategy).gathers:
+                whole = ModelSplit(dp=size)
+                yield from [replace(base, lane=whole, train=whole, frozen=whole)] * (size == len(self.setting.names))
+                continue
             host = self.setting.together(0, size)
             lanes, trains = self.splits.lanes(generating, host), self.splits.trains(training, host)
             others = self.splits.frozen(frozen, host) if self.frozen else [ALONE]
@@ -105,7 +109,7 @@ class Candidates:
 
     def _shares(self, variant: Variant, size: int) -> Iterator[tuple[Candidate, int, int, int]]:
         """A choice without layouts, and how many devices generate, train, and serve a frozen model."""
-        strategy, most = STRATEGIES[variant.strategy], self.budgets(size)[0]
+        strategy, most = record_of(variant.strategy), self.budgets(size)[0]
         if size < strategy.least_devices:
             return
         # 0.33 of three devices is one of them, as in a run.
@@ -149,13 +153,13 @@ class Candidates:
         for sleeps in (False, True) if sleepy else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False
-                for found in self._budgeted(choice, variant, sleeps=sleeps, sharded=sharded):
+                for found in self.budgeted(choice, variant, sleeps=sleeps, sharded=sharded):
                     yield found
                     done = done or self.prices.slots(found[0], found[1].pool) * self._lanes(choice) >= work.answers
                 if done:
                     return
 
-    def _budgeted(
+    def budgeted(
         self, choice: Candidate, variant: Variant, *, sleeps: bool, sharded: bool
     ) -> Iterator[tuple[Candidate, MemoryFit]]:
         """With and without recomputing, as far as it fits and may be worth it."""
@@ -168,6 +172,18 @@ class Candidates:
                 yield found
                 if found[0].budget >= self.budgets(choice.devices)[0]:
                     return  # recomputing would only be slower
+
+    def exactly(self, choice: Candidate, variant: Variant) -> tuple[Candidate, MemoryFit] | None:
+        """A choice as it is, if it fits."""
+        room = self.rooms.room(choice)
+        if not room.fits:
+            self._note_miss(choice, room, variant)
+        return (choice, room) if room.fits else None
+
+    def _note_miss(self, choice: Candidate, room: MemoryFit, variant: Variant) -> None:
+        miss = self.misses.get(variant.label)
+        if miss is None or room.over < miss.room.over:
+            self.misses[variant.label] = NearMiss(room=room, choice=choice)
 
     def _lanes(self, choice: Candidate) -> int:
         _, count = choice.places(self.setting.workload.roles)["generate"]
@@ -196,9 +212,7 @@ class Candidates:
         smallest = replace(choice, budget=smaller[-1]) if smaller else choice
         least = self.rooms.room(smallest, still) if smaller else room
         if not least.fits:
-            miss = self.misses.get(variant.label)
-            if miss is None or least.over < miss.room.over:
-                self.misses[variant.label] = NearMiss(room=least, choice=smallest)
+            self._note_miss(smallest, least, variant)
             return None
         for budget in smaller[:-1]:
             between = replace(choice, budget=budget)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
+from stretto.placement.baselines import record_of
 from stretto.placement.closed_forms import Stages, StepFlow
-from stretto.placement.strategies import STRATEGIES
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.cost.step_end import StepEnd
@@ -30,7 +30,7 @@ def estimate(prices: StageTimes, choice: Candidate, pool: float = math.inf) -> f
         update=ending.update,
         moving=prices.costs.rates.far_delay,
     )
-    return STRATEGIES[choice.strategy].seconds(stages(prices, choice, pool, ending), flow)
+    return record_of(choice.strategy).seconds(stages(prices, choice, pool, ending), flow)
 
 
 def stages(prices: StageTimes, choice: Candidate, pool: float, ending: StepEnd) -> Stages:

@@ -81,7 +81,7 @@ def memory_gb(forecast: Forecast, setting: PlanningProblem) -> dict[str, dict[st
     for room in forecast.room.sides:
         _, held = forecast.held(room)
         parts = {"peak": held.total / GB} | {part: getattr(held, part) / GB for part in PARTS}
-        for name in setting.names[room.side.first : room.side.first + room.side.size]:
+        for name in forecast.names[room.side.first : room.side.first + room.side.size]:
             found[name] = dict(parts)
     return found
 

@@ -155,5 +155,5 @@ def _peaks(forecast: Forecast, setting: PlanningProblem) -> Mapping[str, float]:
     return {
         name: forecast.held(room)[1].total / GB
         for room in forecast.room.sides
-        for name in setting.names[room.side.first : room.side.first + room.side.size]
+        for name in forecast.names[room.side.first : room.side.first + room.side.size]
     }

@@ -16,8 +16,9 @@ from fractions import Fraction
 from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
+from stretto.placement.baselines import record_of
 from stretto.placement.partitions import Group
-from stretto.placement.strategies import DEFAULT, STRATEGIES
+from stretto.placement.strategies import DEFAULT
 from stretto.planner.candidate import Candidate, DeviceGroup
 from stretto.planner.cost import memory
 from stretto.planner.cost.memory_fit import MemoryFits
@@ -69,7 +70,7 @@ class GroupedCandidates:
     def cuts(self, base: Candidate) -> Iterator[tuple[float, Candidate, dict[str, tuple[Layout, ...]]]]:
         """Every way to cut the devices that may fit: the fastest layouts, their seconds if memory were no matter, and
         all layouts that are kept."""
-        strategy, roles, size = STRATEGIES[base.strategy], self.setting.workload.roles, base.devices
+        strategy, roles, size = record_of(base.strategy), self.setting.workload.roles, base.devices
         presets = [replace(base, fractions=shares) for shares in strategy.presets.values() if not size % 2]
         presets = [choice for choice in presets if strategy.cannot(roles, choice.division) is None]
         called = [(choice.places(roles), choice) for choice in presets]

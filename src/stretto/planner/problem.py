@@ -68,6 +68,8 @@ class PlanningProblem:
     """What there is."""
     costs: Costs
     """The cost model with its constants."""
+    order: tuple[str, ...] = ()
+    """Names of the devices in the order in which plans use them; none for the usual one."""
     source: str | None = None
     """Where the constants come from, in words; none for the usual ones."""
     memo: dict[tuple[int, int], Device] = field(default_factory=dict, init=False, repr=False)
@@ -95,7 +97,9 @@ class PlanningProblem:
 
     @cached_property
     def ordered(self) -> tuple[tuple[str, Device], ...]:
-        """(name, device), those that suit generation first."""
+        """(name, device), those that suit generation first, or in the order that was asked for."""
+        if self.order:
+            return tuple((name, self.cluster.devices[name]) for name in self.order)
         return tuple(sorted(self.cluster.devices.items(), key=lambda item: -item[1].bandwidth / item[1].matmul))
 
     @cached_property

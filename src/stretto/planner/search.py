@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 
+from stretto.placement.baselines import record_of
 from stretto.placement.build import shares_of
 from stretto.placement.cluster import Cluster, Host
 from stretto.placement.partitions import Partition
@@ -30,6 +31,8 @@ from stretto.recipe.schema import Placement
 
 SIMULATED = 12
 """Choices that are simulated of each number of devices that may be worth it."""
+LEAST = 2
+"""So many of each strategy, however many strategies are asked about."""
 SLACK, MIXED = 1.15, 1.3
 """What takes this many times as long by its closed forms as something did in a simulation is not simulated itself:
 closed forms know lengths by a few marks only, and where devices are of several kinds every cell as the weakest."""
@@ -57,6 +60,10 @@ class SearchResult:
     """Choices whose memory was counted."""
     simulated: int
     """Choices that were simulated."""
+
+    def beside(self, forecast: Forecast) -> SearchResult:
+        """With a plan that was not searched for."""
+        return replace(self, best=tuple(sorted((*self.best, forecast), key=_seconds)), simulated=self.simulated + 1)
 
     @property
     def today(self) -> Forecast | None:
@@ -102,13 +109,15 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
     ready: list[Forecast] = []
     for variant in variants:
         why = variant.cannot(setting)
-        forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
+        quota = max(1, min(LEAST, most), most // len(variants))
+        forecasts = [] if why else _simulated(grid, prices, variant, quota)
         forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
             first = min(forecasts, key=_seconds)
             label = first.choice.label  # groups of models may come to be a preset
             best[label] = min(first, best.get(label, first), key=_seconds)
-            ready += sorted((each for each in forecasts if each.choice.runs(setting.workload)), key=_seconds)[:1]
+            able = (each for each in forecasts if variant.strategy in STRATEGIES and each.choice.runs(setting.workload))
+            ready += sorted(able, key=_seconds)[:1]
             tried += len(forecasts)
         elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
@@ -153,11 +162,13 @@ def _borrowed(
     How much a stream of small pieces costs, closed forms know only roughly; the layout that is best where stages wait
     for each other is at least worth a look.
     """
-    strategy, found = STRATEGIES[variant.strategy], list[Forecast]()
-    for other in others:
+    strategy, found = record_of(variant.strategy), list[Forecast]()
+    fastest = min((forecast.step for forecast in own), default=math.inf)
+    for other in others if variant.strategy in STRATEGIES else ():
         choice = replace(other.choice, strategy=variant.strategy)
-        apart = STRATEGIES[other.choice.strategy].places is not strategy.places
-        if apart or other.choice.strategy == variant.strategy or any(mine.choice == choice for mine in own):
+        apart = record_of(other.choice.strategy).places is not strategy.places
+        known = fastest <= other.step or any(mine.choice == choice for mine in own)
+        if apart or known or other.choice.strategy == variant.strategy:
             continue
         for fitting, room in islice(grid.fitting(choice, variant), 1):
             found.append(simulate(prices, fitting, room))

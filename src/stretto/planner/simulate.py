@@ -41,6 +41,8 @@ class Forecast:
     """The candidate's plan."""
     room: MemoryFit
     """The candidate's memory."""
+    names: tuple[str, ...]
+    """Names of the devices, as the sides of that count them."""
     step: float
     """Seconds of a step; with staleness 1, of one that is neither the first nor the last."""
     stages: Mapping[str, float]
@@ -201,6 +203,7 @@ def _forecast(
         choice=choice,
         plan=plan,
         room=room,
+        names=setting.names,
         step=step,
         stages={stage: spent[stage] / serving[stage] for stage in ("generate", *work.stages) if stage in spent},
         ending=ending,

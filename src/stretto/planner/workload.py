@@ -211,7 +211,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     """What contradicts itself only where shapes and lengths are planned with."""
     if recipe.placement.cells is not None:
         reason = "cells by hand are not weighed against others; what is planned is placed by strategies"
-        yield Problem(field="placement.cells", reason=reason, fix="leave them out of what is planned")
+        fix = "leave them out of what is planned; `stretto plan --cells FILE` prices them beside it"
+        yield Problem(field="placement.cells", reason=reason, fix=fix)
 
 
 def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShape]:

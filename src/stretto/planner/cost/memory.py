@@ -218,7 +218,8 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
     """An engine whose caches hold this many tokens on the whole lane (Kwon et al. 2023, paged without waste)."""
     own = tokens / site.mesh.dp
     return RankMemory(
-        weights=_engine_weights(shape, site, precision),
+        weights=_engine_weights(shape, site, precision) / (site.mesh.sharding if site.mesh.gathers else 1),
+        gathered=gathered(shape, site, trained=False) if site.mesh.gathers else 0.0,
         cache=Costs().cache_bytes(shape, site, own, precision),
         activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
         context=CONTEXT,

@@ -270,8 +270,7 @@ class MemoryFits:
                 gathered=memory.gathered(shape, site, trained=not work.adapter),
             )
         if role == "generate":
-            return RankMemory(
-                activations=memory.generating(shape, site, 0.0, precision=work.precision_of(role)).activations
-            )
+            held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
+            return RankMemory(activations=held.activations, gathered=held.gathered)
         scoring = memory.scoring(shape, site, choice.budget, precision=work.precision)
         return scoring._replace(weights=0.0, context=0.0)

@@ -54,6 +54,12 @@ class Mesh:
         """Ranks that hold the same experts. Experts are not split by tensor parallelism."""
         return max(1, self.devices // (self.pp * self.ep))
 
+    @property
+    def gathers(self) -> bool:
+        """True of an engine whose ranks hold shards and gather each layer at every token. Ranks over which experts are
+        spread hold everything else whole."""
+        return self.zero == 3 and self.ep == 1 and self.sharding > 1
+
     def same_experts(self, other: Mesh) -> bool:
         """True if each rank holds the very experts that it would hold under the other: all spread over all ranks."""
         return self.ep > 1 and (self.devices, self.pp, self.ep) == (other.devices, other.pp, other.ep) == (

@@ -267,7 +267,8 @@ class Costs:
             site.device.bandwidth * self.rates.decode_share
         )
         seconds = self.compute(shape, site, load, precision=precision)
-        return max(seconds + self.messages(shape, site, load, 1.0, precision), once)
+        gathers = self.gathers(shape, site, precision) if site.mesh.gathers else 0.0
+        return max(seconds + self.messages(shape, site, load, 1.0, precision), once, gathers)
 
     def weight_bytes(self, shape: ModelShape, site: Site, batch: float, precision: Precision) -> float:
         """Weights that one rank reads in a tick of this many tokens, or holds if `batch` is infinite.
@@ -308,6 +309,8 @@ class Costs:
         fixed = self.rates.tick + self.rates.tick_layer * shape.layers + self.rates.tick_request * own
         moved = TokenLoad(tokens=batch / mesh.pp, pairs=0.0, sequences=batch)
         messages = self.messages(shape, site, moved, 1.0, precision) * mesh.pp
+        if mesh.gathers:
+            messages += self.gathers(shape, site, precision)
         return Decoding(
             weights=self.weight_bytes(shape, site, batch / mesh.pp, precision),
             bandwidth=site.device.bandwidth,

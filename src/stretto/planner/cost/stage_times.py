@@ -40,7 +40,9 @@ class StageTimes:
         self.total, self.most = float(setting.workload.tokens), self.ranked[-1]
         # An answer that is looked at in the middle of the work is longer than most, and half done on average.
         squares = math.fsum(tokens * tokens for tokens in self.ranked)
-        self.live = setting.workload.prompt + squares / self.total / 2
+        # Where all are of one length, they began together and end together.
+        done = self.most if self.ranked[0] == self.most else squares / self.total / 2
+        self.live = setting.workload.prompt + done
 
     def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
