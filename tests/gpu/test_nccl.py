@@ -1,4 +1,4 @@
-"""Groups over NCCL add up, hand round, and let go of one that died. Run by scripts/gpu_check."""
+"""Groups over NCCL add up, hand round, and let go of one that died. Run by scripts/gpu_hour."""
 
 import time
 
