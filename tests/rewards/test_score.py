@@ -434,6 +434,8 @@ def test_a_length_reward_without_a_verdict_or_a_budget_is_refused_or_fails() -> 
         scored([said("7", 3, 0)], RewardPart(kind="kimi"))
     lost = scored([said("7", 3, 0)], RewardPart(), RewardPart(name="l", kind="lcpo_max", target="budget")).failed
     assert lost[0].failure == "reward l: prompt p has no number of tokens in the column 'budget'"
+
+
 @pytest.mark.parametrize(
     ("signals", "value"), [({"reward": 0.25, "turns": 2.0}, 0.25), ({"turns": 2.0}, None), ({}, None)]
 )
