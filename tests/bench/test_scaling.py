@@ -147,6 +147,7 @@ def test_the_command_needs_a_recipe_and_a_cluster(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_recipe_really_runs_on_one_and_on_two_devices(tmp_path, capsys):
     path = str(written(tmp_path, run__steps=3, placement__strategy="flatten"))
     picture = tmp_path / "speed.svg"
