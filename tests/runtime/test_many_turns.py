@@ -55,7 +55,10 @@ TOOLS = {
 KINDS = {"memory": MEMORY, "game": GAME, "tools": TOOLS}
 
 
-@pytest.mark.parametrize(("kind", "strategy"), [("memory", "separate"), ("memory", "elastic"), ("game", "flatten")])
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [("memory", "separate"), ("game", "flatten"), pytest.param("memory", "elastic", marks=pytest.mark.slow)],
+)
 def test_two_cells_end_with_the_weights_of_one(kind, strategy, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=1e-4, **KINDS[kind])
     single, reports = asyncio.run(alone(recipe, tmp_path))
@@ -69,7 +72,7 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["memory", "game", pytest.param("tools", marks=pytest.mark.slow)])
 def test_a_run_that_died_in_the_middle_is_the_same_run_after_a_resume(kind, tmp_path):
     def die(name, *told):
         if (name, told[0]) == ("step", 3):
