@@ -375,7 +375,7 @@ def test_an_algorithm_that_python_hands_over_brings_its_facts():
 
 
 def task(name, **more):
-    return TaskSection.model_validate({"source": {"kind": f"mine:{name}", "name": None, **more}, "prompt": None})
+    return TaskSection.model_validate({"source": {"kind": f"mine:{name}", **more}, "prompt": None})
 
 
 def test_rows_of_a_function_are_prompts(folders):

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stretto.algorithms.catalog import CATALOG
 from stretto.api.recipes import PROBES
-from stretto.checks.recipe import RULES, check, checked_recipe, examine
+from stretto.checks.recipe import RULES, checked_recipe, examine
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import RecipeError
-from stretto.recipe.load import parse_recipe
-from stretto.recipe.overrides import apply
+from stretto.recipe.load import read_recipe
+from stretto.recipe.resolve import resolve
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
@@ -46,7 +45,7 @@ WRONG = [
     (
         [MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"],
         "rewards.1.deadline",
-        "deadlines of its stage",
+        "has no effect on kind model; it belongs to regex, math, reasoning_gym",
     ),
     ([TWICE, "roles.reward_model.name=scratch"], "rewards.1.kind", "rewards.0 is the score"),
     (["rewards.0.kind=model", "roles.reward_model.name=scratch"], "evaluate.every", "of no answer that it is right"),
@@ -57,9 +56,9 @@ WRONG = [
     (["roles.reference.name=x", "algorithm.kl.coef=0.1"], "roles.reference", "not available yet"),
     (["algorithm.name=rlo"], "algorithm.name", "there is no algorithm 'rlo'"),
     (PPO, "roles.critic", "needs a critic"),
-    (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no critic"),
+    (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no effect on name rloo; it belongs to ppo"),
     (["algorithm.credit=turn"], "algorithm.credit", "not available yet"),
-    (["algorithm.vstar={}"], "algorithm.vstar", "reads no table"),
+    (["algorithm.vstar={}"], "algorithm.vstar", "it belongs to astar_po, astar_po_course"),
     (["algorithm={name: astar_po, kl: {coef: 0.1}}"], "algorithm.kl.coef", "beta2"),
     (["algorithm={name: astar_po, correction: {kind: token}}"], "algorithm.correction.kind", "any policy"),
     (["algorithm.name=astar_po", "roles.reference=null"], "roles.reference", "needs a reference"),
@@ -113,9 +112,9 @@ WRONG = [
     (["environment.kind=singel_turn"], "environment.kind", "there is no environment"),
     (["task.source={kind: hf}"], "task.source.name", "needs a dataset"),
     (["task.source={kind: hf, path: x}"], "task.source.path", "no file or folder"),
-    (["task.source={kind: reasoning_gym, name: null}", "task.prompt=null"], "task.source.name", "needs a task"),
+    (["task.source={kind: reasoning_gym}", "task.prompt=null"], "task.source.name", "kind reasoning_gym needs it"),
     (
-        ["task.source={kind: reasoning_gym, count: 10}", "task.prompt=null"],
+        ["task.source={kind: reasoning_gym, name: chain_sum, count: 10}", "task.prompt=null"],
         "task.holdout.prompts",
         "leaves none to train on",
     ),
@@ -146,7 +145,7 @@ WRONG = [
     (["task.source.max=3"], "task.source.max", "no effect"),
     (["task.source.path=x"], "task.source.path", "no effect"),
     (["rewards.0.pattern=x"], "rewards.0.pattern", "no effect"),
-    (["rewards.0.compare=exact"], "rewards.0.compare", "no effect"),
+    (["rewards.0.compare=numeric"], "rewards.0.compare", "no effect"),
     (["rewards.0.deadline=9"], "rewards.0.deadline", "no effect"),
     (["evaluate={every: 0}", "task.holdout={prompts: 0, seed: 1}"], "task.holdout.seed", "no effect"),
     (["rewards.0.pick=first"], "rewards.0.pick", "no effect"),
@@ -175,7 +174,7 @@ WRONG = [
     (["task.holdout.seed=-1"], "task.holdout.seed", "negative"),
     (["checkpoint.keep=3000000000"], "checkpoint.keep", "larger than anything"),
     (["rewards.0.kind=exct"], "rewards.0.kind", "exct"),
-    (["rewards.0={name: a, kind: regex}"], "rewards.0.pattern", "needs a pattern"),
+    (["rewards.0={name: a, kind: regex}"], "rewards.0.pattern", "kind regex needs it"),
     (["rewards.0={name: a, kind: regex, pattern: '('}"], "rewards.0.pattern", "no regular expression"),
     (["rewards.0.kind=no_such_module:f"], "rewards.0.kind", "no_such_module"),
     (["rewards.0.kind='a b:f'"], "rewards.0.kind", "module:name"),
@@ -219,9 +218,7 @@ CLASSIFIERS = {
 
 
 def problems(data, changes=(), root=None, probes=PROBES):
-    for change in changes:
-        apply(data, change)
-    return check(parse_recipe(data), root=root or Path.cwd(), probes=probes)
+    return list(examine(data, changes, root=root or Path.cwd(), probes=probes)[1])
 
 
 @pytest.fixture
@@ -316,18 +313,25 @@ def test_a_scratch_section_has_no_effect_on_another_model(right, tmp_path):
     assert problems(right, ["model.scratch=null", "engine.max_new_tokens=23"]) == []
 
 
-def test_a_clip_range_has_no_effect_where_nothing_is_clipped(right, monkeypatch):
-    plain = dataclasses.replace(CATALOG["rloo"], name="plain", clip=None)
-    monkeypatch.setitem(CATALOG, "plain", plain)
-    (problem,) = problems(right, ["algorithm={name: plain, clip: [0.1, 0.1]}"])
-    assert problem.field == "algorithm.clip"
-    assert "does not clip" in problem.reason
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("clip: [0.1, 0.1]", "does not clip"),
+        ("constant: 3", "divides by counts alone"),
+        ("vstar: {}", "reads no table"),
+        ("gae: {}", "has no critic"),
+    ],
+)
+def test_what_an_algorithm_of_one_s_own_does_not_read_is_in_its_file(right, tmp_path, key, reason):
+    (tmp_path / "mine.py").write_text("FACTS = AlgorithmFacts(clip=None)\n\n\ndef build(section): ...\n")
+    (problem,) = problems(right, [f"algorithm={{name: 'mine:build', {key}}}"])
+    assert problem.field == f"algorithm.{key.partition(':')[0]}"
+    assert reason in problem.reason
 
 
-def test_an_algorithm_that_drops_groups_may_say_how_often_it_resamples(right, monkeypatch):
-    dropping = dataclasses.replace(CATALOG["grpo"], name="dropping", drops=True)
-    monkeypatch.setitem(CATALOG, "dropping", dropping)
-    assert problems(right, ["algorithm.name=dropping", "batch.max_rounds=3"]) == []
+def test_an_algorithm_that_drops_groups_may_say_how_often_it_resamples(right, tmp_path):
+    (tmp_path / "mine.py").write_text("FACTS = AlgorithmFacts(drops=True)\n\n\ndef build(section): ...\n")
+    assert problems(right, ["algorithm.name=mine:build", "batch.max_rounds=3"]) == []
 
 
 def test_tensorboard_must_be_installed_to_be_logged_to(right, monkeypatch):
@@ -364,7 +368,7 @@ def test_data_is_looked_for_beside_the_recipe(right, tmp_path):
     (beside / "own.py").write_text("def reward(answer, prompt, signals): return 1.0")
     changes = ["task={source: {kind: jsonl, path: data.jsonl}, holdout: {prompts: 10}}", "rewards.0.kind=own:reward"]
     assert problems(right, changes, root=beside) == []
-    assert {problem.field for problem in problems(right)} == {"task.source.path", "rewards.0.kind"}
+    assert {problem.field for problem in problems(right, changes)} == {"task.source.path", "rewards.0.kind"}
 
 
 def write(path, data):
@@ -378,7 +382,7 @@ def test_a_file_is_examined_whole_even_if_some_keys_cannot_be_read(right, tmp_pa
     right["optimizer"] = {"lr": "fast"}
     recipe, found = examine(write(tmp_path / "r.yaml", right), ["seed=-1"], root=tmp_path, probes=PROBES)
     assert recipe is not None
-    assert [problem.field for problem in found] == ["batch.sampels", "optimizer.lr", "algorithm.name", "seed"]
+    assert [problem.field for problem in found] == ["algorithm.name", "batch.sampels", "optimizer.lr", "seed"]
 
 
 @pytest.mark.parametrize(
@@ -410,11 +414,13 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     """The cases above break every rule, except those that have a test of their own."""
     silent = {rule.__name__ for rule in RULES}
     for changes, _, _ in WRONG:
-        data = json.loads(json.dumps(taken))
-        for change in changes:
-            apply(data, change)
-        recipe = parse_recipe(data)
+        recipe = read_recipe(json.loads(json.dumps(taken)), changes).recipe
         prompts, _, complete = PROBES.task(recipe.task, Path.cwd(), 11)
         scene = CheckContext(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
-        silent -= {rule.__name__ for rule in RULES if list(rule(recipe, scene))}
-    assert silent == {"clip_is_used", "logs_can_be_written", "strategy_exists"}
+        silent -= {rule.__name__ for rule in RULES if list(rule(resolve(recipe), scene))}
+    assert silent == {
+        "functions_are_there",
+        "logs_can_be_written",
+        "own_algorithm_reads_them",
+        "strategy_exists",
+    }

@@ -41,8 +41,7 @@ def test_single_turn_asks_once_and_reports_the_reply(stop: StopReason, truncated
         ("game", "not available yet"),
         ("memory", "not available yet"),
         ("mine:play", "there is no module 'mine'"),
-        ("singel_turn", "did you mean single_turn?"),
-        ("xyzzy", "there is no environment 'xyzzy'"),
+        ("<function play>", "give it again"),
     ],
 )
 def test_other_environments_are_refused_in_words(kind: str, says: str) -> None:

@@ -25,14 +25,14 @@ __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 
 RULES: tuple[Rule, ...] = (
     reserved.keys_wait_for_their_part,
-    reserved.algorithm_exists,
+    reserved.kinds_are_available,
     reserved.strategy_exists,
-    reserved.environment_exists,
+    own_code.functions_are_there,
     reserved.reference_is_the_base,
     reserved.logs_exist,
     own_code.plugins_can_be_found,
     idle.keys_have_an_effect,
-    idle.clip_is_used,
+    idle.own_algorithm_reads_them,
     idle.correction_is_used,
     idle.betas_are_used,
     idle.warmup_rate_is_used,

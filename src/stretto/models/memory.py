@@ -28,8 +28,17 @@ def memory_errors() -> Iterator[None]:
         raise
 
 
-KEEP = {"M_MMAP_THRESHOLD": (-3, 1 << 30), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 64 << 20)}
-"""glibc's parameter -> its number in malloc.h and our value: blocks up to 1 GiB come from a heap that keeps 2 GiB."""
+KEEP = {
+    "M_MMAP_THRESHOLD": (-3, 1 << 30),
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
+    "M_TOP_PAD": (-2, 64 << 20),
+    "M_ARENA_MAX": (-8, 1),
+}
+"""glibc's parameter -> its number in malloc.h and our value: blocks up to 1 GiB come from a heap that keeps 2 GiB. All
+threads share that heap: one of a thread's own holds no block above 64 MiB."""
+
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""The last of them for a process that is yet to start, whose threads may have a heap before `keep_memory` is called."""
 
 
 def keep_memory() -> None:
@@ -38,6 +47,8 @@ def keep_memory() -> None:
     By default glibc hands every block above some megabytes back when it is freed. The next tensor of that size gets new
     pages, which the kernel clears one by one: 700,000 of them in a step of a model of 135M parameters, a fifth of its
     seconds. Where there is no glibc nothing happens. A GPU's memory is kept by torch itself.
+
+    A thread that has allocated before keeps the heap that it has: call this before a thread that is to work starts.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -24,7 +24,7 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind, kind_of
 from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.runtime import Runtime
@@ -222,7 +222,7 @@ def connect(
 async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     """The processes of the environment, if it has any, before anything heavy is loaded."""
     section = recipe.environment
-    if section.hosts in ("auto", 0):
+    if not isinstance(section, OwnEnvironmentSection) or section.hosts in ("auto", 0):
         return None
     number, start = int(section.hosts), recipe.deadlines.start
     hosts = EnvironmentHosts(section.kind, number=number, folders=folders_of(root), start_deadline=start)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from itertools import count as counting
-from itertools import product
+from itertools import islice, product
+from pathlib import Path
 
 from stretto.errors import Problem
-from stretto.recipe.schema import Source, TaskSection
+from stretto.recipe.schema import AdditionSource, StringsSource, TaskSection
 from stretto.tasks.template import LONGEST, chat, fill
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Prompt
+
+SyntheticSource = AdditionSource | StringsSource
 
 MAX_PROMPTS = 100_000
 """Prompts are held in memory; nobody trains on more of these."""
@@ -37,30 +39,27 @@ TEMPLATES = {
 """The default message of each task."""
 COLUMNS = {"addition": ("a", "b"), "reverse": ("text",), "sort": ("text",), "copy": ("text",)}
 """What a template can name."""
-SETTINGS = {"addition": {"max"}} | {name: {"length", "alphabet", "count"} for name in ANSWERS}
-"""The keys of the source that mean something to each task."""
 
 
-def prompts(task: TaskSection) -> Iterator[Prompt]:
+def read(
+    task: TaskSection, source: SyntheticSource, root: Path, limit: int | None
+) -> tuple[list[Prompt], list[Problem]]:
+    """The prompts, or the first `limit`, or what is wrong with the settings."""
+    wrong = list(problems(task, source))
+    return ([], wrong) if wrong else (list(islice(prompts(task, source), limit)), [])
+
+
+def prompts(task: TaskSection, source: SyntheticSource) -> Iterator[Prompt]:
     """The prompts of a task without problems, in a fixed order."""
-    name = str(task.source.name)
+    name = source.name
     template = TEMPLATES[name] if task.prompt is None else task.prompt
-    for id, columns, answer in _rows(task.source):
+    for id, columns, answer in _rows(source):
         messages = chat(fill(template, columns), task.system)
         yield Prompt(id=f"{name}/{id}", messages=messages, reference=answer, tags=columns)
 
 
-def problems(task: TaskSection) -> Iterator[Problem]:
+def problems(task: TaskSection, source: SyntheticSource) -> Iterator[Problem]:
     """What is wrong with the task's settings."""
-    source = task.source
-    if source.name not in TEMPLATES:
-        near = get_close_matches(source.name or "", TEMPLATES, n=1)
-        fix = f"{f'did you mean {near[0]}? ' if near else ''}there are {', '.join(TEMPLATES)}"
-        yield Problem(field="task.source.name", reason=f"there is no synthetic task {source.name!r}", fix=fix)
-        return
-    for key in ("max", "length", "alphabet", "count"):
-        if key not in SETTINGS[source.name] and getattr(source, key) is not None:
-            yield Problem(field=f"task.source.{key}", reason=f"has no effect on {source.name}", fix="remove it")
     yield from _size_problems(source)
     if task.prompt is not None:
         yield from template_problems(task.prompt, COLUMNS[source.name])
@@ -69,15 +68,15 @@ def problems(task: TaskSection) -> Iterator[Problem]:
             yield Problem(field="task.prompt", reason=reason, fix="name each once")
 
 
-def _size_problems(source: Source) -> Iterator[Problem]:
+def _size_problems(source: SyntheticSource) -> Iterator[Problem]:
     """Sets of prompts that are too large to hold or cannot exist."""
-    if source.name == "addition":
+    if isinstance(source, AdditionSource):
         largest = int(MAX_PROMPTS**0.5) - 1
-        if _largest(source) > largest:
+        if source.max > largest:
             reason = f"has more than {MAX_PROMPTS} pairs of numbers"
             yield Problem(field="task.source.max", reason=reason, fix=f"use at most {largest}")
         return
-    alphabet, (shortest, longest), wanted = _strings(source)
+    alphabet, (shortest, longest), wanted = source.alphabet, source.length, source.count
     if len(set(alphabet)) < len(alphabet):
         yield Problem(field="task.source.alphabet", reason="names a character twice", fix="name each once")
     elif shortest > longest:
@@ -97,24 +96,14 @@ def _possible(alphabet: str, shortest: int, longest: int) -> int:
     return sum(len(alphabet) ** length for length in range(shortest, longest + 1))
 
 
-def _largest(source: Source) -> int:
-    return 20 if source.max is None else source.max
-
-
-def _strings(source: Source) -> tuple[str, tuple[int, int], int]:
-    """Alphabet, shortest and longest, how many: with the defaults."""
-    alphabet = "0123456789" if source.alphabet is None else source.alphabet
-    return alphabet, source.length or (3, 5), 2000 if source.count is None else source.count
-
-
-def _rows(source: Source) -> Iterator[tuple[str, dict[str, int | str], str]]:
+def _rows(source: SyntheticSource) -> Iterator[tuple[str, dict[str, int | str], str]]:
     """(id, columns, answer) of every prompt."""
-    if source.name == "addition":
-        for a, b in product(range(_largest(source) + 1), repeat=2):
+    if isinstance(source, AdditionSource):
+        for a, b in product(range(source.max + 1), repeat=2):
             yield f"{a}+{b}", {"a": a, "b": b}, str(a + b)
     else:
-        answer = ANSWERS[str(source.name)]
-        for text in _draw(*_strings(source)):
+        answer = ANSWERS[source.name]
+        for text in _draw(source.alphabet, source.length, source.count):
             yield text, {"text": text}, answer(text)
 
 

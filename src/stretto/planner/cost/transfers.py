@@ -11,7 +11,7 @@ A `WeightRoute` says which of it a system does: this project's (`own_route`), or
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stretto.placement.transport import TensorPath
@@ -140,11 +140,7 @@ def sending(
             if route.paired or not crosses:
                 rate = wires.near_rate if not crosses else wires.far_rate
                 return rates.far_delay + part / rate
-            beyond = Wires(
-                near=wires.near, far=max(2, wires.far), near_rate=wires.near_rate, far_rate=wires.far_rate,
-                near_delay=wires.near_delay, far_delay=wires.far_delay,
-            )  # fmt: skip
-            return beyond.broadcast(size, part)
+            return replace(wires, far=max(2, wires.far)).broadcast(size, part)
 
 
 def adapter_bytes(shape: ModelShape, rank: int) -> float:

@@ -19,6 +19,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # 
 from stretto.checks.machine.programs import RAY, TOO_OLD, too_old
 from stretto.errors import RecipeError
 from stretto.extras import install
+from stretto.models.memory import keep_memory
 from stretto.threads import Daemons
 from stretto.workers.api import WorkerTransport
 from stretto.workers.models import EngineFactory
@@ -63,6 +64,8 @@ class ThreadWorker:
 
     def __init__(self, assignment: WorkerSpec, make: Callable[[WorkerSpec], Worker]) -> None:
         self.device = assignment.device
+        if assignment.torch_device.type == "cpu":
+            keep_memory()  # before the thread starts, and gets a heap of its own
         self.thread = Daemons(1, assignment.device)
         self.made = self.thread.submit(self._make, make, assignment)
 

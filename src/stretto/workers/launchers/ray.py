@@ -32,6 +32,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 
 from stretto.checks.machine.network import JOIN, LOOPBACK, NO_CLUSTER, cluster_named, place_of, silence
 from stretto.errors import DeadlineError, RecipeError, StrettoError, TrainingError, WorkerLost
+from stretto.models.memory import ONE_HEAP
 from stretto.threads import Daemons, beside
 from stretto.workers.deadlines import CLOSING, at_most
 from stretto.workers.launchers.ray_resources import (
@@ -300,7 +301,7 @@ class RayLauncher:
         gpus = 1 if "/gpu:" in assignment.device else 0
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
-        variables = {"OMP_NUM_THREADS": str(assignment.threads or 1), **(on_loopback() if self.own else {})}
+        variables = {"OMP_NUM_THREADS": str(assignment.threads or 1), **(on_loopback() if self.own else {}), **ONE_HEAP}
         made = ray.remote(concurrency_groups=BESIDE)(WorkerActor).options(
             **options, runtime_env={"env_vars": variables}
         )
