@@ -226,6 +226,7 @@ def naive_rows(samples, dtype):
         values=stream("values"),
         returns=stream("returns"),
         siblings=torch.tensor([s.siblings for s in samples]),
+        family_tokens=torch.tensor([s.family_tokens for s in samples]),
     )
 
 

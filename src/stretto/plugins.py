@@ -45,6 +45,8 @@ class PluginKind:
     """True for what is awaited."""
     method: str | None = None
     """The method of an object or class that is called instead, if that may be one."""
+    tools: bool = False
+    """True if a class will do whose public methods are tools, instead of one with `method`."""
     own_files: bool = False
     """True if only files of the user's are taken, because texts that others wrote are passed to it."""
 
@@ -53,9 +55,11 @@ KINDS: dict[Kind, PluginKind] = {
     "algorithm": PluginKind(parameters=("section",), wanted="def build(section) -> Algorithm"),
     "environment": PluginKind(
         parameters=("prompt", "model"),
-        wanted="async def play(prompt, model) -> Outcome, or a class with such a method run(self, prompt, model)",
+        wanted="async def play(prompt, model) -> Outcome, a class with such a method run(self, prompt, model), or one "
+        "whose public methods are tools",
         asynchronous=True,
         method="run",
+        tools=True,
     ),
     "reward": PluginKind(
         parameters=("answer", "prompt", "signals"),
@@ -181,7 +185,8 @@ def _class_written_wrong(asked: PluginKind, node: ast.ClassDef) -> str | None:
         return None
     called = there.get(asked.method)
     if called is None:
-        return None if inherits else f"is a class without a method {asked.method}"
+        plain = [name for name in there if _is_tool(name)] if asked.tools else []
+        return None if inherits or plain else f"is a class without a method {asked.method}"
     why = signatures.function_refusal(called, asked.parameters, method=True, asynchronous=asked.asynchronous)
     return f"is a class whose method {asked.method} {why}" if why else None
 
@@ -278,6 +283,8 @@ def _unfit(kind: Kind, found: Any) -> str | None:
     if asked.method and not inspect.isroutine(found):
         if inspect.isclass(found) and (why := _refuses(found, ())):
             return f"is a class that cannot be made without arguments: {why}"
+        if asked.tools and tool_methods(found):
+            return None
         called = getattr(found, asked.method, None if inspect.isclass(found) or not callable(found) else found)
         if called is None:
             kept = f"is {'a class' if inspect.isclass(found) else f'an object of {type(found).__name__}'}"
@@ -290,6 +297,17 @@ def _unfit(kind: Kind, found: Any) -> str | None:
     if why := _refuses(called, (*extra, *asked.parameters)):
         return f"cannot be called with ({', '.join(asked.parameters)}): {why}"
     return None
+
+
+def tool_methods(found: Any) -> list[str]:
+    """The methods of a class that are tools, where it has no `run`: public ones, but for those that begin and judge."""
+    if not inspect.isclass(found) or hasattr(found, "run"):
+        return []
+    return [name for name, _ in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)]
+
+
+def _is_tool(name: str) -> bool:
+    return not name.startswith("_") and name not in ("reset", "get_reward")
 
 
 def _is_async(called: Any) -> bool:
@@ -314,6 +332,8 @@ def _called(kind: Kind, found: Any) -> Any:
     """What is called: of an object its method; a class is made anew for every call, so that calls share nothing."""
     method = KINDS[kind].method
     if method is None or inspect.isroutine(found):
+        return found
+    if KINDS[kind].tools and tool_methods(found):
         return found
     if inspect.isclass(found):
 

@@ -58,6 +58,9 @@ class Conversation:
     """The version of the weights that sampled it."""
     parent: tuple[int, int] | None = None
     """(index of the conversation in the trajectory it branched from, shared leading tokens), or none."""
+    turns: tuple[tuple[int, int], ...] = ()
+    """(index of the call in the trajectory, tokens sampled in it) of every call, in order: together, the trained
+    tokens. Empty where nobody asked in turns, as in a demonstration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,8 @@ class Outcome:
     """The text that rewards judge."""
     signals: Mapping[str, float] = field(default_factory=dict)
     """Numbers the environment noticed (turns, tool calls, game score)."""
+    turn_rewards: tuple[float, ...] | None = None
+    """What each call of the model was worth by itself, in the order of the calls; none if only the whole is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +141,8 @@ class Sample:
     counted by summing."""
     siblings: int = 1
     """Conversations of its trajectory in which something was sampled, this one included."""
+    family_tokens: int = 0
+    """Trained tokens of all conversations of its trajectory; 0 where nobody counted."""
     reference: NDArray[np.float64] | None = None
     """Reference log-probabilities, if the algorithm needs them."""
     old: NDArray[np.float64] | None = None

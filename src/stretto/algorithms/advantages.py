@@ -14,7 +14,12 @@ def reward_itself(rewards: Floats) -> Floats:
 
 
 def leave_one_out(rewards: Floats) -> Floats:
-    """Each reward less the mean of the others: an unbiased baseline. Kool et al. 2019."""
+    """Each reward less the mean of the others: an unbiased baseline. Kool et al. 2019.
+
+    One without others has nothing to be compared with, and advantage 0.
+    """
+    if len(rewards) < 2:
+        return np.zeros_like(rewards)
     others = (rewards.sum() - rewards) / (len(rewards) - 1)
     return rewards - others
 

@@ -55,6 +55,8 @@ class TokenStreams:
     """(N) what the critic should have said, if a critic is trained."""
     siblings: Tensor | None = None
     """(C) how many conversations each one's trajectory has; none where each is a trajectory of its own."""
+    family_tokens: Tensor | None = None
+    """(C) trained tokens of all conversations of each one's trajectory; none where each is a trajectory of its own."""
 
 
 TermFunction = Callable[[Tensor, TokenStreams], Tensor]

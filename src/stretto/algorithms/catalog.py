@@ -41,6 +41,8 @@ class AlgorithmFacts:
     """Extra streams it always needs."""
     regresses: bool = False
     """True for a regression that holds for answers of any policy, so that neither correction nor a KL term fits in."""
+    turns: bool = False
+    """True if it can give each turn credit of its own (`algorithm.credit`)."""
     drops: bool = False
     """True if it leaves out groups that teach nothing, and samples again for others (`batch.max_rounds`)."""
 
@@ -70,6 +72,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = R",
             surrogate=CLIPPED,
             average="1/trajectories * sum over tokens",
+            turns=True,
         ),
         AlgorithmFacts(
             name="rloo",
@@ -81,6 +84,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = R - mean(R of the others in the group)",
             surrogate=CLIPPED,
             average="1/trajectories * sum over tokens",
+            turns=True,
         ),
         AlgorithmFacts(
             name="grpo",
@@ -92,6 +96,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
             surrogate=CLIPPED,
             average="1/conversations * sum over conversations of 1/length * sum over tokens",
+            turns=True,
         ),
         AlgorithmFacts(
             name="dr_grpo",
@@ -103,7 +108,20 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = R - mean(R of the group)",
             surrogate=CLIPPED,
             average="1/(trajectories * {constant}) * sum over tokens",
+            turns=True,
             constant=True,
+        ),
+        AlgorithmFacts(
+            name="multi_conv",
+            module="stretto.algorithms.multi_conv",
+            summary="One verdict for all conversations of a trajectory, centred in the group; mean over all tokens.",
+            scope="group",
+            min_samples=2,
+            clip=(0.2, 0.2),
+            advantage="A = R - mean(R of the group)",
+            surrogate=CLIPPED,
+            average="1/tokens * sum over tokens",
+            turns=True,
         ),
         AlgorithmFacts(
             name="dapo",
@@ -115,6 +133,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
+            turns=True,
             drops=True,
         ),
         AlgorithmFacts(
@@ -127,6 +146,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
             surrogate="min(s*A, clip(s, 1-{low:g}, 1+{high:g})*A), s = exp(mean over the answer's tokens of log rho)",
             average="1/conversations * sum over conversations of 1/length * sum over tokens",
+            turns=True,
         ),
         AlgorithmFacts(
             name="cispo",
@@ -138,6 +158,7 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = (R - mean(R of the group)) / (std(R of the group) + 1e-4)",
             surrogate="clip(rho, 1-{low:g}, 1+{high:g}) * A * lp, the clipped ratio without gradient",
             average="1/tokens * sum over tokens",
+            turns=True,
         ),
         AlgorithmFacts(
             name="reinforce_pp",

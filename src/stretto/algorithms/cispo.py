@@ -25,6 +25,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=needed_streams(section),
         min_samples=2,
         terms=policy_terms(section, denominator="tokens", scale="token", surrogate=clipped_weight),
-        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl, credit=section.credit),
         drop=keep,
     )

@@ -1,12 +1,14 @@
 """Groups and advantages in, samples out: the only bridge between the mathematics and the records.
 
-Model turns are credited per trajectory: every trained token of every conversation gets its trajectory's advantage.
+By default every trained token of every conversation gets its trajectory's advantage. With `credit: turn`, a token gets
+that of its turn: what the turn and all later ones were worth, compared with the same turn of the others in the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from stretto.algorithms.advantages import whitened
 from stretto.algorithms.base import Streams
 from stretto.algorithms.kl import estimator
+from stretto.errors import RecipeError
 from stretto.recipe.schema import AlgorithmSection, Kl
 from stretto.types import Group, Reward, Sample, Trajectory, trajectory_key
 
@@ -61,6 +64,7 @@ def conversation_samples(trajectory: Trajectory, advantage: float, streams: Stre
                 advantage=np.full(length, advantage),
                 leads=index == (spoken[0] if spoken else 0),
                 siblings=max(1, len(spoken)),
+                family_tokens=sum(lengths),
                 reference=streams["reference"][key] if "reference" in streams else None,
                 values=streams["values"][key] if "values" in streams else None,
             )
@@ -94,12 +98,53 @@ def shared_out(stream: Floats, samples: Sequence[Sample]) -> list[Floats]:
 
 
 def credit_by_group(
-    groups: Sequence[Group], streams: Streams, *, advantages: Callable[[Floats], Floats], kl: Kl
+    groups: Sequence[Group],
+    streams: Streams,
+    *,
+    advantages: Callable[[Floats], Floats],
+    kl: Kl,
+    credit: Literal["trajectory", "turn"] = "trajectory",
 ) -> tuple[Sample, ...]:
     """The `advantage` of every algorithm whose credit depends on the rewards of one group only."""
     samples: list[Sample] = []
     for group in groups:
-        values = advantages(shaped_rewards(group, streams, kl))
+        rewards = shaped_rewards(group, streams, kl)
+        if credit == "turn":
+            by_turn = turn_advantages(group.trajectories, rewards, advantages)
+            for row, trajectory in enumerate(group.trajectories):
+                samples += [in_turns(each, by_turn[row]) for each in conversation_samples(trajectory, 0.0, streams)]
+            continue
+        values = advantages(rewards)
         for trajectory, value in zip(group.trajectories, values, strict=True):
             samples += conversation_samples(trajectory, float(value), streams)
     return tuple(samples)
+
+
+def turn_returns(trajectory: Trajectory, reward: float) -> Floats:
+    """Of every call of the model: the verdict, and the rewards of this turn and of all later ones."""
+    worth = None if trajectory.outcome is None else trajectory.outcome.turn_rewards
+    if worth is None:
+        reason = "is turn, and the environment said of no turn what it was worth"
+        raise RecipeError.of("algorithm.credit", reason, "return an Outcome with turn_rewards, or use trajectory")
+    returns: Floats = np.array(worth, dtype=np.float64)[::-1].cumsum()[::-1] + reward
+    return returns
+
+
+def turn_advantages(
+    trajectories: Sequence[Trajectory], rewards: Floats, advantages: Callable[[Floats], Floats]
+) -> list[dict[int, float]]:
+    """Per trajectory, turn -> advantage: among the attempts that came as far as this turn, and among those alone."""
+    returns = [turn_returns(each, float(reward)) for each, reward in zip(trajectories, rewards, strict=True)]
+    found: list[dict[int, float]] = [{} for _ in trajectories]
+    for turn in range(max((len(each) for each in returns), default=0)):
+        there = [row for row, each in enumerate(returns) if turn < len(each)]
+        for row, value in zip(there, advantages(np.array([returns[row][turn] for row in there])), strict=True):
+            found[row][turn] = float(value)
+    return found
+
+
+def in_turns(sample: Sample, advantages: Mapping[int, float]) -> Sample:
+    """The sample with every token's credit that of the turn in which it was sampled."""
+    turns = sample.conversation.turns
+    values = np.repeat([advantages[call] for call, _ in turns], [tokens for _, tokens in turns])
+    return replace(sample, advantage=values.astype(np.float64))

@@ -31,6 +31,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=needed_streams(section),
         min_samples=2,
         terms=policy_terms(section, denominator="tokens", scale="token"),
-        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl, credit=section.credit),
         drop=without_contrast,
     )

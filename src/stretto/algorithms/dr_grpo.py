@@ -22,6 +22,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=needed_streams(section),
         min_samples=2,
         terms=policy_terms(section, denominator="trajectories", scale="token", factor=factor),
-        advantage=partial(credit_by_group, advantages=group_centred, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=group_centred, kl=section.kl, credit=section.credit),
         drop=keep,
     )

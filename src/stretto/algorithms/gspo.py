@@ -26,6 +26,6 @@ def build(section: AlgorithmSection) -> Algorithm:
             surrogate=sequence_surrogate,
             clipped=clipped_sequence_share,
         ),
-        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=group_normalised, kl=section.kl, credit=section.credit),
         drop=keep,
     )

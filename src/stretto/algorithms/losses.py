@@ -97,7 +97,13 @@ def answer(rows: TokenStreams) -> Tensor:
     return 1 / rows.lengths.to(rows.advantage.dtype)[rows.conversation]
 
 
-SCALES = {"token": token, "answer": answer}
+def trajectory(rows: TokenStreams) -> Tensor:
+    """Scale of a mean over trajectories of the mean over tokens, whatever conversations they stand in."""
+    tokens = rows.lengths if rows.family_tokens is None else rows.family_tokens
+    return 1 / tokens.to(rows.advantage.dtype)[rows.conversation]
+
+
+SCALES = {"token": token, "answer": answer, "trajectory": trajectory}
 """By name, so that a term stays a partial of module functions and can be sent to another process."""
 
 

@@ -19,6 +19,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=needed_streams(section),
         min_samples=1,
         terms=policy_terms(section, denominator="trajectories", scale="token"),
-        advantage=partial(credit_by_group, advantages=reward_itself, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=reward_itself, kl=section.kl, credit=section.credit),
         drop=keep,
     )

@@ -19,6 +19,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=needed_streams(section),
         min_samples=2,
         terms=policy_terms(section, denominator="trajectories", scale="token"),
-        advantage=partial(credit_by_group, advantages=leave_one_out, kl=section.kl),
+        advantage=partial(credit_by_group, advantages=leave_one_out, kl=section.kl, credit=section.credit),
         drop=keep,
     )

@@ -26,7 +26,7 @@ from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
-from stretto.tasks.source import load_prompts, split
+from stretto.tasks.source import load_prompts, split_task
 from stretto.types import Prompt
 
 MOST_PROMPTS = 20_000
@@ -46,7 +46,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         return [*problems, *own]
     try:
         prompts = load_prompts(recipe.task, root)
-        split(prompts, recipe.task.holdout)
+        split_task(recipe, prompts)
         files = locate(recipe.model.name, root)
         if not files.scratch:
             templates.shared().begin()  # it starts while the tokenizer is read

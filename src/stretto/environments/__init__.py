@@ -1,23 +1,28 @@
 """What happens between the prompt and the verdict: plain Python that talks to the model.
 
-`base` is the seam (`Model`, `Reply`, `Environment`), the other modules are environments, and `resolve` finds one by the
-`kind` of a recipe: one of these, or module:name of the user's.
+`base` is the seam (`Model`, `Reply`, `Environment`), the other modules are environments, and `resolve` finds the one
+of a recipe's section: one of these, or module:name of the user's.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from stretto import plugins
 from stretto.environments import single_turn
 from stretto.environments.base import Environment
+from stretto.environments.game import GameEnvironment
+from stretto.environments.memory import MemoryEnvironment
+from stretto.environments.tool_class import ToolClassEnvironment
+from stretto.environments.tools import ToolsEnvironment
 from stretto.errors import Problem, RecipeError
+from stretto.recipe.schema import EnvironmentSection, GameSection, MemorySection, ToolsSection
 
-BUILT: dict[str, Environment] = {"single_turn": single_turn.run}
+BUILT = ("single_turn", "tools", "game", "memory")
 """What a recipe can use."""
-PLANNED = ("tools", "game", "memory")
-"""Names the recipe format reserves for environments that are not available yet."""
 FIELD = "environment.kind"
 
 
@@ -33,18 +38,28 @@ def problems(kind: str, folders: Sequence[str] = ()) -> Iterator[Problem]:
         fix = "give it again, as in stretto.resume(folder, environment=...)"
         yield Problem(field=FIELD, reason=reason, fix=fix)
         return
-    others = f"use {' or '.join(BUILT)}, or module:name"
     near = get_close_matches(kind, list(BUILT), n=1)
-    reason = f"{kind} is not available yet" if kind in PLANNED else f"there is no environment {kind!r}"
-    fix = others if kind in PLANNED or not near else f"did you mean {near[0]}?"
-    yield Problem(field=FIELD, reason=reason, fix=fix)
+    fix = f"did you mean {near[0]}?" if near else f"use {' or '.join(BUILT)}, or module:name"
+    yield Problem(field=FIELD, reason=f"there is no environment {kind!r}", fix=fix)
 
 
-def resolve(kind: str, folders: Sequence[str] = ()) -> Environment:
-    """The environment of that kind. RecipeError if there is none, or none yet."""
-    if plugins.is_plugin(kind):
-        own: Environment = plugins.resolve("environment", kind, folders, field=FIELD)
-        return own
-    if wrong := tuple(problems(kind)):
+def resolve(section: EnvironmentSection, folders: Sequence[str] = ()) -> Environment:
+    """The environment of a section; the first of the folders is the recipe's. RecipeError if there is none."""
+    match section:
+        case ToolsSection():
+            return ToolsEnvironment(section, root=Path(folders[0]) if folders else Path.cwd())
+        case GameSection():
+            return GameEnvironment(section)
+        case MemorySection():
+            return MemoryEnvironment(section)
+    if plugins.is_plugin(section.kind):
+        own = plugins.resolve("environment", section.kind, folders, field=FIELD)
+        return adapted(own, section)
+    if wrong := tuple(problems(section.kind)):
         raise RecipeError(*wrong)
-    return BUILT[kind]
+    return single_turn.run
+
+
+def adapted(own: Environment | type, section: EnvironmentSection) -> Environment:
+    """What the user wrote, as an environment: a class of tools is wrapped, all else is one already."""
+    return ToolClassEnvironment(own, turns=section.turns) if inspect.isclass(own) else own

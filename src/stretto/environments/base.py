@@ -8,31 +8,70 @@ text again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stretto.types import Message, Outcome, Prompt, StopReason
 
 
+Tool = Mapping[str, Any]
+"""A tool as chat templates are told of it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool as the model wrote it, whether it can be made or not."""
+
+    name: str
+    """The tool; empty where the model named none."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What it is called with, by parameter."""
+    error: str | None = None
+    """Why nobody can make this call, in words for the model; none if it can be tried."""
+
+
 class Reply(dict[str, Any]):
     """An assistant message (`role`, `content`) that remembers the token ids it came from."""
 
-    def __init__(self, *, text: str, tokens: tuple[int, ...], stop: StopReason) -> None:
+    def __init__(
+        self,
+        *,
+        text: str,
+        tokens: tuple[int, ...],
+        stop: StopReason,
+        tool_calls: tuple[ToolCall, ...] = (),
+        turn: int = 0,
+    ) -> None:
+        """`turn` counts the trajectory's calls of the model, from 0; `Outcome.turn_rewards` are in that order."""
         super().__init__(role="assistant", content=text)
         self.text = text
         self.tokens = tokens
         self.stop = stop
-        self.tool_calls: tuple[Mapping[str, Any], ...] = ()
+        self.tool_calls = tool_calls
+        self.turn = turn
 
 
 class Model(Protocol):
     """The model as an environment sees it."""
 
-    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+    async def chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+    ) -> Reply:
         """The next assistant message. A list that starts with an earlier conversation's messages continues it.
+
+        With `tools`, the chat template tells the model of them, and `reply.tool_calls` holds what it calls.
 
         A reply with stop "length" was cut off. It is empty where the conversation has filled the context: end the
         episode then, with what there is, and it is judged as it stands.
         """
+        ...
+
+
+class Demonstrator(Protocol):
+    """An environment that can show how it is played; the warm-up of scratch models imitates it."""
+
+    def demonstrate(self, prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:
+        """What a good player would say in a call of the model; `turn` counts the trajectory's calls from 0."""
         ...
 
 

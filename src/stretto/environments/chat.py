@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from stretto.engines.base import Completion, Request, noise_key
-from stretto.environments.base import Reply
+from stretto.environments.base import Reply, Tool
 from stretto.environments.render import Renderer, Tokens
 from stretto.errors import RolloutError
 from stretto.types import Conversation, Message, Prompt, StopReason
@@ -51,6 +51,8 @@ class OpenConversation:
 
     messages: list[Message] = field(default_factory=list)
     """Every message as it was when it was said, the model's included."""
+    tools: Sequence[Tool] = ()
+    """What the model was told that it may call."""
     replies: list[Reply] = field(default_factory=list)
     """The model's messages as the environment got them, one per call."""
     tokens: list[int] = field(default_factory=list)
@@ -61,6 +63,8 @@ class OpenConversation:
     """Their log-probabilities."""
     turns: list[tuple[int, int]] = field(default_factory=list)
     """(messages, tokens) after each call: where another conversation may branch off."""
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    """(call of the trajectory, tokens sampled) of each."""
     parent: tuple[int, int] | None = None
     """(conversation, shared tokens) it branched from."""
     stop: StopReason = "stop"
@@ -83,6 +87,7 @@ class OpenConversation:
             stop=self.stop,
             version=self.version,
             parent=None if self.parent is None else (places[self.parent[0]], self.parent[1]),
+            turns=tuple(self.calls),
         )
 
 
@@ -103,32 +108,41 @@ class ModelHandle:
         self.sampling, self.renderer, self.generate = sampling, renderer, generate
         self.drafts: list[OpenConversation] = []
         self.rewritten = self.full = 0
+        self.calls = 0
         self.seen: Counter[bytes] = Counter()
 
-    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+    async def chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+    ) -> Reply:
         """The next assistant message."""
         if max_new_tokens is not None and max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         asked = deepcopy([dict(message) for message in messages])  # the environment may change its messages later
-        draft = self._place(asked, messages)
+        told = deepcopy(list(tools))
+        draft = self._place(asked, messages, told)
+        call, self.calls = self.calls, self.calls + 1
         if draft is None:
-            return await self._cut_off()
+            return await self._cut_off(call)
         completion = await self.generate(self._request(draft, max_new_tokens))
         if completion.stop == "abort":
             raise RolloutError("the call was aborted before the model had finished")
         draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
         draft.stop, draft.version = completion.stop, completion.version
+        tokens = completion.tokens.tolist()
         reply = Reply(
-            text=self.renderer.text(completion.tokens.tolist()),
-            tokens=tuple(completion.tokens.tolist()),
+            text=self.renderer.text(tokens),
+            tokens=tuple(tokens),
             stop=completion.stop,
+            tool_calls=self.renderer.tool_calls(tokens, told),
+            turn=call,
         )
         draft.messages = [*asked, dict(reply)]
         draft.replies.append(reply)
+        draft.calls.append((call, len(tokens)))
         draft.turns.append((len(draft.messages), len(draft.tokens)))
         return reply
 
-    async def _cut_off(self) -> Reply:
+    async def _cut_off(self, call: int) -> Reply:
         """A turn that has no room."""
         if self.full >= MOST_FULL:
             raise RolloutError(
@@ -137,7 +151,7 @@ class ModelHandle:
             )
         self.full += 1
         await asyncio.sleep(0)  # others run, and deadlines pass, where an environment asks nothing else
-        return Reply(text="", tokens=(), stop="length")
+        return Reply(text="", tokens=(), stop="length", turn=call)
 
     def conversations(self) -> tuple[Conversation, ...]:
         """Every conversation in which the model has spoken."""
@@ -145,35 +159,42 @@ class ModelHandle:
         places = {index: place for place, index in enumerate(spoken)}
         return tuple(self.drafts[index].finished(places) for index in spoken)
 
-    def _place(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> OpenConversation | None:
+    def _place(
+        self, messages: list[dict[str, Any]], given: Sequence[Message], tools: Sequence[Tool]
+    ) -> OpenConversation | None:
         """The conversation this call speaks in, its context complete; none where one that goes on has no room."""
-        index, turn = self._longest_match(messages, given)
+        index, turn = self._longest_match(messages, given, tools)
         if index is None:
-            return self._opened(self.renderer.open(messages).tolist(), parent=None)
+            return self._opened(self.renderer.open(messages, tools=tools).tolist(), parent=None, tools=tools)
         draft = self.drafts[index]
         count, length = draft.turns[turn]
-        delta = self.renderer.delta(draft.messages[:count], messages[count:], last=draft.tokens[length - 1])
+        last = draft.tokens[length - 1]
+        delta = self.renderer.delta(draft.messages[:count], messages[count:], last=last, tools=tools)
         goes_on = turn == len(draft.turns) - 1 and len(draft.tokens) == length
         before = draft.tokens[:length] if delta is not None else []
-        new = (self.renderer.open(messages) if delta is None else delta).tolist()
+        new = (self.renderer.open(messages, tools=tools) if delta is None else delta).tolist()
         if len(before) + len(new) >= self.sampling.context:
             if goes_on:
                 draft.stop = "length"
             return None
         if delta is None:
             self.rewritten += 1
-            return self._opened(new, parent=None)
+            return self._opened(new, parent=None, tools=tools)
         if goes_on:
             draft.extend(new)
             return draft
-        return self._opened([*before, *new], parent=(index, length))
+        return self._opened([*before, *new], parent=(index, length), tools=tools)
 
-    def _longest_match(self, messages: list[dict[str, Any]], given: Sequence[Message]) -> tuple[int | None, int]:
+    def _longest_match(
+        self, messages: list[dict[str, Any]], given: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[int | None, int]:
         """(conversation, turn) whose messages this list starts with: the longest; of equals, the one whose very
         replies were `given` back."""
         best: tuple[int | None, int] = (None, 0)
         most = (0, 0)
         for index, draft in enumerate(self.drafts):
+            if draft.tools != tools:
+                continue
             own = 0
             for turn, (count, _) in enumerate(draft.turns):
                 if count > len(messages) or draft.messages[:count] != messages[:count]:
@@ -183,8 +204,10 @@ class ModelHandle:
                     best, most = (index, turn), (count, own)
         return best
 
-    def _opened(self, context: list[int], *, parent: tuple[int, int] | None) -> OpenConversation:
-        draft = OpenConversation(parent=parent)
+    def _opened(
+        self, context: list[int], *, parent: tuple[int, int] | None, tools: Sequence[Tool]
+    ) -> OpenConversation:
+        draft = OpenConversation(parent=parent, tools=tools)
         draft.extend(context)
         self.drafts.append(draft)
         return draft

@@ -22,9 +22,11 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stretto import environments
-from stretto.environments.base import Environment, Reply
+from stretto.environments.base import Environment, Reply, Tool, ToolCall
+from stretto.environments.toolset import ABANDONED
 from stretto.environments.trajectory import observed
 from stretto.errors import RecipeError, RolloutError
+from stretto.recipe.schema import EnvironmentSection
 from stretto.sandbox.worker import die_with, plain
 from stretto.types import Message, Prompt
 
@@ -40,6 +42,7 @@ class EpisodeRunner:
         self.calls = count()
         self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.running: dict[int, asyncio.Task[None]] = {}
+        self.pings: set[asyncio.Task[None]] = set()
 
     def send(self, **message: Any) -> None:
         """One line to the parent."""
@@ -55,7 +58,15 @@ class EpisodeRunner:
             case {"answer": call} if call in self.waiting and not self.waiting[call].done():
                 self.waiting[call].set_result(message)
             case {"ping": number}:
-                self.send(pong=number)
+                asking = asyncio.ensure_future(self.answer(number))
+                self.pings.add(asking)
+                asking.add_done_callback(self.pings.discard)
+
+    async def answer(self, number: int) -> None:
+        """Shows that nothing blocks, also no thread that goes on after its trajectory."""
+        if ABANDONED:
+            await asyncio.wait(ABANDONED)
+        self.send(pong=number)
 
     async def run(self, number: int, prompt: dict[str, Any]) -> None:
         """One trajectory; whatever goes wrong in it is told."""
@@ -63,7 +74,7 @@ class EpisodeRunner:
         try:
             outcome = observed(await self.environment(asked, RemoteModel(self, number)))
             signals = {name: float(value) for name, value in outcome.signals.items()}
-            self.send(done=number, answer=outcome.answer, signals=signals)
+            self.send(done=number, answer=outcome.answer, signals=signals, turn_rewards=outcome.turn_rewards)
         except asyncio.CancelledError:
             self.send(failed=number, error="CancelledError: it was cancelled")
         except RolloutError as error:
@@ -80,7 +91,9 @@ class RemoteModel:
     def __init__(self, host: EpisodeRunner, number: int) -> None:
         self.host, self.number = host, number
 
-    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+    async def chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+    ) -> Reply:
         """The next assistant message; a reply that is passed back is named by its call, so that it is known again."""
         call = next(self.host.calls)
         answered = self.host.waiting[call] = asyncio.get_running_loop().create_future()
@@ -91,6 +104,7 @@ class RemoteModel:
                 messages=[dict(message) for message in messages],
                 replies=[getattr(message, "call", None) for message in messages],
                 max_new_tokens=max_new_tokens,
+                tools=[dict(tool) for tool in tools],
             )
             answer = await answered
         except asyncio.CancelledError:
@@ -100,7 +114,15 @@ class RemoteModel:
             del self.host.waiting[call]
         if "error" in answer:
             raise (ValueError if answer["kind"] == "ValueError" else RolloutError)(answer["error"])
-        reply = Reply(text=answer["text"], tokens=tuple(answer["tokens"]), stop=answer["stop"])
+        reply = Reply(
+            text=answer["text"],
+            tokens=tuple(answer["tokens"]),
+            stop=answer["stop"],
+            tool_calls=tuple(
+                ToolCall(name=name, arguments=arguments, error=error) for name, arguments, error in answer["tool_calls"]
+            ),
+            turn=answer["turn"],
+        )
         vars(reply)["call"] = call
         return reply
 
@@ -109,16 +131,16 @@ async def serve(connection: socket.socket, folders: Sequence[str]) -> None:
     """Imports the environment, and runs it until the parent ends the line."""
     reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST)
     writer.write(b"{}\n")
-    kind = json.loads(await reader.readline())["environment"]
+    section = EnvironmentSection.model_validate_json(json.dumps(json.loads(await reader.readline())["environment"]))
     try:
-        environment = environments.resolve(kind, folders)
+        environment = environments.resolve(section, folders)
     except RecipeError as error:
         problems = [[problem.reason, problem.fix] for problem in error.problems]
         writer.write(json.dumps({"problems": problems}).encode("ascii") + b"\n")
         await writer.drain()
         return
     host = EpisodeRunner(environment, writer)
-    host.send(imported=kind)
+    host.send(imported=section.kind)
     while line := await reader.readline():
         host.take(json.loads(line))
         await writer.drain()

@@ -18,6 +18,7 @@ from typing import Any
 from stretto.environments import FIELD, host_worker
 from stretto.environments.base import Model, Reply
 from stretto.errors import DeadlineError, EngineError, Problem, RecipeError, RolloutError, StrettoError, WorkerLost
+from stretto.recipe.schema import EnvironmentSection
 from stretto.sandbox.process import Process
 from stretto.types import Message, Outcome, Prompt
 
@@ -42,8 +43,8 @@ class Episode:
 class HostProcess:
     """One process."""
 
-    def __init__(self, kind: str, folders: Sequence[str]) -> None:
-        self.kind = kind
+    def __init__(self, section: EnvironmentSection, folders: Sequence[str]) -> None:
+        self.section, self.kind = section, section.kind
         self.process = Process(folders, program=host_worker.__file__, longest=host_worker.LONGEST)
         self.episodes: dict[int, Episode] = {}
         self.numbers = count()
@@ -58,7 +59,7 @@ class HostProcess:
         try:
             async with asyncio.timeout(seconds):
                 await self.process.connect()
-                self.send(environment=self.kind)
+                self.send(environment=self.section.model_dump(mode="json"))
                 first = json.loads(await self.process.lines[0].readline() or b"{}")
         except TimeoutError as error:
             await self.end()
@@ -143,8 +144,9 @@ class HostProcess:
                 episode.calls[call] = asyncio.ensure_future(self._chat(episode, message))
             case {"give_up": _, "call": call} if call in episode.calls:
                 episode.calls[call].cancel()
-            case {"done": _, "answer": answer, "signals": signals}:
-                episode.outcome.set_result(Outcome(answer=answer, signals=signals))
+            case {"done": _, "answer": answer, "signals": signals, "turn_rewards": worth}:
+                told = None if worth is None else tuple(worth)
+                episode.outcome.set_result(Outcome(answer=answer, signals=signals, turn_rewards=told))
             case {"failed": _, "error": error}:
                 episode.outcome.set_exception(RolloutError(error))
 
@@ -156,7 +158,8 @@ class HostProcess:
             if reply is not None and reply == messages[place]:  # the environment may have changed its copy
                 messages[place] = reply
         try:
-            reply = await episode.model.chat(messages, max_new_tokens=asked["max_new_tokens"])
+            tools = asked["tools"]
+            reply = await episode.model.chat(messages, max_new_tokens=asked["max_new_tokens"], tools=tools)
         except (WorkerLost, DeadlineError, EngineError) as error:
             if not episode.outcome.done():
                 episode.outcome.set_exception(error)
@@ -166,7 +169,9 @@ class HostProcess:
             self.send(answer=call, kind="RolloutError", error=f"{type(error).__name__}: {error}")
         else:
             episode.replies[call] = reply
-            self.send(answer=call, text=reply.text, tokens=list(reply.tokens), stop=reply.stop)
+            calls = [[each.name, dict(each.arguments), each.error] for each in reply.tool_calls]
+            told = {"text": reply.text, "tokens": list(reply.tokens), "stop": reply.stop, "turn": reply.turn}
+            self.send(answer=call, tool_calls=calls, **told)
         finally:
             episode.calls.pop(call, None)
 
@@ -182,8 +187,10 @@ class HostProcess:
 class EnvironmentHosts:
     """Processes that run one environment; an environment itself."""
 
-    def __init__(self, kind: str, *, number: int, folders: Sequence[str], start_deadline: float) -> None:
-        self.kind, self.folders, self.start_deadline = kind, folders, start_deadline
+    def __init__(
+        self, section: EnvironmentSection, *, number: int, folders: Sequence[str], start_deadline: float
+    ) -> None:
+        self.section, self.folders, self.start_deadline = section, folders, start_deadline
         self.hosts: list[HostProcess | None] = [None] * number
         self.starting = [asyncio.Lock() for _ in range(number)]
 
@@ -210,7 +217,7 @@ class EnvironmentHosts:
         async with self.starting[place]:
             host = self.hosts[place]
             if host is None or not host.alive:
-                host = self.hosts[place] = HostProcess(self.kind, self.folders)
+                host = self.hosts[place] = HostProcess(self.section, self.folders)
                 await host.start(self.start_deadline)
             return host
 

@@ -19,7 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.environments.base import Tool, ToolCall
 from stretto.environments.templates import LONGEST, Rendered, TemplateOutOfBounds, Templates, chat_of, shared
+from stretto.environments.tool_calls import ToolCallReader, introduced, renders_tools
 from stretto.errors import RolloutError
 from stretto.recipe.schema import SCRATCH_TEMPLATE
 from stretto.types import Message
@@ -57,17 +59,18 @@ class Renderer:
         self.stop = stop
         self.templates = templates or shared()
         self._opened: OrderedDict[tuple[str, str], Tokens | RolloutError] = OrderedDict()
+        self._reader: ToolCallReader | None = None
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
 
-    def open(self, messages: Sequence[Message]) -> Tokens:
+    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Tokens:
         """The tokens that start a conversation, up to where the model speaks."""
         if not self._is_foreign:
             return self.encode_opening(self.opening(messages))
-        key = (str(self.tokenizer.chat_template), chat_of(messages, ask=True))
+        key = (str(self.tokenizer.chat_template), chat_of(messages, ask=True, tools=tools))
         if key not in self._opened:
             try:
-                self._opened[key] = self.encode_opening(self.opening(messages))
+                self._opened[key] = self.encode_opening(self.opening(messages, tools=tools))
             except RolloutError as failure:  # a deadline need not pass again for the others of a group
                 self._opened[key] = failure
             if len(self._opened) > REMEMBERED:
@@ -77,25 +80,27 @@ class Renderer:
             raise found
         return found
 
-    def opening(self, messages: Sequence[Message]) -> str:
+    def opening(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
         """The text of these tokens."""
-        (text,) = self.openings([messages])
+        (text,) = self.openings([messages], tools=tools)
         if isinstance(text, RolloutError):
             raise text
         return text
 
-    def openings(self, chats: Sequence[Sequence[Message]]) -> Iterator[Rendered]:
+    def openings(self, chats: Sequence[Sequence[Message]], *, tools: Sequence[Tool] = ()) -> Iterator[Rendered]:
         """The same for many chats, each with its text or with the reason why there is none."""
         if self.tokenizer.chat_template is None:
             return (_bounded("\n".join(str(message["content"]) for message in chat)) for chat in chats)
-        return self._rendered([(chat, True) for chat in chats])
+        return self._rendered([(chat, True) for chat in chats], tools)
 
     def encode_opening(self, text: str) -> Tokens:
         """The tokens of an opening. A template writes its first tokens itself, so the tokenizer adds none."""
         own = {} if self.tokenizer.chat_template is None else {"add_special_tokens": False}
         return np.array(self.tokenizer.encode(text, **own), dtype=np.int64)
 
-    def delta(self, before: Sequence[Message], new: Sequence[Message], *, last: int | None) -> Tokens | None:
+    def delta(
+        self, before: Sequence[Message], new: Sequence[Message], *, last: int | None, tools: Sequence[Tool] = ()
+    ) -> Tokens | None:
         """The tokens that continue a conversation whose last message is the model's.
 
         `last` is the model's last token: if it ended the turn it already stands in the conversation, otherwise the
@@ -105,7 +110,8 @@ class Renderer:
             raise RolloutError("this tokenizer has no chat template, so a conversation cannot have a second turn")
         words = str(before[-1]["content"])
         marked = [*before[:-1], {**before[-1], "content": words + MARK}]
-        closed, whole, asked = self._texts((marked, False), ([*marked, *new], True), (before[:-1], True))
+        chats = ((marked, False), ([*marked, *new], True), (before[:-1], True))
+        closed, whole, asked = self._texts(*chats, tools=tools)
         end = closed.rfind(MARK)
         # White space that a template trims does not matter; words that it leaves out do.
         kept = closed.startswith(asked) and words.strip() in closed[len(asked) : max(end, 0)]
@@ -131,6 +137,14 @@ class Renderer:
         words = tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens
         return str(self.tokenizer.decode(list(words), skip_special_tokens=True))
 
+    def tool_calls(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
+        """The calls of tools in what the model said; nothing where it was told of none."""
+        if not tools:
+            return ()
+        if self._reader is None:
+            self._reader = ToolCallReader(self.tokenizer)
+        return self._reader.read(tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens, tools)
+
     def all_text(self, tokens: Sequence[int]) -> str:
         """A whole conversation for people to read, special tokens included."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -139,22 +153,26 @@ class Renderer:
     def _is_foreign(self) -> bool:
         return self.tokenizer.chat_template not in (None, SCRATCH_TEMPLATE)
 
-    def _texts(self, *chats: tuple[Sequence[Message], bool]) -> list[str]:
+    def _texts(self, *chats: tuple[Sequence[Message], bool], tools: Sequence[Tool] = ()) -> list[str]:
         """What the template makes of each; raises what it says against any."""
         texts: list[str] = []
-        for text in self._rendered(chats):
+        for text in self._rendered(chats, tools):
             if isinstance(text, RolloutError):
                 raise text
             texts.append(text)
         return texts
 
-    def _rendered(self, chats: Sequence[tuple[Sequence[Message], bool]]) -> Iterator[Rendered]:
+    def _rendered(
+        self, chats: Sequence[tuple[Sequence[Message], bool]], tools: Sequence[Tool]
+    ) -> Iterator[Rendered]:
         if self._is_foreign:
             try:
                 template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map
             except ValueError as error:  # several templates, and none of them the default
                 return repeat(RolloutError(str(error).partition("\n")[0]), len(chats))
-            sent = [chat_of(messages, ask=ask) for messages, ask in chats]
+            if tools and not renders_tools(template):
+                chats, tools = [(introduced(messages, tools), ask) for messages, ask in chats], ()
+            sent = [chat_of(messages, ask=ask, tools=tools) for messages, ask in chats]
             return self.templates.texts(template, variables, sent)
         return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)
 

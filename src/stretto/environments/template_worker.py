@@ -38,7 +38,7 @@ def begin() -> int:
 def render(template: str, variables: dict[str, str], chats: list[str], longest: int) -> list[dict[str, str]]:
     """For the first chats, or all of them: the `text`, what is `wrong` with it, or which bound it would `exceed`.
 
-    A chat is JSON: its messages, and whether the model is to speak next. `longest` is the most characters of a text.
+    A chat is JSON: its messages, whether the model is to speak next, and the tools it may call. `longest` is the most characters of a text.
     """
     begin()  # a process that took the place of a dead one has not been told to
     replies: list[dict[str, str]] = []
@@ -54,11 +54,15 @@ def render(template: str, variables: dict[str, str], chats: list[str], longest: 
 def _render_one(template: str, variables: dict[str, str], chat: str, longest: int) -> dict[str, str]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    messages, ask = json.loads(chat)
+    messages, ask, tools = json.loads(chat)
     conversation = [{key: value for key, value in message.items() if value is not None} for message in messages]
     try:
         (text,), _ = render_jinja_template(
-            conversations=[conversation], chat_template=template, add_generation_prompt=ask, **variables
+            conversations=[conversation],
+            tools=tools,
+            chat_template=template,
+            add_generation_prompt=ask,
+            **variables,
         )
     except MemoryError:
         return {"exceeds": f"needs more than {ROOM // 2**20} MiB of memory"}

@@ -149,10 +149,11 @@ def shared() -> Templates:
     return templates
 
 
-def chat_of(messages: Sequence[Message], *, ask: bool) -> str:
-    """A chat as a worker gets it. `ask` says whether the model is to speak next."""
+def chat_of(messages: Sequence[Message], *, ask: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """A chat as a worker gets it. `ask` says whether the model is to speak next, `tools` what it may call."""
     try:
-        return json.dumps([[dict(message) for message in messages], ask], default=_placeholder)
+        chat = [[dict(message) for message in messages], ask, [dict(tool) for tool in tools] or None]
+        return json.dumps(chat, default=_placeholder)
     except (TypeError, ValueError, RecursionError) as error:
         raise RolloutError(f"a message cannot be written as JSON: {error}") from None
 

@@ -92,6 +92,9 @@ async def run_trajectory(
         failure = f"environment: {type(error).__name__}: {error}"
     if outcome is not None and not handle.conversations():
         failure = f"environment: {RolloutError('it ended without calling the model')}"
+    elif outcome is not None and outcome.turn_rewards is not None and len(outcome.turn_rewards) != handle.calls:
+        told = f"its outcome has {len(outcome.turn_rewards)} turn_rewards for {handle.calls} calls of the model"
+        failure = f"environment: {told}; give one for each, in the order of the calls"
     model.give_up(calls)
     return Trajectory(
         prompt=launch.prompt,
@@ -113,6 +116,8 @@ def observed(outcome: object) -> Outcome:
         raise RolloutError(f"its outcome's answer is {type(outcome.answer).__name__}, not text")
     if wrong := [name for name, value in dict(outcome.signals).items() if not _is_number(value)]:
         raise RolloutError(f"its outcome's signal {wrong[0]!r} is no number")
+    if not all(map(_is_number, outcome.turn_rewards or ())):
+        raise RolloutError("its outcome's turn_rewards are not all numbers")
     return outcome
 
 

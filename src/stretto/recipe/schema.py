@@ -30,11 +30,13 @@ class Section(BaseModel):
 
 
 SCRATCH_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% for message in messages %}"
+    "{{ '<|' + ('user' if message['role'] == 'tool' else message['role']) + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's."""
+"""How chats with a scratch model read: one token opens a turn, and one ends the assistant's. Tools answer as users do,
+and nothing tells of them: the model learns of them in its warm-up."""
 
 
 class Scratch(Section):
@@ -54,6 +56,9 @@ class Scratch(Section):
     """Learning rate of the warm-up."""
     context: Count = 512
     """Longest sequence in tokens."""
+    demonstration: tuple[str, ...] = ()
+    """What the warm-up imitates, where that is more than the reference answer: a template per turn of the model, over
+    the columns of the task and {answer}. Games and memory show by themselves how they are played."""
 
 
 class Adapter(Section):
@@ -169,6 +174,10 @@ class Source(Section):
     """reverse, sort, copy: the characters of the strings (default digits)."""
     count: Count | None = None
     """reverse, sort, copy: how many different strings (default 2000); reasoning_gym: prompts (default 1000)."""
+    range: tuple[int, int] | None = None
+    """number: smallest and largest secret."""
+    pairs: Count | None = None
+    """lookup: how many."""
     seed: int | None = None
     """reasoning_gym: which prompts (default 0); apart from the run's seed, so that runs compare on the same ones."""
     config: dict[str, Any] = Field(default_factory=dict)
@@ -207,6 +216,78 @@ class EnvironmentSection(Section):
     """Seconds one trajectory may spend outside the engine."""
     hosts: Literal["auto"] | Natural = "auto"
     """module:name: how many processes of its own it runs in; 0: in the process of the run, and so does auto."""
+    turns: Count = 8
+    """A class of tools: most replies of the model."""
+
+
+class ToolsSection(EnvironmentSection):
+    """A model that calls tools."""
+
+    kind: Literal["tools"] = "tools"
+    """The environment's kind."""
+    tools: Annotated[tuple[Literal["calculator", "search", "python"], ...], Field(min_length=1)] = ("calculator",)
+    """Which tools; python runs in the sandbox."""
+    turns: Count = 8
+    """Most replies of the model."""
+    corpus: str | None = None
+    """search: a folder of .txt and .md files, or a .jsonl file with a `text` per line."""
+    results: Count = 3
+    """search: passages of one answer."""
+
+
+class GameSection(EnvironmentSection):
+    """A game of deduction, whose secret is the prompt's answer."""
+
+    kind: Literal["game"] = "game"
+    """The environment's kind."""
+    game: Literal["number", "code"] = "number"
+    """number: guesses are told higher or lower; code: how many characters are right, and how many elsewhere."""
+    turns: Count = 8
+    """Most guesses."""
+    range: tuple[int, int] = (0, 99)
+    """number: smallest and largest secret."""
+    alphabet: Annotated[str, Field(min_length=2)] = "012345"
+    """code: what secrets are made of."""
+    length: Annotated[int, Field(ge=1, le=40)] = 4
+    """code: characters of a secret."""
+    higher: str = "higher"
+    """number: what a guess is told that is too small."""
+    lower: str = "lower"
+    """number: what a guess is told that is too large."""
+    right: str = "right"
+    """What the right guess is told."""
+    matched: str = "{placed} right, {misplaced} misplaced"
+    """code: what another guess is told."""
+    invalid: str = "That is no guess."
+    """What a reply without a guess is told."""
+
+
+class MemorySection(EnvironmentSection):
+    """A model that reads a long text piece by piece and keeps a memory."""
+
+    kind: Literal["memory"] = "memory"
+    """The environment's kind."""
+    document: str = "document"
+    """The column that holds the text."""
+    chunk: Count = 8000
+    """Characters of a piece, which ends behind a space if one is near."""
+    memory_tokens: Count | None = None
+    """Longest memory; default: engine.max_new_tokens."""
+    empty: str = "No memory yet."
+    """The memory before the first piece."""
+    update: str = (
+        "A question is to be answered from a long text, of which you read one section at a time.\n\n"
+        "Question: {question}\n\nYour memory of the sections before:\n{memory}\n\nThis section:\n{chunk}\n\n"
+        "Write the new memory: everything of the old one and of this section that helps to answer the question. "
+        "Only what you write now is kept."
+    )
+    """Template of the message for each piece."""
+    answer: str = (
+        "Question: {question}\n\nYour memory of a long text that you have read:\n{memory}\n\nAnswer the question."
+    )
+    """Template of the last message."""
+    keep: bool = True
+    """False: each piece finds the memory empty, a control for what memory is worth."""
 
 
 class RewardPart(Section):
@@ -292,7 +373,9 @@ class AlgorithmSection(Section):
     correction: Correction = Correction()
     """Engine against trainer."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """What a reward is given to."""
+    """What a reward is given to: all of a trajectory, or each turn, with the rewards that its environment gives turns."""
+    average: Literal["token", "trajectory"] = "token"
+    """multi_conv: what weighs the same in the mean."""
     vstar: Vstar | None = None
     """A*PO's table."""
     gae: Gae | None = None
@@ -477,7 +560,7 @@ class Recipe(Section):
     """The other models."""
     task: TaskSection = TaskSection()
     """What it is asked."""
-    environment: EnvironmentSection = EnvironmentSection()
+    environment: ToolsSection | GameSection | MemorySection | EnvironmentSection = EnvironmentSection()
     """What happens between prompt and verdict."""
     rewards: Annotated[tuple[RewardPart, ...], Field(min_length=1)] = (RewardPart(),)
     """The verdict, as a weighted sum of named parts."""

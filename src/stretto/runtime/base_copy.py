@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from stretto.environments.base import Environment
 from stretto.models.load import Policy, load
 from stretto.models.source import ModelFiles
 from stretto.recipe.schema import Recipe, Scratch
@@ -31,6 +32,7 @@ def prepare_base(
     folder: Path | None,
     device: torch.device,
     prompts: Sequence[Prompt],
+    environment: Environment,
     note: Note,
 ) -> Path | None:
     """The run's own copy of its base model, made once and found again on resume.
@@ -46,7 +48,8 @@ def prepare_base(
     plain = recipe.model.model_copy(update={"adapter": None})
     policy = load(plain, files, seed=recipe.seed, device=device)
     if files.scratch:
-        warm_up(policy, recipe.model.scratch or Scratch(), prompts=prompts, seed=recipe.seed, note=note)
+        section = recipe.model.scratch or Scratch()
+        warm_up(policy, section, prompts=prompts, environment=environment, seed=recipe.seed, note=note)
     _store(policy, folder / ".base.draft", base)
     return base
 

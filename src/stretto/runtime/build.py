@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from stretto.algorithms.base import build
 from stretto.checks.machine.facts import cores
 from stretto.engines.queue import SLICE
+from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
+from stretto.environments.base import Environment
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.models.source import locate
@@ -33,7 +35,7 @@ from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
-from stretto.tasks.source import PromptSource, load_prompts, split
+from stretto.tasks.source import PromptSource, load_prompts, split_task
 from stretto.types import Prompt
 from stretto.workers.deadlines import CallDeadlines
 from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
@@ -93,7 +95,10 @@ async def _assemble(
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
     lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
-    base = prepare_base(recipe, files=files, folder=folder, device=device, prompts=task.training, note=note)
+    environment = environment_of(recipe, root, given)
+    base = prepare_base(
+        recipe, files=files, folder=folder, device=device, prompts=task.training, environment=environment, note=note
+    )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
     left = begun + recipe.deadlines.start - time.monotonic()
@@ -112,7 +117,9 @@ async def _assemble(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given, hosts=hosts),
+        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given),
+        environment=hosts or environment,
+        hosts=hosts,
         base=base,
         context=context,
         crew=crew,
@@ -176,7 +183,7 @@ class PromptTask:
 
 def load_task(recipe: Recipe, root: Path, values: Mapping[str, float] | None) -> PromptTask:
     """The prompts of a recipe."""
-    training, heldout = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    training, heldout = split_task(recipe, load_prompts(recipe.task, root))
     return PromptTask(training=tuple(training), heldout=tuple(heldout), values=values)
 
 
@@ -189,7 +196,6 @@ def connect(
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
     given: UserFunctions = NONE_GIVEN,
-    hosts: EnvironmentHosts | None = None,
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need no worker."""
     folders, start = folders_of(root), recipe.deadlines.start
@@ -197,15 +203,12 @@ def connect(
         Pool(workers=reward_worker_count(), paths=folders, start_deadline=start, server=given.server),
         task.values,
     )
-    kind = recipe.environment.kind
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
-        "environment": hosts or given.environments.get(kind) or resolve_environment(kind, folders),
-        "hosts": hosts,
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,
@@ -217,13 +220,21 @@ def connect(
     }
 
 
+def environment_of(recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN) -> Environment:
+    """The environment as it runs in this process."""
+    section = recipe.environment
+    if own := given.environments.get(section.kind):
+        return adapted(own, section)
+    return resolve_environment(section, folders_of(root))
+
+
 async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     """The processes of the environment, if it has any, before anything heavy is loaded."""
     section = recipe.environment
     if section.hosts in ("auto", 0):
         return None
     number, start = int(section.hosts), recipe.deadlines.start
-    hosts = EnvironmentHosts(section.kind, number=number, folders=folders_of(root), start_deadline=start)
+    hosts = EnvironmentHosts(section, number=number, folders=folders_of(root), start_deadline=start)
     await hosts.start()
     return hosts
 

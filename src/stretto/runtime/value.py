@@ -34,7 +34,7 @@ from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.runtime.session import startup_deadline
 from stretto.runtime.value_table import Row, Table, add_rows, ingredients, read_table, table_path
-from stretto.tasks.source import load_prompts, split
+from stretto.tasks.source import load_prompts, split_task
 from stretto.types import Prompt, Trajectory
 from stretto.workers.models import EngineFactory
 
@@ -83,7 +83,7 @@ def value(
     began = time.monotonic()
     import_plugins(recipe, root)
     section = recipe.algorithm.vstar or Vstar()
-    training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    training, _ = split_task(recipe, load_prompts(recipe.task, root))
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         recipe = resolve_dtype(recipe, root, screen.note)
         path, table, generated = threads.run(_make(recipe, training, root, section.samples, screen, make_engine))

@@ -29,7 +29,7 @@ from stretto.runtime.precision import resolve_dtype
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace, storing, to_json, write_all
 from stretto.storage.digests import digest as file_digest
-from stretto.tasks.source import load_prompts, split
+from stretto.tasks.source import load_prompts, split_task
 from stretto.types import Prompt
 
 FIELD = "algorithm.vstar.table"
@@ -207,7 +207,7 @@ def run_values(recipe: Recipe, root: Path, folder: Path) -> dict[str, float] | N
     copy = folder / COPY
     if not copy.exists():
         replace(copy, [_ready(recipe, root).read_text("utf-8", "replace")])
-    training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    training, _ = split_task(recipe, load_prompts(recipe.task, root))
     section, table = recipe.algorithm.vstar or Vstar(), read_table(copy, None)
     if untried := table.untried(training, section.samples):
         reason = f"{untried} of {len(training)} prompts have fewer than {section.samples} answers in {copy}"
@@ -218,7 +218,7 @@ def run_values(recipe: Recipe, root: Path, folder: Path) -> dict[str, float] | N
 
 def _ready(recipe: Recipe, root: Path) -> Path:
     """The path of a table in which every training prompt was tried; a RecipeError with what to do if there is none."""
-    training, _ = split(load_prompts(recipe.task, root), recipe.task.holdout)
+    training, _ = split_task(recipe, load_prompts(recipe.task, root))
     made_from = ingredients(recipe, training, root)
     path = table_path(recipe, made_from, root)
     samples = (recipe.algorithm.vstar or Vstar()).samples

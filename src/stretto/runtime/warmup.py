@@ -1,6 +1,7 @@
 """The supervised start of a scratch model: a little imitation, so that reinforcement has something to reinforce.
 
-It is the same trainer with another term: the negative log-likelihood of the reference answers to training prompts.
+It is the same trainer with another term: the negative log-likelihood of the reference answers to training prompts, or
+of whole conversations where there is somebody to show them (`demonstrations`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import numpy as np
 
 from stretto.algorithms.base import Algorithm, Term, keep
 from stretto.algorithms.losses import negative_log_likelihood
+from stretto.environments.base import Environment
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
 from stretto.models.load import Policy
 from stretto.recipe.schema import Optimizer, Scratch
+from stretto.runtime.demonstrations import demonstrations, player_of
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.tasks.source import PromptSource
 from stretto.training.optimizer import MasterAdamW
@@ -40,10 +43,17 @@ SUPERVISED = Algorithm(
 
 
 def warm_up(
-    policy: Policy, section: Scratch, *, prompts: Sequence[Prompt], seed: int, note: Callable[[str], None]
+    policy: Policy,
+    section: Scratch,
+    *,
+    prompts: Sequence[Prompt],
+    environment: Environment,
+    seed: int,
+    note: Callable[[str], None],
 ) -> None:
-    """Trains on reference answers for `warmup_steps` steps."""
-    if any(prompt.reference is None for prompt in prompts) and section.warmup_steps:
+    """Trains on demonstrations for `warmup_steps` steps."""
+    player = player_of(environment, section.demonstration)
+    if player is None and any(prompt.reference is None for prompt in prompts) and section.warmup_steps:
         raise RecipeError.of(
             "model.scratch.warmup_steps",
             "the warm-up imitates reference answers, and this task has prompts without one",
@@ -59,7 +69,11 @@ def warm_up(
     for step in range(section.warmup_steps):
         stop_if_interrupted()
         drawn = source.take(PROMPTS)
-        trainer.accumulate([demonstration(prompt, visit, renderer, longest=section.context) for prompt, visit in drawn])
+        if player is None:
+            shown = [demonstration(prompt, visit, renderer, longest=section.context) for prompt, visit in drawn]
+        else:
+            shown = demonstrations(drawn, environment, player, renderer, context=section.context)
+        trainer.accumulate(shown)
         loss = trainer.apply().metrics["loss"]
         if step % 20 == 19 or step + 1 == section.warmup_steps:
             note(f"warm-up {step + 1}/{section.warmup_steps}, loss {loss:.3f}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.plugins import is_plugin
-from stretto.recipe.schema import Holdout, Source, TaskSection
+from stretto.recipe.schema import Holdout, Recipe, Source, TaskSection
 from stretto.tasks import hf, jsonl, own, reasoning_gym, synthetic
 from stretto.tasks.rows import problems as column_problems
 from stretto.types import Prompt
@@ -37,7 +37,7 @@ class Peek:
 OWN = "module:name"
 """What stands for every source of the user's own."""
 KEYS = {
-    "synthetic": {"name", "max", "length", "alphabet", "count"},
+    "synthetic": {"name", "max", "length", "alphabet", "count", "range", "pairs"},
     "jsonl": {"path", "columns"},
     "hf": {"name", "path", "columns", "split", "subset"},
     "reasoning_gym": {"name", "count", "seed", "config"},
@@ -104,11 +104,19 @@ def _idle(source: Source, keys: Collection[str]) -> Iterator[Problem]:
             yield Problem(field=f"task.source.{key}", reason=reason, fix="remove it")
 
 
-def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+def split_task(recipe: Recipe, prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """(to train on, held out) of a recipe. An environment of many turns may show more of a prompt than its messages."""
+    return split(prompts, recipe.task.holdout, whole=recipe.environment.kind != "single_turn")
+
+
+def split(
+    prompts: Sequence[Prompt], holdout: Holdout, *, whole: bool = False
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """(to train on, held out), both in the order of a keyed hash of their ids.
 
     So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out. A
-    question that is held out under one id is not trained on under another.
+    question that is held out under one id is not trained on under another. With `whole`, a question is everything of a
+    prompt but its id: games open with the same words, and a memory's document is a column.
     """
     if holdout.prompts >= len(prompts):
         reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
@@ -116,17 +124,18 @@ def split(prompts: Sequence[Prompt], holdout: Holdout) -> tuple[tuple[Prompt, ..
         raise RecipeError.of("task.holdout.prompts", reason, fix)
     ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
     heldout = tuple(ranked[: holdout.prompts])
-    asked = {_asked(prompt) for prompt in heldout}
-    training = tuple(prompt for prompt in ranked[holdout.prompts :] if _asked(prompt) not in asked)
+    asked = {_asked(prompt, whole) for prompt in heldout}
+    training = tuple(prompt for prompt in ranked[holdout.prompts :] if _asked(prompt, whole) not in asked)
     if not training:
         reason = f"all {len(prompts)} prompts ask what the {holdout.prompts} that are held out ask"
         raise RecipeError.of("task.holdout.prompts", reason, "hold out fewer, or use more data")
     return training, heldout
 
 
-def _asked(prompt: Prompt) -> str:
+def _asked(prompt: Prompt, whole: bool) -> str:
     """What the model is told, whatever the prompt is called."""
-    return json.dumps(prompt.messages, sort_keys=True, default=str)
+    told = [prompt.messages, prompt.reference, prompt.tags] if whole else prompt.messages
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def _rank(key: str, id: str) -> tuple[bytes, str]:

@@ -59,7 +59,6 @@ ONLY = (
     ),
     OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    OnlyValues(field="algorithm.credit", values=("trajectory",), reason=NOT_YET, fix="use trajectory"),
     OnlyValues(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True, plugins=True),
     OnlyValues(
         field="engine.top_p",

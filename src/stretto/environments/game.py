@@ -1,0 +1,106 @@
+"""Games of deduction: a secret that the model never sees, guesses, and what each guess is told.
+
+Two games with one rule. `number`: a whole number of a range; a guess is told higher or lower. `code`: a string over an
+alphabet; a guess is told how many characters are right, and how many are right elsewhere. The secret is the prompt's
+reference answer. What is left of the possible secrets measures how much a guess was worth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import product
+
+from stretto.environments.base import Model
+from stretto.errors import RolloutError
+from stretto.recipe.schema import GameSection
+from stretto.types import Message, Outcome, Prompt
+
+MOST = 20_000
+"""Possible secrets of a game."""
+Feedback = Callable[[str, str], str]
+"""(secret, guess) -> what the model is told."""
+
+
+class GameEnvironment:
+    """A game as the recipe describes it."""
+
+    def __init__(self, section: GameSection) -> None:
+        self.section = section
+        number = section.game == "number"
+        self.feedback: Feedback = self._compared if number else self._matched
+        if number:
+            low, high = section.range
+            self.secrets = [str(value) for value in range(low, min(high, low + MOST) + 1)]
+            self.guess = re.compile(r"-?\d+")
+        else:
+            size = min(section.length, 40)
+            self.secrets = []
+            if len(section.alphabet) ** size <= MOST:
+                self.secrets = ["".join(each) for each in product(section.alphabet, repeat=size)]
+            self.guess = re.compile(f"[{re.escape(section.alphabet)}]{{{size}}}")
+
+    async def __call__(self, prompt: Prompt, model: Model) -> Outcome:
+        """One game: won with the right guess, lost after so many turns."""
+        secret, left = self._secret(prompt), self.secrets
+        messages, worth, won, wrong, said = list(prompt.messages), list[float](), False, 0, ""
+        while len(worth) < self.section.turns and not won:
+            reply = await model.chat(messages)
+            guess, said = self.read(reply.text), reply.text if reply.text else said
+            won = guess == secret
+            after = left if guess is None else self.consistent(left, guess, secret)
+            worth.append(self._gain(left, after))
+            wrong += guess is None
+            left = after
+            if reply.stop == "length" and not reply.text:
+                break
+            told = self.section.invalid if guess is None else self.feedback(secret, guess)
+            messages += [reply, {"role": "user", "content": told}]
+        signals = {"won": float(won), "turns": float(len(worth)), "invalid": float(wrong)}
+        return Outcome(answer=secret if won else said, signals=signals, turn_rewards=tuple(worth))
+
+    def demonstrate(self, prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:
+        """The middle one of the secrets that are still possible: bisection, where numbers are guessed."""
+        secret, left = self._secret(prompt), self.secrets
+        for message in messages:
+            if message["role"] == "assistant" and (guess := self.read(str(message["content"]))) is not None:
+                left = self.consistent(left, guess, secret)
+        return left[(len(left) - 1) // 2]
+
+    def read(self, text: str) -> str | None:
+        """The guess in a reply: the last that is one."""
+        found = self.guess.findall(text)
+        if not found:
+            return None
+        return str(int(found[-1])) if self.section.game == "number" and len(found[-1]) < 20 else str(found[-1])
+
+    def consistent(self, secrets: Sequence[str], guess: str, secret: str) -> list[str]:
+        """The secrets that would have been told the same about a guess."""
+        told = self.feedback(secret, guess)
+        return [other for other in secrets if self.feedback(other, guess) == told]
+
+    def _secret(self, prompt: Prompt) -> str:
+        secret = prompt.reference
+        if secret is None or (self.secrets and secret not in self.secrets):
+            raise RolloutError(f"prompt {prompt.id} has no secret of this game as its reference answer")
+        return secret
+
+    def _gain(self, before: Sequence[str], after: Sequence[str]) -> float:
+        """The share of what there is to know that a guess has found out; over a game won, at most 1."""
+        if len(self.secrets) < 2:
+            return 0.0
+        return math.log(len(before) / max(1, len(after))) / math.log(len(self.secrets))
+
+    def _compared(self, secret: str, guess: str) -> str:
+        if guess == secret:
+            return self.section.right
+        return self.section.higher if int(secret) > int(guess[:20]) else self.section.lower
+
+    def _matched(self, secret: str, guess: str) -> str:
+        if guess == secret:
+            return self.section.right
+        placed = sum(a == b for a, b in zip(secret, guess, strict=False))
+        common = (Counter(secret) & Counter(guess)).total()
+        return self.section.matched.replace("{placed}", str(placed)).replace("{misplaced}", str(common - placed))

@@ -1,0 +1,189 @@
+"""What the model said -> which tools it calls, with which arguments.
+
+Two readers. `renderers`, where it is installed and knows the tokenizer by its name: it reads the formats of some thirty
+families from token ids. Else the format that the chat template itself shows: Hermes and Qwen, Llama, Mistral, and the
+one line of scratch models, `name(argument)`. A template that is told of no tools gets Hermes' words in the system
+message. A call that cannot be read is a `ToolCall` with an error, for the model to see: what a model wrote never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from stretto.environments.base import Tool, ToolCall
+from stretto.errors import RolloutError
+from stretto.recipe.schema import SCRATCH_TEMPLATE
+from stretto.types import Message
+
+MOST = 32
+"""Calls of one reply that are made; a model may write for as long as it is let."""
+MENTION = re.compile(r"\btools\b")
+HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+MISTRAL = "[TOOL_CALLS]"
+INTRODUCTION = (
+    "You may call one or more of these functions, given as JSON schemas:\n<tools>\n{tools}\n</tools>\n"
+    "For each call, write a JSON object with the name of the function and its arguments:\n"
+    '<tool_call>\n{{"name": "...", "arguments": {{...}}}}\n</tool_call>'
+)
+"""What a model is told whose template cannot tell it; the format is the one that Hermes introduced."""
+
+Reading = Iterator[ToolCall]
+
+
+class Decoder(Protocol):
+    """What reading needs of a tokenizer."""
+
+    chat_template: Any
+
+    def decode(self, token_ids: Any, **keywords: Any) -> Any: ...
+
+
+class ToolCallReader:
+    """Reads the calls in replies of one tokenizer's model."""
+
+    def __init__(self, tokenizer: Decoder) -> None:
+        self.tokenizer = tokenizer
+        self._library = _library(tokenizer)
+        self._read = None if self._library else _own_format(str(tokenizer.chat_template))
+
+    def read(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
+        """The calls in a reply, in order; its end of turn is not among the tokens."""
+        if self._library is not None:
+            found = self._library(list(tokens), [dict(tool) for tool in tools])
+        else:
+            assert self._read is not None
+            found = self._read(str(self.tokenizer.decode(list(tokens), skip_special_tokens=False)), tools)
+        return tuple(call for call, _ in zip(found, range(MOST), strict=False))
+
+
+def renders_tools(template: str) -> bool:
+    """True if a chat template tells the model of tools itself. That of scratch models tells nothing: they learn it."""
+    return template == SCRATCH_TEMPLATE or MENTION.search(template) is not None
+
+
+def introduced(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """A chat whose system message tells of the tools."""
+    text = INTRODUCTION.format(tools="\n".join(json.dumps(tool) for tool in tools))
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+# Formats --------------------------------------------------------------------------------------------------------------
+
+
+def hermes(text: str, tools: Sequence[Tool]) -> Reading:
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as often as the model likes."""
+    for match in HERMES.finditer(text):
+        yield of_json(match[1]) if match[2] else ToolCall(name="", error="the <tool_call> is not closed")
+
+
+def llama(text: str, tools: Sequence[Tool]) -> Reading:
+    """One JSON object, {"name": ..., "parameters": {...}}, and nothing else."""
+    body = text.strip().removeprefix("<|python_tag|>").strip()
+    if body.startswith("{") and '"name"' in body:
+        yield of_json(body)
+
+
+def mistral(text: str, tools: Sequence[Tool]) -> Reading:
+    """[TOOL_CALLS] and a JSON list of calls."""
+    _, mark, body = text.partition(MISTRAL)
+    if not mark:
+        return
+    try:
+        calls = json.loads(body)
+    except (ValueError, RecursionError):
+        yield ToolCall(name="", error="what follows [TOOL_CALLS] is no JSON list")
+        return
+    for call in calls if isinstance(calls, list) else [calls]:
+        yield _from_object(call)
+
+
+def one_line(text: str, tools: Sequence[Tool]) -> Reading:
+    """name(argument): the whole reply, the text between the parentheses is the tool's first parameter."""
+    name, opened, rest = text.strip().partition("(")
+    tool = next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
+    if not opened or tool is None:
+        return
+    if not rest.endswith(")"):
+        yield ToolCall(name=name, error="the call has no closing parenthesis at its end")
+        return
+    first = next(iter(tool["parameters"]["properties"]), None)
+    yield ToolCall(name=name, arguments={first: rest[:-1]} if first is not None and rest != ")" else {})
+
+
+def of_json(text: str) -> ToolCall:
+    """A call written as one JSON object."""
+    try:
+        return _from_object(json.loads(text))
+    except (ValueError, RecursionError):
+        return ToolCall(name="", error="the call is no JSON object")
+
+
+def _from_object(call: object) -> ToolCall:
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        return ToolCall(name="", error='the call is no object with a "name" and "arguments"')
+    arguments = call.get("arguments", call.get("parameters", {}))
+    return checked(call["name"], arguments)
+
+
+def checked(name: str, arguments: object) -> ToolCall:
+    """A call whose arguments are an object, or the text of one, as some models write it."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    if not isinstance(arguments, Mapping):
+        return ToolCall(name=name, error='"arguments" is no object')
+    return ToolCall(name=name, arguments=dict(arguments))
+
+
+FORMATS: tuple[tuple[str, Callable[[str, Sequence[Tool]], Reading]], ...] = (
+    ("<tool_call>", hermes),
+    (MISTRAL, mistral),
+    ("parameters", llama),
+)
+"""What a template says that shows a format -> how that is read."""
+
+
+def _own_format(template: str) -> Callable[[str, Sequence[Tool]], Reading]:
+    """How the calls of a template's model are read."""
+    if template == SCRATCH_TEMPLATE:
+        return one_line
+    if not renders_tools(template):
+        return hermes  # it was introduced to it
+    for shown, read in FORMATS:
+        if shown in template and not ("<function=" in template and read is hermes):
+            return read
+    raise RolloutError(
+        "the chat template tells the model of tools, in a format that is not known here; "
+        "pip install renderers, which knows more, or use a chat template that shows <tool_call>"
+    )
+
+
+# The library ----------------------------------------------------------------------------------------------------------
+
+
+def _library(tokenizer: Any) -> Callable[[list[int], list[dict[str, Any]]], Reading] | None:
+    """The reader of `renderers` for this tokenizer, if there is one. It is chosen by name, without asking any hub."""
+    if find_spec("renderers") is None:
+        return None
+    from renderers.base import MODEL_RENDERER_MAP, create_renderer
+
+    if getattr(tokenizer, "name_or_path", "") not in MODEL_RENDERER_MAP:
+        return None
+    renderer = create_renderer(tokenizer)
+
+    def read(tokens: list[int], tools: list[dict[str, Any]]) -> Reading:
+        for call in renderer.parse_response(tokens, tools=tools).tool_calls:
+            if str(call.status) == "ok" and call.name:
+                yield checked(call.name, call.arguments or {})
+            else:
+                yield ToolCall(name=call.name or "", error=f"the call cannot be read: {call.status}")
+
+    return read

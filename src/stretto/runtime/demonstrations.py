@@ -1,0 +1,111 @@
+"""What the warm-up of a scratch model imitates where that is more than a reference answer: prompts as a player plays
+them who knows the answers.
+
+The environment runs as in training, with the player in the model's place, so what is imitated has the very tokens that
+the model will see and say. The player is the environment's own, or the recipe's templates, one per turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.engines.base import Completion, Request
+from stretto.environments.base import Environment, Reply, Tool
+from stretto.environments.chat import ModelHandle, Sampling
+from stretto.environments.render import Renderer
+from stretto.errors import RecipeError, StrettoError
+from stretto.tasks.template import fill
+from stretto.types import Conversation, Message, Prompt, Sample
+
+Player = Callable[[Prompt, int, Sequence[Message]], str]
+"""(prompt, call of the model, messages) -> what to say."""
+FIELD = "model.scratch.demonstration"
+
+
+def player_of(environment: Environment, templates: Sequence[str]) -> Player | None:
+    """Who shows how it is done; none where the reference answer is all there is to imitate."""
+    if templates:
+        return lambda prompt, turn, messages: _filled(templates[min(turn, len(templates) - 1)], prompt)
+    own: Player | None = getattr(environment, "demonstrate", None)
+    return own
+
+
+def _filled(template: str, prompt: Prompt) -> str:
+    try:
+        return fill(template, {**prompt.tags, "answer": prompt.reference or ""})
+    except (KeyError, ValueError) as error:
+        reason = f"{template!r} cannot be filled in for prompt {prompt.id}: {error}"
+        raise RecipeError.of(FIELD, reason, "name columns of the task, or {answer}") from None
+
+
+class Demonstrator:
+    """A model that says what the player says."""
+
+    def __init__(self, prompt: Prompt, player: Player, renderer: Renderer, context: int) -> None:
+        sampling = Sampling(seed=0, temperature=1.0, max_new_tokens=context, context=context)
+        self.prompt, self.player, self.renderer = prompt, player, renderer
+        self.handle = ModelHandle(
+            prompt=prompt, visit=0, attempt=0, sampling=sampling, renderer=renderer, generate=self._say
+        )
+        self.turn = 0
+        self.tokens: NDArray[np.int64] = np.array([], dtype=np.int64)
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+    ) -> Reply:
+        """The next message of the player, in the tokens with which the model would say it."""
+        self.tokens = self.renderer.answer(messages, self.player(self.prompt, self.turn, messages))
+        self.turn += 1
+        return await self.handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools)
+
+    async def _say(self, request: Request) -> Completion:
+        said = self.tokens[: request.max_new_tokens]
+        whole = len(said) == len(self.tokens)
+        return Completion(
+            key=request.key, tokens=said, logprobs=np.zeros(len(said)), stop="stop" if whole else "length", version=0
+        )
+
+
+def demonstrations(
+    drawn: Iterable[tuple[Prompt, int]], environment: Environment, player: Player, renderer: Renderer, *, context: int
+) -> list[Sample]:
+    """The conversations of every prompt, each with its visit, as samples. RecipeError where one cannot be played."""
+
+    async def play() -> list[Sample]:
+        return [
+            Sample(
+                key=(prompt.id, visit, 0, index),
+                conversation=conversation,
+                advantage=np.ones(int(conversation.trained.sum())),
+                leads=index == 0,
+            )
+            for prompt, visit in drawn
+            for index, conversation in enumerate(await _played(prompt, environment, player, renderer, context))
+        ]
+
+    with ThreadPoolExecutor(1) as beside:  # whoever prepares a run may be in a loop of its own
+        return beside.submit(asyncio.run, play()).result()
+
+
+async def _played(
+    prompt: Prompt, environment: Environment, player: Player, renderer: Renderer, context: int
+) -> Sequence[Conversation]:
+    model = Demonstrator(prompt, player, renderer, context)
+    try:
+        await environment(prompt, model)
+    except RecipeError:
+        raise
+    except Exception as error:
+        named = str(error) if isinstance(error, StrettoError) else f"{type(error).__name__}: {error}"
+        reason = f"the warm-up cannot play prompt {prompt.id}: {named}"
+        fix = "correct the task or the environment, or set warmup_steps: 0"
+        raise RecipeError.of("model.scratch.warmup_steps", reason, fix) from error
+    if model.handle.full:
+        reason = f"the warm-up plays prompt {prompt.id} in more tokens than the context of {context}"
+        raise RecipeError.of("model.scratch.warmup_steps", reason, "raise model.scratch.context, or ask less at a time")
+    return model.handle.conversations()
