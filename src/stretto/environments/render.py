@@ -162,9 +162,7 @@ class Renderer:
             texts.append(text)
         return texts
 
-    def _rendered(
-        self, chats: Sequence[tuple[Sequence[Message], bool]], tools: Sequence[Tool]
-    ) -> Iterator[Rendered]:
+    def _rendered(self, chats: Sequence[tuple[Sequence[Message], bool]], tools: Sequence[Tool]) -> Iterator[Rendered]:
         if self._is_foreign:
             try:
                 template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map

@@ -18,6 +18,7 @@ from stretto.engines.queue import SLICE
 from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
 from stretto.environments.base import Environment
+from stretto.environments.addresses import Addresses
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.models.source import locate

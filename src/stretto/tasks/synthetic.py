@@ -119,7 +119,9 @@ def _secret_problems(source: Source) -> Iterator[Problem]:
     """The same of games and of lookup."""
     low, high = source.range or (0, 99)
     if low >= high:
-        yield Problem(field="task.source.range", reason=f"there is nothing between {low} and {high}", fix="raise the end")
+        yield Problem(
+            field="task.source.range", reason=f"there is nothing between {low} and {high}", fix="raise the end"
+        )
     if (source.pairs or 1) > len(KEYS):
         fix = f"use at most {len(KEYS)}"
         yield Problem(field="task.source.pairs", reason=f"there are only {len(KEYS)} letters to name them", fix=fix)

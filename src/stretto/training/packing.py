@@ -210,7 +210,9 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         values=stream([sample.values for sample in samples]),
         returns=stream([sample.returns for sample in samples]),
         siblings=torch.as_tensor([sample.siblings for sample in samples], device=device),
-        family_tokens=torch.as_tensor([sample.family_tokens or len(sample.advantage) for sample in samples], device=device),
+        family_tokens=torch.as_tensor(
+            [sample.family_tokens or len(sample.advantage) for sample in samples], device=device
+        ),
     )
     return MicroBatch(
         samples=tuple(samples),
