@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stretto.engines.base import Completion
 from stretto.environments.base import Address, Reply, Tool
-from stretto.errors import RolloutError
+from stretto.errors import RolloutError, StrettoError
 from stretto.extras import install
 from stretto.types import Message
 
 if TYPE_CHECKING:
     from stretto.environments.endpoint import Endpoint
+    from stretto.environments.wire import SamplingWish
 
 
 class ServedModel(Protocol):
@@ -36,6 +37,10 @@ class ServedModel(Protocol):
         self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
     ) -> Reply: ...
 
+    def at(self, wish: SamplingWish) -> ServedModel:
+        """The model that answers a request with wishes of its own; itself, where they count for nothing."""
+        ...
+
     def sampled(self, reply: Reply) -> tuple[list[int], list[float]]: ...
 
     async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion: ...
@@ -49,7 +54,7 @@ class Caller:
     """What answers."""
     trajectory: asyncio.Task[Any]
     """What waits for the environment."""
-    key: str = field(default_factory=lambda: f"stretto-{secrets.token_urlsafe(32)}")
+    key: str
     """Their API key."""
     replies: dict[str, Reply] = field(default_factory=dict)
     """Id of a tool call -> the reply that it stands in, so that a client that passes it back continues that."""
@@ -63,6 +68,11 @@ class Caller:
         if self.failure is None:
             self.failure = error
             self.trajectory.cancel()
+
+
+def new_key() -> str:
+    """An API key that nobody can guess."""
+    return f"stretto-{secrets.token_urlsafe(32)}"
 
 
 class Addresses:
@@ -84,11 +94,12 @@ class Addresses:
         return Address(url=server.url, key=caller.key)
 
     @contextmanager
-    def running(self, model: ServedModel) -> Iterator[None]:
-        """Inside, the model may be given an address; what a request of it dies of is raised here."""
+    def running(self, model: ServedModel, key: str | None = None) -> Iterator[None]:
+        """Inside, the model may be given an address, with this key or a new one; what a request of it dies of is
+        raised here."""
         task = asyncio.current_task()
         assert task is not None
-        caller = self._running[model] = Caller(model=model, trajectory=task)
+        caller = self._running[model] = Caller(model=model, trajectory=task, key=key or new_key())
         try:
             yield
         finally:
@@ -111,7 +122,11 @@ class Addresses:
         except ImportError as error:
             raise RolloutError(f"an address of the model needs aiohttp: {install('serve')}") from error
         server = Endpoint(self.callers, vocabulary=self.vocabulary)
-        await server.start(self.port)
+        try:
+            await server.start(self.port)
+        except OSError as error:
+            reason = f"port {self.port} of 127.0.0.1 cannot be listened on: {error.strerror or error}"
+            raise StrettoError(f"{reason}\n    fix: use another port") from error
         return server
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from stretto.environments.base import Address, Reply, Tool
 from stretto.environments.render import Renderer, Tokens
 from stretto.errors import RolloutError
 from stretto.types import Conversation, Message, Prompt, StopReason
+
+if TYPE_CHECKING:
+    from stretto.environments.wire import SamplingWish
 
 MOST_FULL = 100
 """Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
@@ -165,6 +168,10 @@ class ModelHandle:
                     begin = end - len(reply.tokens)
                     return draft.tokens[:begin], draft.logprobs[begin:end]
         return [], []
+
+    def at(self, wish: SamplingWish) -> ModelHandle:
+        """Itself: what is trained is sampled as the run says."""
+        return self
 
     @property
     def context(self) -> int:

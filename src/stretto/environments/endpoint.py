@@ -6,7 +6,8 @@
 
 It listens on the loopback address alone. A key says which trajectory asks; without a valid one nothing is answered. How
 tokens are sampled is the run's to say, and never the caller's: training needs the log-probabilities of exactly that
-distribution. So temperature and the like are accepted and have no effect; what could not be honoured is refused.
+distribution. So temperature and the like are accepted there and have no effect; in `stretto serve`, temperature and
+seed have one.
 """
 
 from __future__ import annotations
@@ -98,15 +99,16 @@ class Endpoint:
         caller = self._caller(request)
         assert caller is not None
         call = chat_call(await _body(request), caller.replies)
-        reply = await caller.model.chat(call.messages, max_new_tokens=call.max_new_tokens, tools=call.tools)
-        answer = _chat_answer(call, reply, caller)
+        model = caller.model.at(call.wish)
+        reply = await model.chat(call.messages, max_new_tokens=call.max_new_tokens, tools=call.tools)
+        answer = _chat_answer(call, reply, model.sampled(reply), caller)
         return await _streamed(request, answer) if call.stream else web.json_response(answer)
 
     async def _generate(self, request: web.Request) -> web.Response:
         caller = self._caller(request)
         assert caller is not None
         call = token_call(await _body(request), vocabulary=self.vocabulary)
-        completion = await caller.model.complete(call.tokens, max_new_tokens=call.max_new_tokens)
+        completion = await caller.model.at(call.wish).complete(call.tokens, max_new_tokens=call.max_new_tokens)
         return web.json_response(_token_answer(call, completion))
 
 
@@ -136,8 +138,11 @@ def _error(status: int, message: str, code: str) -> web.Response:
     return web.json_response({"error": {"message": message, "type": kind, "code": code}}, status=status)
 
 
-def _chat_answer(call: ChatCall, reply: Reply, caller: Caller) -> dict[str, Any]:
+def _chat_answer(
+    call: ChatCall, reply: Reply, sampled: tuple[list[int], list[float]], caller: Caller
+) -> dict[str, Any]:
     """A reply as OpenAI's API has it."""
+    context, logprobs = sampled
     message: dict[str, Any] = {"role": "assistant", "content": reply.text}
     calls = []
     for wanted in reply.tool_calls:
@@ -149,7 +154,6 @@ def _chat_answer(call: ChatCall, reply: Reply, caller: Caller) -> dict[str, Any]
     if calls:
         message["tool_calls"], finish = calls, "tool_calls"
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    context, logprobs = caller.model.sampled(reply)
     if call.logprobs:
         choice["logprobs"] = {"content": _logprobs(reply.tokens, logprobs)}
     answer: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 It is started as a file, with a descriptor for its lines; each is one JSON value. From the parent: which environment to
 import, `start` and `cancel` of a trajectory, the answers to its calls, and `ping`, which shows that nothing blocks. To
-the parent: `chat`, `address`, `done`, `failed` and `pong`. It ends with the descriptor, and the kernel ends it with its parent.
-`stretto.environments.hosts` is the other side.
+the parent: `chat`, `address`, `done`, `failed` and `pong`. It ends with the descriptor, and the kernel ends it with its
+parent. `stretto.environments.hosts` is the other side.
 """
 
 from __future__ import annotations

@@ -28,6 +28,17 @@ class BadRequest(Exception):
         self.status, self.code = status, code
 
 
+class SamplingWish(BaseModel):
+    """How a request wants to be sampled, for a model that is not trained meanwhile."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    """0 is greedy; none: as the recipe says."""
+    seed: int | None = None
+    """The noise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     """A call with messages."""
@@ -38,6 +49,8 @@ class ChatCall:
     """What the model may call."""
     max_new_tokens: int | None
     """Longest answer."""
+    wish: SamplingWish
+    """How it is to be sampled."""
     stream: bool
     """Whether the answer comes as a stream."""
     logprobs: bool
@@ -54,6 +67,8 @@ class TokenCall:
     """The whole context."""
     max_new_tokens: int | None
     """Longest answer."""
+    wish: SamplingWish
+    """How it is to be sampled."""
     logprobs: bool
     """Whether the answer comes with log-probabilities."""
     request_id: str | None
@@ -134,6 +149,7 @@ def chat_call(body: Any, replies: Mapping[str, Reply]) -> ChatCall:
         messages=[_message(each, replies) for each in asked.messages],
         tools=tools,
         max_new_tokens=asked.max_completion_tokens or asked.max_tokens,
+        wish=_parsed(SamplingWish, body),
         stream=bool(asked.stream),
         logprobs=bool(asked.logprobs),
         token_ids=bool(asked.return_token_ids),
@@ -148,6 +164,7 @@ def token_call(body: Any, *, vocabulary: int) -> TokenCall:
     return TokenCall(
         tokens=asked.token_ids,
         max_new_tokens=asked.sampling_params.max_tokens,
+        wish=_parsed(SamplingWish, body.get("sampling_params") or {}),
         logprobs=asked.sampling_params.logprobs is not None,
         request_id=asked.request_id,
     )

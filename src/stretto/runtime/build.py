@@ -17,8 +17,8 @@ from stretto.checks.machine.facts import cores
 from stretto.engines.queue import SLICE
 from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
-from stretto.environments.base import Environment
 from stretto.environments.addresses import Addresses
+from stretto.environments.base import Environment
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.models.source import locate
@@ -210,6 +210,7 @@ def connect(
         "recipe": recipe,
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
+        "addresses": Addresses(vocabulary=len(tokenizer)),
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,

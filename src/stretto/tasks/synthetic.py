@@ -45,7 +45,7 @@ TEMPLATES = {
 """The default message of each task."""
 COLUMNS = {
     "addition": ("a", "b"),
-    **{name: ("text",) for name in ANSWERS},
+    **dict.fromkeys(ANSWERS, ("text",)),
     "number": ("game", "low", "high"),
     "code": ("game", "length", "alphabet"),
     "lookup": ("key", "document", "evidence"),
