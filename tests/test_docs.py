@@ -14,7 +14,7 @@ import yaml
 from running import END, ZERO, lines, start, written
 from stretto import errors
 from stretto.algorithms.base import build
-from stretto.algorithms.catalog import CATALOG, CLIPPED, AlgorithmFacts
+from stretto.algorithms.catalog import CATALOG, find_facts
 from stretto.algorithms.gae import generalised_advantages
 from stretto.algorithms.optimal import optimal_value
 from stretto.api.recipes import PROBES
@@ -23,10 +23,12 @@ from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext
 from stretto.cli.main import app_of
+from stretto.environments import adapted
 from stretto.recipe import schema_text as words
 from stretto.recipe.load import parse_recipe, read_recipe
 from stretto.recipe.schema import AlgorithmSection, Recipe
 from stretto.types import Conversation, Group, Prompt, Reward, Trajectory, trajectory_key
+from talking import played
 from test_imports import ARROWS, BASE
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +45,7 @@ COMMAND = re.compile(r"^(?:\S*/)?stretto (?=\S)")
 
 RULES = (
     reserved.keys_wait_for_their_part,
-    reserved.algorithm_exists,
-    reserved.environment_exists,
+    reserved.kinds_are_available,
     reserved.logs_exist,
     idle.keys_have_an_effect,
     idle.warmup_rate_is_used,
@@ -170,7 +171,7 @@ def exists(key):
     for part in key.split("."):
         if part == "N" or part.isdigit():
             continue
-        found = [place.model_fields[part].annotation for place in places if part in place.model_fields]
+        found = [keys[part].annotation for place in places if part in (keys := words.keys_of(place))]
         if not found:
             return False
         alternatives = [kind for annotation in found for kind in words.kinds(annotation)]
@@ -324,20 +325,20 @@ def test_the_promises_name_tests_that_exist():
     assert len(re.findall(r"\]\((tests/[\w/]+\.py)\)", text_of(ROOT / "README.md"))) >= 8
 
 
+WORKED = "centred_of_the_docs:build"
+
+
 @pytest.fixture
-def centred(tmp_path, monkeypatch):
-    """The worked example as its page says: a file and an entry, under a module name of the test's own."""
+def centred(tmp_path):
+    """The worked example as its page says: a file and an entry, here as FACTS in the file."""
     (file,), (entry,) = (
         marked("concepts/algorithms.md", "centred file"),
         marked("concepts/algorithms.md", "centred facts"),
     )
-    (tmp_path / "centred_of_the_docs.py").write_text(file)
-    monkeypatch.syspath_prepend(tmp_path)
-    facts = eval(
-        entry.replace("stretto.algorithms.centred", "centred_of_the_docs"),
-        {"Facts": AlgorithmFacts, "CLIPPED": CLIPPED},
-    )
-    monkeypatch.setitem(CATALOG, facts.name, facts)
+    imported = "from stretto.algorithms.catalog import CLIPPED, AlgorithmFacts\n"
+    future, rest = file.split("\n\n", 2)[:2], file.split("\n\n", 2)[2]
+    text = "\n\n".join([*future, imported + rest, f"FACTS = {entry}"])
+    (tmp_path / "centred_of_the_docs.py").write_text(text)
     assert len(ast.parse(file).body) < 30
     return file
 
@@ -370,14 +371,15 @@ def streams(algorithm, group):
     return {name: dict.fromkeys(keys, known[name]) for name in algorithm.needs}
 
 
-def test_the_worked_algorithm_computes_what_its_page_says(centred):
-    algorithm = build(AlgorithmSection(name="centred"))
+def test_the_worked_algorithm_computes_what_its_page_says(centred, tmp_path):
+    algorithm = build(AlgorithmSection(name=WORKED), [str(tmp_path)])
+    assert find_facts(WORKED).summary.startswith("Rewards less the mean of their group")
     assert advantages(algorithm, [1, 0, 0, 0]) == pytest.approx([0.75, -0.25, -0.25, -0.25])
     assert [term.denominator for term in algorithm.terms] == ["tokens"]
 
 
 def test_the_worked_algorithm_trains(centred, tmp_path):
-    run = start(tmp_path, algorithm={"name": "centred"}, run__steps=2).folder
+    run = start(tmp_path, algorithm={"name": WORKED}, run__steps=2).folder
     assert [line["step"] for line in lines(run / "metrics.jsonl")] == [0, 1, 2]
 
 
@@ -398,6 +400,19 @@ def test_the_worked_environment_and_the_example_are_the_same_code():
         functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef)]
         found.append([[ast.dump(line) for line in function.body] for function in functions])
     assert found[0] == found[1] != []
+
+
+def test_the_worked_class_of_tools_is_an_environment():
+    (page,) = marked("guides/your-own-environment.md", "tools")
+    namespace = {}
+    exec(page, namespace)
+    prompt = Prompt(
+        id="p", messages=({"role": "user", "content": "Buy."},), tags={"prices": {"tea": 3, "milk": 2}, "other": 1}
+    )
+    outcome, talk = played(adapted(namespace["Shop"], turns=6), prompt, ["price(tea)", "price(ham)", "3"])
+    assert "Buy. There are: milk, tea.<|assistant|>price(tea)<|end|><|user|>3<|assistant|>" in talk.texts()[0]
+    assert "error: KeyError" in talk.texts()[0]
+    assert (outcome.answer, outcome.signals["reward"]) == ("3", 1.0)
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is():

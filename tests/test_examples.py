@@ -9,7 +9,7 @@ import pytest
 from running import lines
 from stretto.cli.main import main
 from stretto.recipe.load import load_recipe
-from stretto.tasks.jsonl import read
+from stretto.tasks.source import load_prompts
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LETTERS = EXAMPLES / "own_reward" / "letters.yaml"
@@ -50,8 +50,7 @@ def test_the_reward_of_ones_own_gives_partial_credit():
 
 def test_every_prompt_of_the_reward_example_has_full_marks_for_its_reference():
     close = runpy.run_path(str(EXAMPLES / "own_reward" / "rewards.py"))["close"]
-    prompts, problems = read(load_recipe(LETTERS).task, LETTERS.parent / "prompts.jsonl")
-    assert problems == []
+    prompts = load_prompts(load_recipe(LETTERS).task, LETTERS.parent)
     assert len(prompts) == 80
     assert {close(prompt.reference, {"tags": prompt.tags}, {}) for prompt in prompts} == {1.0}
 

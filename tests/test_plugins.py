@@ -11,7 +11,7 @@ from stretto import plugins
 from stretto.algorithms.base import build
 from stretto.algorithms.catalog import OWN, AlgorithmFacts, facts_of, find_facts
 from stretto.algorithms.own_facts import announce
-from stretto.environments import resolve as resolve_environment
+from stretto.environments import own
 from stretto.errors import Problem, RecipeError
 from stretto.plugins import KINDS, REGISTERED, problems, register, resolve
 from stretto.recipe.schema import AlgorithmSection, Kl, TaskSection
@@ -63,6 +63,19 @@ class Narrow:
 class Greedy:
     def __init__(self, size): ...
     async def run(self, prompt, model): ...
+class Tools:
+    def add(self, amount: int) -> int:
+        '''Adds.
+
+        Args:
+            amount: How much.
+        '''
+        return amount
+class MoreTools(Tools): ...
+class Undescribed:
+    def add(self, amount): ...
+class OnlyBegins:
+    def reset(self): ...
 class Derived(int):
     "Nobody can see in the file whether int has a method run."
 
@@ -141,20 +154,32 @@ def found(kind, name, folders):
 )
 def test_functions_classes_and_objects_are_environments(name, answer, folders):
     assert found("environment", name, folders) == []
-    environment = resolve_environment(name, folders)
+    environment = own(name, folders, turns=8)
     assert asyncio.run(environment(PROMPT, None)).answer == answer
+
+
+@pytest.mark.parametrize("name", ["mine:Tools", "mine:MoreTools"])
+def test_a_class_without_run_is_one_of_tools(name, folders):
+    assert found("environment", name, folders) == []
+    assert [tool["function"]["name"] for tool in own(name, folders, turns=8).schemas] == ["add"]
+
+
+def test_a_class_of_tools_that_the_model_cannot_be_told_of_is_refused(folders):
+    with pytest.raises(RecipeError, match="Undescribed.add is no tool") as caught:
+        own("mine:Undescribed", folders, turns=8)
+    assert caught.value.problems[0].field == "environment.kind"
 
 
 def test_a_class_is_made_for_every_trajectory_and_an_object_is_shared(folders):
     def twice(name):
-        environment = resolve_environment(name, folders)
+        environment = own(name, folders, turns=8)
         return [asyncio.run(environment(PROMPT, None)).answer for _ in range(2)]
 
     assert (twice("mine:Game"), twice("mine:shared")) == (["1", "1"], ["1", "2"])
 
 
 def test_a_module_in_a_package_finds_its_neighbours(folders):
-    assert asyncio.run(resolve_environment("package.inside:play", folders)(PROMPT, None)) == "in a package"
+    assert asyncio.run(own("package.inside:play", folders, turns=8)(PROMPT, None)) == "in a package"
 
 
 SEEN = [
@@ -176,6 +201,7 @@ SEEN = [
     ("environment", "mine:made", "is not callable"),
     ("environment", "mine:computed", None),
     ("environment", "mine:Nothing", "is a class without a method run"),
+    ("environment", "mine:OnlyBegins", "is a class without a method run"),
     ("environment", "mine:Sync", "is a class whose method run is not async"),
     ("environment", "mine:Narrow", "is a class whose method run takes 1 parameter, not 2"),
     ("environment", "mine:Greedy", "is a class whose __init__ takes 1 parameter, not 0"),
@@ -221,7 +247,7 @@ def test_the_other_kinds_are_found_alike(kind, name, folders):
 )
 def test_a_module_that_cannot_be_imported_is_told_with_its_line(name, says, folders):
     with pytest.raises(RecipeError, match=f"environment.kind: {name} cannot be imported: .*{says}.* line"):
-        resolve_environment(name, folders)
+        own(name, folders, turns=8)
 
 
 def test_a_worker_that_cannot_find_it_names_itself_and_where_it_looks():
@@ -375,7 +401,7 @@ def test_an_algorithm_that_python_hands_over_brings_its_facts():
 
 
 def task(name, **more):
-    return TaskSection.model_validate({"source": {"kind": f"mine:{name}", "name": None, **more}, "prompt": None})
+    return TaskSection.model_validate({"source": {"kind": f"mine:{name}", **more}, "prompt": None})
 
 
 def test_rows_of_a_function_are_prompts(folders):

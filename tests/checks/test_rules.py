@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stretto.algorithms.catalog import CATALOG
 from stretto.api.recipes import PROBES
-from stretto.checks.recipe import RULES, check, checked_recipe, examine
+from stretto.checks.recipe import RULES, checked_recipe, examine
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import RecipeError
-from stretto.recipe.load import parse_recipe
-from stretto.recipe.overrides import apply
+from stretto.recipe.load import read_recipe
+from stretto.recipe.resolve import resolve
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
@@ -26,6 +25,12 @@ def cells(generate, train, more=""):
     names = [", ".join(f"localhost/cpu:{number}" for number in told.split(", ")) for told in (generate, train)]
     told = f"{{role: generate, devices: [{names[0]}]}}, {{role: train, devices: [{names[1]}]{more}}}"
     return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
+
+
+SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prompts: 10}}"
+GAMES = [SOURCE % "number", "environment={kind: game}"]
+CODES = [SOURCE % "code"]
+LOOKUP = [SOURCE % "lookup"]
 
 
 WRONG = [
@@ -46,7 +51,7 @@ WRONG = [
     (
         [MODEL, "rewards.1.deadline=9", "roles.reward_model.name=scratch"],
         "rewards.1.deadline",
-        "deadlines of its stage",
+        "has no effect on kind model; it belongs to regex, math, reasoning_gym",
     ),
     ([TWICE, "roles.reward_model.name=scratch"], "rewards.1.kind", "rewards.0 is the score"),
     (["rewards.0.kind=model", "roles.reward_model.name=scratch"], "evaluate.every", "of no answer that it is right"),
@@ -57,9 +62,21 @@ WRONG = [
     (["roles.reference.name=x", "algorithm.kl.coef=0.1"], "roles.reference", "not available yet"),
     (["algorithm.name=rlo"], "algorithm.name", "there is no algorithm 'rlo'"),
     (PPO, "roles.critic", "needs a critic"),
-    (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no critic"),
-    (["algorithm.credit=turn"], "algorithm.credit", "not available yet"),
-    (["algorithm.vstar={}"], "algorithm.vstar", "reads no table"),
+    (["algorithm.gae={lam: 1.0}"], "algorithm.gae", "has no effect on name rloo; it belongs to ppo"),
+    (["algorithm.credit=turn"], "algorithm.credit", "environment single_turn says of no turn"),
+    (["environment={kind: tools}", "algorithm={name: reinforce_pp, credit: turn}"], "algorithm.credit", "reinforce_pp"),
+    (["environment={kind: tools, tools: [search]}"], "environment.corpus", "needs a collection of texts"),
+    (["environment={kind: tools, tools: [search], corpus: none}"], "environment.corpus", "cannot be read"),
+    (["environment={kind: tools, results: 5}"], "environment.results", "search is not among"),
+    (["environment={kind: game, range: [0, 3]}"], "task.source", "is no secret of this game"),
+    ([*CODES, "environment={kind: game, game: code, length: 3}"], "task.source", "no secret of this game"),
+    ([*GAMES, "environment.alphabet=ab"], "environment.alphabet", "belongs to"),
+    ([*GAMES, "task.source.range=[3, 3]"], "task.source.range", "nothing to guess"),
+    (["environment={kind: memory}"], "environment.document", "has no text in a column"),
+    (["environment={kind: project}"], "environment.files", "has no list of files"),
+    ([*LOOKUP, "environment={kind: memory, answer: '{question}'}"], "environment.answer", "{memory}"),
+    ([*LOOKUP, "environment={kind: memory, update: '{memory}'}"], "environment.update", "{chunk}"),
+    (["algorithm.vstar={}"], "algorithm.vstar", "it belongs to astar_po, astar_po_course"),
     (["algorithm={name: astar_po, kl: {coef: 0.1}}"], "algorithm.kl.coef", "beta2"),
     (["algorithm={name: astar_po, correction: {kind: token}}"], "algorithm.correction.kind", "any policy"),
     (["algorithm.name=astar_po", "roles.reference=null"], "roles.reference", "needs a reference"),
@@ -103,7 +120,6 @@ WRONG = [
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
     (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),
     (["placement.cluster=8xH1000"], "placement.cluster", "no device is known as 'H1000'"),
-    (["environment.kind=tools"], "environment.kind", "not available yet"),
     (["environment.kind=mine:run"], "environment.kind", "there is no module 'mine'"),
     (["algorithm.name=mine:build"], "algorithm.name", "there is no module 'mine'"),
     (["task.source={kind: 'mine:rows'}"], "task.source.kind", "there is no module 'mine'"),
@@ -112,9 +128,9 @@ WRONG = [
     (["environment.kind=singel_turn"], "environment.kind", "there is no environment"),
     (["task.source={kind: hf}"], "task.source.name", "needs a dataset"),
     (["task.source={kind: hf, path: x}"], "task.source.path", "no file or folder"),
-    (["task.source={kind: reasoning_gym, name: null}", "task.prompt=null"], "task.source.name", "needs a task"),
+    (["task.source={kind: reasoning_gym}", "task.prompt=null"], "task.source.name", "kind reasoning_gym needs it"),
     (
-        ["task.source={kind: reasoning_gym, count: 10}", "task.prompt=null"],
+        ["task.source={kind: reasoning_gym, name: chain_sum, count: 10}", "task.prompt=null"],
         "task.holdout.prompts",
         "leaves none to train on",
     ),
@@ -145,7 +161,7 @@ WRONG = [
     (["task.source.max=3"], "task.source.max", "no effect"),
     (["task.source.path=x"], "task.source.path", "no effect"),
     (["rewards.0.pattern=x"], "rewards.0.pattern", "no effect"),
-    (["rewards.0.compare=exact"], "rewards.0.compare", "no effect"),
+    (["rewards.0.compare=numeric"], "rewards.0.compare", "no effect"),
     (["rewards.0.deadline=9"], "rewards.0.deadline", "no effect"),
     (["evaluate={every: 0}", "task.holdout={prompts: 0, seed: 1}"], "task.holdout.seed", "no effect"),
     (["rewards.0.pick=first"], "rewards.0.pick", "no effect"),
@@ -174,7 +190,7 @@ WRONG = [
     (["task.holdout.seed=-1"], "task.holdout.seed", "negative"),
     (["checkpoint.keep=3000000000"], "checkpoint.keep", "larger than anything"),
     (["rewards.0.kind=exct"], "rewards.0.kind", "exct"),
-    (["rewards.0={name: a, kind: regex}"], "rewards.0.pattern", "needs a pattern"),
+    (["rewards.0={name: a, kind: regex}"], "rewards.0.pattern", "kind regex needs it"),
     (["rewards.0={name: a, kind: regex, pattern: '('}"], "rewards.0.pattern", "no regular expression"),
     (["rewards.0.kind=no_such_module:f"], "rewards.0.kind", "no_such_module"),
     (["rewards.0.kind='a b:f'"], "rewards.0.kind", "module:name"),
@@ -218,9 +234,7 @@ CLASSIFIERS = {
 
 
 def problems(data, changes=(), root=None, probes=PROBES):
-    for change in changes:
-        apply(data, change)
-    return check(parse_recipe(data), root=root or Path.cwd(), probes=probes)
+    return list(examine(data, changes, root=root or Path.cwd(), probes=probes)[1])
 
 
 @pytest.fixture
@@ -282,6 +296,11 @@ RIGHT = [
     ["rewards.0.kind=math"],
     ["rewards.0={kind: math, deadline: 20}"],
     ["run.folder=new/deep/folder"],
+    ["environment={kind: tools, turns: 2}"],
+    ["environment={kind: tools}", "algorithm.credit=turn"],
+    [*GAMES, "algorithm={name: multi_conv, credit: turn, average: trajectory}"],
+    [*CODES, "environment={kind: game, game: code}"],
+    [*LOOKUP, "environment={kind: memory, chunk: 8, keep: false}", "algorithm.name=multi_conv"],
     ["optimizer={schedule: cosine, warmup: 9, clip: null}"],
 ]
 
@@ -314,18 +333,25 @@ def test_a_scratch_section_has_no_effect_on_another_model(right, tmp_path):
     assert problems(right, ["model.scratch=null", "engine.max_new_tokens=23"]) == []
 
 
-def test_a_clip_range_has_no_effect_where_nothing_is_clipped(right, monkeypatch):
-    plain = dataclasses.replace(CATALOG["rloo"], name="plain", clip=None)
-    monkeypatch.setitem(CATALOG, "plain", plain)
-    (problem,) = problems(right, ["algorithm={name: plain, clip: [0.1, 0.1]}"])
-    assert problem.field == "algorithm.clip"
-    assert "does not clip" in problem.reason
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("clip: [0.1, 0.1]", "does not clip"),
+        ("constant: 3", "divides by counts alone"),
+        ("vstar: {}", "reads no table"),
+        ("gae: {}", "has no critic"),
+    ],
+)
+def test_what_an_algorithm_of_one_s_own_does_not_read_is_in_its_file(right, tmp_path, key, reason):
+    (tmp_path / "mine.py").write_text("FACTS = AlgorithmFacts(clip=None)\n\n\ndef build(section): ...\n")
+    (problem,) = problems(right, [f"algorithm={{name: 'mine:build', {key}}}"])
+    assert problem.field == f"algorithm.{key.partition(':')[0]}"
+    assert reason in problem.reason
 
 
-def test_an_algorithm_that_drops_groups_may_say_how_often_it_resamples(right, monkeypatch):
-    dropping = dataclasses.replace(CATALOG["grpo"], name="dropping", drops=True)
-    monkeypatch.setitem(CATALOG, "dropping", dropping)
-    assert problems(right, ["algorithm.name=dropping", "batch.max_rounds=3"]) == []
+def test_an_algorithm_that_drops_groups_may_say_how_often_it_resamples(right, tmp_path):
+    (tmp_path / "mine.py").write_text("FACTS = AlgorithmFacts(drops=True)\n\n\ndef build(section): ...\n")
+    assert problems(right, ["algorithm.name=mine:build", "batch.max_rounds=3"]) == []
 
 
 def test_tensorboard_must_be_installed_to_be_logged_to(right, monkeypatch):
@@ -362,7 +388,7 @@ def test_data_is_looked_for_beside_the_recipe(right, tmp_path):
     (beside / "own.py").write_text("def reward(answer, prompt, signals): return 1.0")
     changes = ["task={source: {kind: jsonl, path: data.jsonl}, holdout: {prompts: 10}}", "rewards.0.kind=own:reward"]
     assert problems(right, changes, root=beside) == []
-    assert {problem.field for problem in problems(right)} == {"task.source.path", "rewards.0.kind"}
+    assert {problem.field for problem in problems(right, changes)} == {"task.source.path", "rewards.0.kind"}
 
 
 def write(path, data):
@@ -376,7 +402,7 @@ def test_a_file_is_examined_whole_even_if_some_keys_cannot_be_read(right, tmp_pa
     right["optimizer"] = {"lr": "fast"}
     recipe, found = examine(write(tmp_path / "r.yaml", right), ["seed=-1"], root=tmp_path, probes=PROBES)
     assert recipe is not None
-    assert [problem.field for problem in found] == ["batch.sampels", "optimizer.lr", "algorithm.name", "seed"]
+    assert [problem.field for problem in found] == ["algorithm.name", "batch.sampels", "optimizer.lr", "seed"]
 
 
 @pytest.mark.parametrize(
@@ -408,11 +434,13 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     """The cases above break every rule, except those that have a test of their own."""
     silent = {rule.__name__ for rule in RULES}
     for changes, _, _ in WRONG:
-        data = json.loads(json.dumps(taken))
-        for change in changes:
-            apply(data, change)
-        recipe = parse_recipe(data)
+        recipe = read_recipe(json.loads(json.dumps(taken)), changes).recipe
         prompts, _, complete = PROBES.task(recipe.task, Path.cwd(), 11)
         scene = CheckContext(root=Path.cwd(), probes=PROBES, prompts=tuple(prompts), complete=complete)
-        silent -= {rule.__name__ for rule in RULES if list(rule(recipe, scene))}
-    assert silent == {"clip_is_used", "logs_can_be_written", "strategy_exists"}
+        silent -= {rule.__name__ for rule in RULES if list(rule(resolve(recipe), scene))}
+    assert silent == {
+        "functions_are_there",
+        "logs_can_be_written",
+        "own_algorithm_reads_them",
+        "strategy_exists",
+    }

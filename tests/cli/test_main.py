@@ -97,7 +97,7 @@ def test_problems_are_listed_on_standard_error(recipe, capsys):
     assert out == ""
     assert error.startswith("3 problems; nothing was started\n")
     assert "batch.sampels: there is no such key in `batch`\n    fix: did you mean `batch.samples`?" in error
-    assert "algorithm.name: there is no algorithm 'gpro'\n    fix: did you mean grpo?" in error
+    assert "algorithm.name: there is no algorithm 'gpro'\n    fix: did you mean 'grpo'?" in error
 
 
 def test_what_a_recipe_says_cannot_move_the_cursor(recipe, capsys):

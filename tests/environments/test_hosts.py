@@ -6,7 +6,7 @@ import os
 import pytest
 
 from stretto.environments import hosts as module
-from stretto.environments.base import Reply
+from stretto.environments.base import Reply, ToolCall
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.errors import EngineError, RecipeError
 from stretto.types import Outcome, Prompt
@@ -47,7 +47,7 @@ class Scripted:
     def __init__(self):
         self.given, self.cancelled = [], False
 
-    async def chat(self, messages, *, max_new_tokens=None):
+    async def chat(self, messages, *, max_new_tokens=None, tools=()):
         text = messages[-1]["content"]
         if text == "too long":
             raise ValueError("no room")
@@ -68,10 +68,38 @@ def asked(what="", text="hello"):
     return Prompt(id=what, messages=({"role": "user", "content": text},), reference=what, tags={"more": "more"})
 
 
+TOOLS = """
+import os, time
+
+class Acts:
+    def reset(self, more): self.more = more
+    def act(self, text: str) -> str:
+        '''Acts.
+
+        Args:
+            text: How.
+        '''
+        while text == "block": time.sleep(0.01)
+        return text + self.more
+    def get_reward(self): return os.getpid()
+"""
+
+
+class Caller(Scripted):
+    """Calls the tool with what it is asked, then repeats what it was told."""
+
+    async def chat(self, messages, *, max_new_tokens=None, tools=()):
+        text = messages[-1]["content"]
+        call = ToolCall(name=tools[0]["function"]["name"], arguments={"text": text})
+        calls = () if messages[-1]["role"] == "tool" else (call,)
+        return Reply(text=text, tokens=(1,), stop="stop", tool_calls=calls, turn=len(messages) // 2)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("hosts")
     (root / "acts.py").write_text(CODE)
+    (root / "tools.py").write_text(TOOLS)
     (root / "absent.py").write_text("import nothing_of_that_name\nasync def play(prompt, model): ...\n")
     (root / "deadly.py").write_text("import os\nos._exit(4)\nasync def play(prompt, model): ...\n")
     return root
@@ -100,6 +128,24 @@ def test_calls_and_replies_go_through_the_pipe_and_replies_are_known_again(folde
     assert {outcome.answer for outcome in outcomes} == {"more/1/None"}
     assert [outcome.signals["tokens"] for outcome in outcomes] == [2.0] * 6
     assert len({outcome.signals["pid"] for outcome in outcomes}) == 2, "they are shared out"
+
+
+def test_a_class_of_tools_runs_in_a_host_and_a_method_that_blocks_is_killed_with_it(folder, monkeypatch):
+    monkeypatch.setattr(module, "GRACE", 0.2)
+
+    async def do(hosts):
+        outcome = await hosts(asked(text="hello"), Caller())
+        assert outcome.answer == "hellomore"
+        assert outcome.signals["reward"] == hosts.hosts[0].process.pid
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await hosts(asked(text="block"), Caller())
+        while hosts.hosts[0].alive:
+            await asyncio.sleep(0.01)
+        again = await hosts(asked(text="again"), Caller())
+        assert (again.answer, again.signals["turns"]) == ("againmore", 2.0)
+
+    with_hosts(folder, do, "tools:Acts")
 
 
 def test_what_goes_wrong_in_a_host_costs_its_own_trajectories(folder, monkeypatch):

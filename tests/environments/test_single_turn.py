@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from stretto.environments import resolve
-from stretto.environments.base import Reply
+from stretto.environments.base import Reply, Tool
 from stretto.errors import RecipeError
+from stretto.recipe.schema import EnvironmentSection
 from stretto.types import Message, Outcome, Prompt, StopReason
 
 
@@ -20,7 +21,9 @@ class Scripted:
         self.asked: list[Sequence[Message]] = []
         self._stop = stop
 
-    async def chat(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+    async def chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+    ) -> Reply:
         self.asked.append(messages)
         return Reply(text="19", tokens=(4, 5, 6), stop=self._stop)
 
@@ -29,7 +32,7 @@ class Scripted:
 def test_single_turn_asks_once_and_reports_the_reply(stop: StopReason, truncated: float) -> None:
     model = Scripted(stop)
     prompt = Prompt(id="p", messages=({"role": "user", "content": "7+12?"},))
-    outcome = asyncio.run(resolve("single_turn")(prompt, model))
+    outcome = asyncio.run(resolve(EnvironmentSection())(prompt, model))
     assert outcome == Outcome(answer="19", signals={"tokens": 3.0, "truncated": truncated})
     assert model.asked == [prompt.messages]
 
@@ -37,16 +40,12 @@ def test_single_turn_asks_once_and_reports_the_reply(stop: StopReason, truncated
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("tools", "not available yet"),
-        ("game", "not available yet"),
-        ("memory", "not available yet"),
         ("mine:play", "there is no module 'mine'"),
-        ("singel_turn", "did you mean single_turn?"),
-        ("xyzzy", "there is no environment 'xyzzy'"),
+        ("<function play>", "give it again"),
     ],
 )
 def test_other_environments_are_refused_in_words(kind: str, says: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        resolve(kind)
+        resolve(EnvironmentSection(kind=kind))
     assert caught.value.problems[0].field == "environment.kind"
     assert says in str(caught.value)

@@ -232,8 +232,8 @@ def test_an_empty_file_is_told(tmp_path: Path, rows: list[str]) -> None:
     assert (problem.field, problem.reason) == (f"{tmp_path}/data.jsonl", "the file holds no rows")
 
 
-@pytest.mark.parametrize("path", [None, "no.jsonl", "folder", "x" * 5000, "a\x00b", "~nobody_of_that_name/x", ""])
-def test_a_file_that_is_not_there_is_told(tmp_path: Path, path: str | None) -> None:
+@pytest.mark.parametrize("path", ["no.jsonl", "folder", "x" * 5000, "a\x00b", "~nobody_of_that_name/x", ""])
+def test_a_file_that_is_not_there_is_told(tmp_path: Path, path: str) -> None:
     (tmp_path / "folder").mkdir()
     (problem,) = refused(tmp_path, task(path=path))
     assert problem.field == "task.source.path"
@@ -242,9 +242,6 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path, path: str | None) -> N
 @pytest.mark.parametrize(
     ("recipe", "field"),
     [
-        (task(max=3), "task.source.max"),
-        (task(count=3), "task.source.count"),
-        (task(name="gsm8k"), "task.source.name"),
         (task("{prompt}", columns={"prompt": "prompt"}), "task.source.columns.prompt"),
         (task("{prompt}", columns={"messages": "prompt"}), "task.source.columns.messages"),
         (task(columns={"messages": "prompt", "prompt": "prompt"}), "task.source.columns"),

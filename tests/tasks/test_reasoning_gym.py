@@ -24,7 +24,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reasoning_gym, "_made", lambda request: json.loads(json.dumps(gym.make(**json.loads(request)))))
 
 
-def task(name: str | None = "chain_sum", *, prompt: str | None = None, held: int = 0, **source: Any) -> TaskSection:
+def task(name: str = "chain_sum", *, prompt: str | None = None, held: int = 0, **source: Any) -> TaskSection:
     source = {"count": 20, "config": SUMS if name == "chain_sum" else {}, **source}
     made = Source(kind="reasoning_gym", name=name, **source)
     return TaskSection(source=made, prompt=prompt, holdout=Holdout(prompts=held))
@@ -89,7 +89,6 @@ def test_a_template_and_a_system_message_go_around_the_question() -> None:
     [
         ({"name": "chain_sums"}, "task.source.name", "did you mean chain_sum?"),
         ({"name": "x" * 500}, "task.source.name", "has no task"),
-        ({"name": None}, "task.source.name", "needs a task"),
         ({"config": {"min_term": 3}}, "task.source.config.min_term", "did you mean min_terms?"),
         ({"config": {"min_terms": 0}}, "task.source.config", "min_terms must be positive"),
         ({"config": {"min_terms": "two"}}, "task.source.config", "chain_sum refuses these settings"),

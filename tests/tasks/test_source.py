@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.schema import Holdout, Source, TaskSection
-from stretto.tasks.source import KEYS, PromptSource, load_prompts, peek, split
+from stretto.tasks.source import READERS, PromptSource, load_prompts, peek, split
 from stretto.types import Prompt
 
 
@@ -149,29 +149,5 @@ def test_other_sources_are_not_available_yet(tmp_path: Path) -> None:
     recipe = TaskSection(source=Source(kind="arc"))
     with pytest.raises(RecipeError, match="not available yet"):
         load_prompts(recipe, tmp_path)
-    assert [problem.field for problem in peek(recipe, tmp_path).problems] == ["task.source.kind"]
-
-
-SET = {
-    "path": "x",
-    "columns": {"id": "x"},
-    "split": "x",
-    "subset": "x",
-    "max": 3,
-    "length": (3, 4),
-    "alphabet": "ab",
-    "count": 200,
-    "seed": 3,
-    "config": {"a": 1},
-}
-
-
-@pytest.mark.parametrize("key", SET)
-@pytest.mark.parametrize("kind", KEYS)
-def test_a_key_that_means_nothing_to_a_kind_is_refused_by_its_name(kind: Any, key: str, tmp_path: Path) -> None:
-    recipe = TaskSection(
-        source=Source(kind=kind, name=None if kind == "reasoning_gym" else "addition", **{key: SET[key]})
-    )
-    refused = {problem.field for problem in peek(recipe, tmp_path).problems if "has no effect" in problem.reason}
-    known = key in KEYS[kind] and not (kind == "synthetic" and key not in ("max",))
-    assert refused == (set() if known else {f"task.source.{key}"})
+    assert peek(recipe, tmp_path).problems == (), "a rule says so"
+    assert {record for record in Source.records() if record.available} == READERS.keys()

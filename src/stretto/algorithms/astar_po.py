@@ -25,7 +25,7 @@ from stretto.algorithms.base import Algorithm, LoggedTerm, Streams, Term, TokenS
 from stretto.algorithms.correction import sum_per_answer
 from stretto.algorithms.credit import conversation_samples, judged
 from stretto.algorithms.optimal import value_of
-from stretto.recipe.schema import AlgorithmSection, Vstar
+from stretto.recipe.schema import AstarPo
 from stretto.types import Group, Sample, Trajectory
 
 
@@ -94,9 +94,9 @@ def whole_gap(logprobs: Tensor, rows: TokenStreams, *, beta2: float) -> Tensor:
     return goal(logprobs, rows) + mine * (siblings(rows) - 1)
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: AstarPo) -> Algorithm:
     """A*PO with the recipe's numbers."""
-    beta2 = (section.vstar or Vstar()).beta2
+    beta2 = section.vstar.beta2
     watch = {
         "astar/residual": LoggedTerm(numbers=partial(whole_residual, beta2=beta2), per="conversations"),
         "astar/gap": LoggedTerm(numbers=partial(whole_gap, beta2=beta2), per="conversations"),

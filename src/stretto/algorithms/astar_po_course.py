@@ -19,7 +19,7 @@ from stretto.algorithms.correction import correction_weight
 from stretto.algorithms.credit import conversation_samples, needed_streams, shaped_rewards
 from stretto.algorithms.losses import policy_terms
 from stretto.algorithms.optimal import value_of
-from stretto.recipe.schema import AlgorithmSection, Correction, Kl
+from stretto.recipe.schema import AstarPo, Correction, Kl
 from stretto.types import Group, Sample
 
 
@@ -40,7 +40,7 @@ def weighted_likelihood(
     return -rows.advantage * logprobs * correction_weight(logprobs, rows, correction=correction)
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: AstarPo) -> Algorithm:
     """The variant with the recipe's numbers."""
     return Algorithm(
         name="astar_po_course",

@@ -14,10 +14,10 @@ from stretto.algorithms.advantages import group_normalised
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import clipped_weight, policy_terms
-from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import PolicyGradient
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: PolicyGradient) -> Algorithm:
     """CISPO with the recipe's numbers."""
     return Algorithm(
         name="cispo",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.base import LoggedTerm, Term, TokenStreams
-from stretto.recipe.schema import AlgorithmSection, Gae
+from stretto.recipe.schema import Ppo
 
 
 def squared_errors(values: Tensor, rows: TokenStreams, *, clip: float) -> tuple[Tensor, Tensor]:
@@ -40,9 +40,9 @@ def clipped_value_share(values: Tensor, rows: TokenStreams, *, clip: float) -> T
     return (held > free).to(values.dtype)
 
 
-def value_terms(section: AlgorithmSection) -> tuple[Term, ...]:
+def value_terms(section: Ppo) -> tuple[Term, ...]:
     """The critic's objective: a mean over tokens."""
-    clip = (section.gae or Gae()).value_clip
+    clip = section.gae.value_clip
     return (
         Term(
             name="value",

@@ -14,7 +14,7 @@ from stretto.algorithms.advantages import group_normalised
 from stretto.algorithms.base import Algorithm
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
-from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import PolicyGradient
 from stretto.types import Group
 
 
@@ -23,7 +23,7 @@ def without_contrast(group: Group) -> bool:
     return len({reward.outcome for reward in group.rewards}) < 2
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: PolicyGradient) -> Algorithm:
     """DAPO with the recipe's numbers."""
     return Algorithm(
         name="dapo",

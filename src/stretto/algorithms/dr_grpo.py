@@ -10,10 +10,10 @@ from stretto.algorithms.advantages import group_centred
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
-from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import DrGrpo
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: DrGrpo) -> Algorithm:
     """Dr. GRPO with the recipe's numbers."""
     factor = 1 / (section.constant or 1)
     return Algorithm(

@@ -9,10 +9,10 @@ from stretto.algorithms.advantages import group_normalised
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import clipped_sequence_share, policy_terms, sequence_surrogate
-from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import PolicyGradient
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: PolicyGradient) -> Algorithm:
     """GSPO with the recipe's numbers."""
     return Algorithm(
         name="gspo",

@@ -23,7 +23,7 @@ from stretto.algorithms.correction import (
     truncated_share,
 )
 from stretto.algorithms.kl import ESTIMATORS
-from stretto.recipe.schema import AlgorithmSection, Correction
+from stretto.recipe.schema import AlgorithmSection, ClippedAlgorithm, Correction
 
 Surrogate = Callable[..., Tensor]
 """(log-probabilities, rows, clip, correction) -> (N) the policy's loss per token."""
@@ -142,7 +142,9 @@ def policy_terms(
 
     `clipped` is none for a surrogate that does not clip; `watched` are further numbers to report.
     """
-    clip = section.clip or facts_of(section.name).clip or (0.2, 0.2)
+    clip = (
+        (section.clip if isinstance(section, ClippedAlgorithm) else None) or facts_of(section.name).clip or (0.2, 0.2)
+    )
     average = partial(scaled, scale=scale, factor=factor)
     watch = {"correction/share": LoggedTerm(numbers=partial(truncated_share, correction=section.correction))}
     if clipped is not None:

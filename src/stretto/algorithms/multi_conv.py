@@ -13,10 +13,10 @@ from stretto.algorithms.advantages import group_centred
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
-from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import MultiConv
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: MultiConv) -> Algorithm:
     """Multi-conversation credit with the recipe's numbers."""
     alike = section.average == "trajectory"
     return Algorithm(

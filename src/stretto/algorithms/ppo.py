@@ -25,7 +25,7 @@ from stretto.algorithms.credit import (
 )
 from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
 from stretto.algorithms.losses import policy_terms
-from stretto.recipe.schema import AlgorithmSection, Gae, Kl
+from stretto.recipe.schema import Gae, Kl, Ppo
 from stretto.types import Group, Sample, Trajectory
 
 
@@ -53,7 +53,7 @@ def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae
     return [replace(sample, advantage=advantage, returns=returns) for sample, advantage, returns in parts]
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: Ppo) -> Algorithm:
     """PPO with the recipe's numbers."""
     return Algorithm(
         name="ppo",
@@ -61,6 +61,6 @@ def build(section: AlgorithmSection) -> Algorithm:
         needs=needed_streams(section) | {"values"},
         min_samples=1,
         terms=policy_terms(section, denominator="tokens", scale="token"),
-        advantage=partial(credit, gae=section.gae or Gae(), kl=section.kl),
+        advantage=partial(credit, gae=section.gae, kl=section.kl),
         drop=keep,
     )

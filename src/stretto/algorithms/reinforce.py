@@ -8,10 +8,10 @@ from stretto.algorithms.advantages import reward_itself
 from stretto.algorithms.base import Algorithm, keep
 from stretto.algorithms.credit import credit_by_group, needed_streams
 from stretto.algorithms.losses import policy_terms
-from stretto.recipe.schema import AlgorithmSection
+from stretto.recipe.schema import PolicyGradient
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: PolicyGradient) -> Algorithm:
     """REINFORCE with the recipe's numbers."""
     return Algorithm(
         name="reinforce",

@@ -15,7 +15,7 @@ import numpy as np
 from stretto.algorithms.base import Algorithm, Streams, keep
 from stretto.algorithms.credit import conversation_samples, judged, needed_streams, token_pull, whitened_samples
 from stretto.algorithms.losses import policy_terms
-from stretto.recipe.schema import AlgorithmSection, Kl
+from stretto.recipe.schema import Kl, PolicyGradient
 from stretto.types import Group, Sample
 
 
@@ -34,7 +34,7 @@ def to_come(sample: Sample, kl: Kl) -> np.ndarray:
     return token_pull(sample, kl)[::-1].cumsum()[::-1]
 
 
-def build(section: AlgorithmSection) -> Algorithm:
+def build(section: PolicyGradient) -> Algorithm:
     """REINFORCE++ with the recipe's numbers."""
     return Algorithm(
         name="reinforce_pp",

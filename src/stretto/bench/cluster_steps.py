@@ -32,12 +32,12 @@ from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import (
     AlgorithmSection,
     Correction,
-    EngineSection,
     Kl,
+    ModelReward,
+    NativeEngineSection,
     Optimizer,
     Placement,
     Recipe,
-    RewardPart,
     RoleModel,
     Roles,
 )
@@ -230,12 +230,12 @@ def recipe_of(job: Job, *, rate: float = RATE) -> Recipe:
         seed=SEED,
         model=model_section(job.model, case),
         roles=Roles(reward_model=RoleModel(name="scratch") if case.judge else None),
-        rewards=(*rewards_of(case.cap), *([RewardPart(name="model", kind="model")] if case.judge else [])),
+        rewards=(*rewards_of(case.cap), *([ModelReward(name="model")] if case.judge else [])),
         algorithm=AlgorithmSection(
             name="grpo", correction=Correction(kind="none"), kl=Kl(coef=COEF if case.reference else 0.0)
         ),
         batch=BatchSection(prompts=case.prompts, samples=case.samples),
-        engine=EngineSection(max_new_tokens=case.cap),
+        engine=NativeEngineSection(max_new_tokens=case.cap),
         optimizer=Optimizer(lr=rate),
     )
 

@@ -29,8 +29,17 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy, choose_device, load
 from stretto.models.logprob_head import Head
 from stretto.models.source import locate
-from stretto.recipe.schema import AlgorithmSection, Correction, EngineSection, Optimizer, Recipe, RewardPart
 from stretto.recipe.schema import BatchSection as BatchSection
+from stretto.recipe.schema import (
+    Correction,
+    NativeEngineSection,
+    NumericReward,
+    Optimizer,
+    OverlongReward,
+    PolicyGradient,
+    Recipe,
+    RewardPart,
+)
 from stretto.runtime.build import build_runtime
 from stretto.runtime.plans import make_plan
 from stretto.runtime.runtime import Runtime
@@ -51,8 +60,8 @@ def rewards_of(longest: int) -> tuple[RewardPart, ...]:
     """Is the first number right, and how long is the answer: without the second, most groups of an untrained model have
     no contrast, their gradient is 0, and a replay compares nothing."""
     return (
-        RewardPart(name="accuracy", kind="numeric", pick="first"),
-        RewardPart(name="length", kind="overlong", longest=longest, buffer=longest),
+        NumericReward(name="accuracy", pick="first"),
+        OverlongReward(name="length", longest=longest, buffer=longest),
     )
 
 
@@ -140,9 +149,9 @@ def recipe_of(job: Job) -> Recipe:
         seed=SEED,
         model=model_section(job.model, case),
         rewards=REWARDS,
-        algorithm=AlgorithmSection(name="grpo", correction=Correction(kind="none")),
+        algorithm=PolicyGradient(correction=Correction(kind="none")),
         batch=BatchSection(prompts=case.prompts, samples=case.samples),
-        engine=EngineSection(max_new_tokens=CAP),
+        engine=NativeEngineSection(max_new_tokens=CAP),
         optimizer=Optimizer(lr=RATE),
     )
 

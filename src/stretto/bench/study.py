@@ -22,7 +22,7 @@ from stretto.engines.base import Completion, Request
 from stretto.engines.queue import EngineQueue
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.models.load import Policy
-from stretto.recipe.schema import AlgorithmSection, EngineSection, Optimizer, Recipe, Vstar
+from stretto.recipe.schema import AstarPo, NativeEngineSection, Optimizer, Recipe, Vstar
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.runtime.runtime import Runtime
 from stretto.types import Trajectory
@@ -47,9 +47,9 @@ def recipe_of(job: Job) -> Recipe:
         seed=SEED,
         model=model_section(job.model, case),
         rewards=REWARDS,
-        algorithm=AlgorithmSection(name="astar_po", vstar=SECTION),
+        algorithm=AstarPo(vstar=SECTION),
         batch=BatchSection(prompts=case.prompts, samples=case.samples),
-        engine=EngineSection(max_new_tokens=int(answer_lengths(case).max())),
+        engine=NativeEngineSection(max_new_tokens=int(answer_lengths(case).max())),
         optimizer=Optimizer(lr=RATE, name=case.optimizer, checkpointing=True),
     )
 

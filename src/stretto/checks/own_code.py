@@ -31,7 +31,7 @@ def plugin_problems(recipe: Recipe, root: Path) -> Iterator[Problem]:
         try:
             if kind == "algorithm" and not wrong:
                 yield from _too_few(recipe, build(recipe.algorithm, folders).min_samples)
-            elif kind == "environment" and recipe.environment.hosts not in ("auto", 0):
+            elif kind == "environment" and getattr(recipe.environment, "hosts", "auto") not in ("auto", 0):
                 continue  # its own processes import it
             elif kind not in ("algorithm", "source"):  # whoever loads prompts reads it
                 plugins.resolve(kind, name, folders, field=field)

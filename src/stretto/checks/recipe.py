@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
+from stretto.checks.rules import environment, limits, own_code, roles, task
 from stretto.checks.rules import files as place
-from stretto.checks.rules import limits, own_code, roles, task
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
 from stretto.checks.rules.base import CheckContext, Lookups, Rule
@@ -25,14 +25,14 @@ __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 
 RULES: tuple[Rule, ...] = (
     reserved.keys_wait_for_their_part,
-    reserved.algorithm_exists,
+    reserved.kinds_are_available,
     reserved.strategy_exists,
-    reserved.environment_exists,
+    own_code.functions_are_there,
     reserved.reference_is_the_base,
     reserved.logs_exist,
     own_code.plugins_can_be_found,
     idle.keys_have_an_effect,
-    idle.clip_is_used,
+    idle.own_algorithm_reads_them,
     idle.correction_is_used,
     idle.betas_are_used,
     idle.warmup_rate_is_used,
@@ -69,6 +69,11 @@ RULES: tuple[Rule, ...] = (
     task.answers_can_be_compared,
     task.characters_cover_the_task,
     task.some_prompts_are_left,
+    environment.turns_can_be_credited,
+    environment.tools_have_what_they_read,
+    environment.games_have_secrets,
+    environment.memories_have_documents,
+    environment.projects_have_files,
     place.plan_is_sound,
     place.model_can_be_found,
     place.lengths_are_recorded,

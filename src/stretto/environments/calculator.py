@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from math import isqrt
@@ -44,7 +45,9 @@ def evaluated(expression: str) -> Number:
         raise ValueError(f"the expression is longer than {LONGEST} characters")
     text = expression.replace("^", "**").replace(",", "").replace("\N{MULTIPLICATION SIGN}", "*").strip()
     try:
-        tree = ast.parse(text, mode="eval")
+        with warnings.catch_warnings():  # "1a" is a syntax that Python wants to warn of
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ValueError(f"{expression!r} is no arithmetic expression") from None
     try:

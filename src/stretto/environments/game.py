@@ -11,15 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 from stretto.environments.base import Model
 from stretto.errors import RolloutError
-from stretto.recipe.schema import GameSection
+from stretto.recipe.schema import CodeGame, GameSection, NumberGame
 from stretto.types import Message, Outcome, Prompt
 
 MOST = 20_000
-"""Possible secrets of a game."""
+"""Possible secrets of a game whose guesses can be told apart by what they find out."""
 Feedback = Callable[[str, str], str]
 """(secret, guess) -> what the model is told."""
 
@@ -29,18 +30,18 @@ class GameEnvironment:
 
     def __init__(self, section: GameSection) -> None:
         self.section = section
-        number = section.game == "number"
-        self.feedback: Feedback = self._compared if number else self._matched
-        if number:
-            low, high = section.range
-            self.secrets = [str(value) for value in range(low, min(high, low + MOST) + 1)]
-            self.guess = re.compile(r"-?\d+")
-        else:
-            size = min(section.length, 40)
-            self.secrets = []
-            if len(section.alphabet) ** size <= MOST:
-                self.secrets = ["".join(each) for each in product(section.alphabet, repeat=size)]
-            self.guess = re.compile(f"[{re.escape(section.alphabet)}]{{{size}}}")
+        match section:
+            case NumberGame(range=(low, high)):
+                self.feedback: Feedback = partial(compared, section)
+                self.secrets = [str(value) for value in range(low, high + 1)] if high - low < MOST else []
+                self.guess = re.compile(r"-?[0-9]{1,18}")
+            case CodeGame(alphabet=alphabet, length=length):
+                self.feedback = partial(matched, section)
+                possible = len(alphabet) ** length
+                self.secrets = ["".join(each) for each in product(alphabet, repeat=length)] if possible <= MOST else []
+                self.guess = re.compile(f"[{re.escape(alphabet)}]{{{length}}}")
+            case _:
+                raise TypeError(f"there is no game {section!r}")
 
     async def __call__(self, prompt: Prompt, model: Model) -> Outcome:
         """One game: won with the right guess, lost after so many turns."""
@@ -67,25 +68,30 @@ class GameEnvironment:
         for message in messages:
             if message["role"] == "assistant" and (guess := self.read(str(message["content"]))) is not None:
                 left = self.consistent(left, guess, secret)
-        return left[(len(left) - 1) // 2]
+        return left[(len(left) - 1) // 2] if left else secret
 
     def read(self, text: str) -> str | None:
         """The guess in a reply: the last that is one."""
         found = self.guess.findall(text)
         if not found:
             return None
-        return str(int(found[-1])) if self.section.game == "number" and len(found[-1]) < 20 else str(found[-1])
+        return str(int(found[-1])) if isinstance(self.section, NumberGame) else str(found[-1])
 
     def consistent(self, secrets: Sequence[str], guess: str, secret: str) -> list[str]:
         """The secrets that would have been told the same about a guess."""
         told = self.feedback(secret, guess)
         return [other for other in secrets if self.feedback(other, guess) == told]
 
+    def is_secret(self, text: str | None) -> bool:
+        """True for what can be guessed in this game."""
+        if text is None or not self.guess.fullmatch(text) or self.read(text) != text:
+            return False
+        return not self.secrets or text in self.secrets
+
     def _secret(self, prompt: Prompt) -> str:
-        secret = prompt.reference
-        if secret is None or (self.secrets and secret not in self.secrets):
+        if prompt.reference is None or not self.is_secret(prompt.reference):
             raise RolloutError(f"prompt {prompt.id} has no secret of this game as its reference answer")
-        return secret
+        return prompt.reference
 
     def _gain(self, before: Sequence[str], after: Sequence[str]) -> float:
         """The share of what there is to know that a guess has found out; over a game won, at most 1."""
@@ -93,14 +99,18 @@ class GameEnvironment:
             return 0.0
         return math.log(len(before) / max(1, len(after))) / math.log(len(self.secrets))
 
-    def _compared(self, secret: str, guess: str) -> str:
-        if guess == secret:
-            return self.section.right
-        return self.section.higher if int(secret) > int(guess[:20]) else self.section.lower
 
-    def _matched(self, secret: str, guess: str) -> str:
-        if guess == secret:
-            return self.section.right
-        placed = sum(a == b for a, b in zip(secret, guess, strict=False))
-        common = (Counter(secret) & Counter(guess)).total()
-        return self.section.matched.replace("{placed}", str(placed)).replace("{misplaced}", str(common - placed))
+def compared(section: NumberGame, secret: str, guess: str) -> str:
+    """Higher, lower or right."""
+    if guess == secret:
+        return section.right
+    return section.higher if int(secret) > int(guess) else section.lower
+
+
+def matched(section: CodeGame, secret: str, guess: str) -> str:
+    """How many characters are right, and how many are right elsewhere; or right."""
+    if guess == secret:
+        return section.right
+    placed = sum(a == b for a, b in zip(secret, guess, strict=True))
+    common = (Counter(secret) & Counter(guess)).total()
+    return section.matched.replace("{placed}", str(placed)).replace("{misplaced}", str(common - placed))

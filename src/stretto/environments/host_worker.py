@@ -26,7 +26,6 @@ from stretto.environments.base import Address, Environment, Reply, Tool, ToolCal
 from stretto.environments.toolset import ABANDONED
 from stretto.environments.trajectory import observed
 from stretto.errors import RecipeError, RolloutError
-from stretto.recipe.schema import EnvironmentSection
 from stretto.sandbox.worker import die_with, plain
 from stretto.types import Message, Prompt
 
@@ -140,16 +139,16 @@ async def serve(connection: socket.socket, folders: Sequence[str]) -> None:
     """Imports the environment, and runs it until the parent ends the line."""
     reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST)
     writer.write(b"{}\n")
-    section = EnvironmentSection.model_validate_json(json.dumps(json.loads(await reader.readline())["environment"]))
+    asked = json.loads(await reader.readline())
     try:
-        environment = environments.resolve(section, folders)
+        environment = environments.own(asked["environment"], folders, turns=asked["turns"])
     except RecipeError as error:
         problems = [[problem.reason, problem.fix] for problem in error.problems]
         writer.write(json.dumps({"problems": problems}).encode("ascii") + b"\n")
         await writer.drain()
         return
     host = EpisodeRunner(environment, writer)
-    host.send(imported=section.kind)
+    host.send(imported=asked["environment"])
     while line := await reader.readline():
         host.take(json.loads(line))
         await writer.drain()

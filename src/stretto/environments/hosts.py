@@ -18,7 +18,6 @@ from typing import Any
 from stretto.environments import FIELD, host_worker
 from stretto.environments.base import Model, Reply
 from stretto.errors import DeadlineError, EngineError, Problem, RecipeError, RolloutError, StrettoError, WorkerLost
-from stretto.recipe.schema import EnvironmentSection
 from stretto.sandbox.process import Process
 from stretto.types import Message, Outcome, Prompt
 
@@ -43,8 +42,8 @@ class Episode:
 class HostProcess:
     """One process."""
 
-    def __init__(self, section: EnvironmentSection, folders: Sequence[str]) -> None:
-        self.section, self.kind = section, section.kind
+    def __init__(self, kind: str, folders: Sequence[str], turns: int) -> None:
+        self.kind, self.turns = kind, turns
         self.process = Process(folders, program=host_worker.__file__, longest=host_worker.LONGEST)
         self.episodes: dict[int, Episode] = {}
         self.numbers = count()
@@ -59,7 +58,7 @@ class HostProcess:
         try:
             async with asyncio.timeout(seconds):
                 await self.process.connect()
-                self.send(environment=self.section.model_dump(mode="json"))
+                self.send(environment=self.kind, turns=self.turns)
                 first = json.loads(await self.process.lines[0].readline() or b"{}")
         except TimeoutError as error:
             await self.end()
@@ -199,9 +198,10 @@ class EnvironmentHosts:
     """Processes that run one environment; an environment itself."""
 
     def __init__(
-        self, section: EnvironmentSection, *, number: int, folders: Sequence[str], start_deadline: float
+        self, kind: str, *, number: int, folders: Sequence[str], start_deadline: float, turns: int = 8
     ) -> None:
-        self.section, self.folders, self.start_deadline = section, folders, start_deadline
+        """`turns` is for a class of tools: most replies of the model."""
+        self.kind, self.folders, self.start_deadline, self.turns = kind, folders, start_deadline, turns
         self.hosts: list[HostProcess | None] = [None] * number
         self.starting = [asyncio.Lock() for _ in range(number)]
 
@@ -228,7 +228,7 @@ class EnvironmentHosts:
         async with self.starting[place]:
             host = self.hosts[place]
             if host is None or not host.alive:
-                host = self.hosts[place] = HostProcess(self.section, self.folders)
+                host = self.hosts[place] = HostProcess(self.kind, self.folders, self.turns)
                 await host.start(self.start_deadline)
             return host
 

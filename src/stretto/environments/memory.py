@@ -74,7 +74,7 @@ def filled(template: str, texts: dict[str, Any]) -> str:
 
 
 def chunks(document: str, size: int) -> Iterator[str]:
-    """The document in order, nothing lost: pieces of at most `size` characters that end behind a space if one is near."""
+    """The document in order, nothing lost: pieces of at most `size` characters, ended behind a space if one is near."""
     start = 0
     while start < len(document):
         end = start + size

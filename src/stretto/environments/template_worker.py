@@ -38,7 +38,8 @@ def begin() -> int:
 def render(template: str, variables: dict[str, str], chats: list[str], longest: int) -> list[dict[str, str]]:
     """For the first chats, or all of them: the `text`, what is `wrong` with it, or which bound it would `exceed`.
 
-    A chat is JSON: its messages, whether the model is to speak next, and the tools it may call. `longest` is the most characters of a text.
+    A chat is JSON: its messages, whether the model is to speak next, and the tools it may call. `longest` is the most
+    characters of a text.
     """
     begin()  # a process that took the place of a dead one has not been told to
     replies: list[dict[str, str]] = []

@@ -3,7 +3,7 @@
 Two readers. `renderers`, where it is installed and knows the tokenizer by its name: it reads the formats of some thirty
 families from token ids. Else the format that the chat template itself shows: Hermes and Qwen, Llama, Mistral, and the
 one line of scratch models, `name(argument)`. A template that is told of no tools gets Hermes' words in the system
-message. A call that cannot be read is a `ToolCall` with an error, for the model to see: what a model wrote never raises.
+message. A call that cannot be read is a `ToolCall` with an error for the model: what a model wrote never raises.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -134,10 +135,8 @@ def _from_object(call: object) -> ToolCall:
 def checked(name: str, arguments: object) -> ToolCall:
     """A call whose arguments are an object, or the text of one, as some models write it."""
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass
     if not isinstance(arguments, Mapping):
         return ToolCall(name=name, error='"arguments" is no object')
     return ToolCall(name=name, arguments=dict(arguments))
@@ -171,11 +170,14 @@ def _own_format(template: str) -> Callable[[str, Sequence[Tool]], Reading]:
 
 def _library(tokenizer: Any) -> Callable[[list[int], list[dict[str, Any]]], Reading] | None:
     """The reader of `renderers` for this tokenizer, if there is one. It is chosen by name, without asking any hub."""
-    if find_spec("renderers") is None:
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    if "/" not in name or find_spec("renderers") is None:
         return None
-    from renderers.base import MODEL_RENDERER_MAP, create_renderer
-
-    if getattr(tokenizer, "name_or_path", "") not in MODEL_RENDERER_MAP:
+    try:
+        from renderers.base import MODEL_RENDERER_MAP, create_renderer  # type: ignore[import-untyped]
+    except ImportError:  # 0.1.12 imports httpx without asking for it
+        return None
+    if name not in MODEL_RENDERER_MAP:
         return None
     renderer = create_renderer(tokenizer)
 

@@ -28,7 +28,7 @@ class ToolsEnvironment:
         self.tools = Toolset([_tool(name, section, root) for name in section.tools])
 
     async def __call__(self, prompt: Prompt, model: Model) -> Outcome:
-        """One trajectory. A turn with a call that could not be made is worth -1, others 0; the answer is the reward's."""
+        """One trajectory. A turn with a call that could not be made is worth -1, others 0."""
         talk = await converse(model, prompt.messages, self.tools, turns=self.turns)
         worth = tuple(-1.0 if errors else 0.0 for errors in talk.turn_errors)
         return Outcome(answer=talk.reply.text, signals=talk.signals, turn_rewards=worth)

@@ -7,21 +7,20 @@ promise.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from stretto.algorithms.catalog import estimator_of, facts_of, find_facts
-from stretto.checks.rules.base import DEFAULTS, is_default, value_of
+from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
-from stretto.recipe.resolve import resolve
+from stretto.recipe.resolve import resolve, vstar_of
 from stretto.recipe.schema import (
-    AlgorithmSection,
+    Choice,
+    ClippedAlgorithm,
     ModelSection,
     Recipe,
-    RewardPart,
     RoleModel,
-    Source,
-    TaskSection,
     Vstar,
+    choices_in,
 )
 
 ESTIMATORS = {
@@ -44,11 +43,11 @@ def objective(recipe: Recipe) -> str:
     """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
     facts, section = facts_of(recipe.algorithm.name), recipe.algorithm
     if facts.regresses:
-        return "\n".join(_regression(recipe, section.vstar or Vstar()))
-    low, high = section.clip or (0.0, 0.0)
+        return "\n".join(_regression(recipe, vstar_of(recipe)))
+    low, high = _clip(recipe) or (0.0, 0.0)
     gain = facts.surrogate.format(low=low, high=high)
     weight = "" if section.correction.kind == "none" else "w * "
-    average = facts.average.format(constant=section.constant)
+    average = facts.average.format(constant=getattr(section, "constant", None))
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
@@ -60,8 +59,8 @@ def objective(recipe: Recipe) -> str:
         lines.append(f"w = min({ratio}, {section.correction.cap:g}), without gradient{older}")
     if section.kl.coef > 0:
         lines.append(_pull(recipe))
-    if section.vstar is not None:
-        lines.append(f"V* = the largest R of {section.vstar.samples} answers of the reference")
+    if "vstar" in facts.needs:
+        lines.append(f"V* = the largest R of {vstar_of(recipe).samples} answers of the reference")
     return "\n".join(lines)
 
 
@@ -81,7 +80,7 @@ def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
 
 def _critic(recipe: Recipe) -> Iterator[str]:
     """The formulas of `algorithms.gae`, where the recipe has their numbers."""
-    if gae := recipe.algorithm.gae:
+    if gae := getattr(recipe.algorithm, "gae", None):
         gamma, lam = gae.gamma, gae.lam
         yield f"GAE = delta + {gamma:g}*{lam:g} * GAE of the next token"
         yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_named(recipe.roles.critic)}"
@@ -109,8 +108,12 @@ def _reward(recipe: Recipe) -> str:
     return f"R = {parts.replace('+ -', '- ')}{pull}"
 
 
+def _clip(recipe: Recipe) -> tuple[float, float] | None:
+    return recipe.algorithm.clip if isinstance(recipe.algorithm, ClippedAlgorithm) else None
+
+
 def _ratio(recipe: Recipe) -> str:
-    updates, clip = recipe.batch.updates, recipe.algorithm.clip
+    updates, clip = recipe.batch.updates, _clip(recipe)
     if recipe.placement.staleness:
         active = f": clip {clip[0]:g}/{clip[1]:g} acts" if clip else ""
         return f"rho = exp(lp - lp_old), lp_old of the weights that sampled, one version before{active}"
@@ -190,26 +193,45 @@ def plan_sentence(recipe: Recipe) -> str:
     return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}"
 
 
-NAMING = ("model.name", "task.source.kind", "task.source.name", "algorithm.name")
-"""Keys that the defaults of other keys follow from."""
-
-
 def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:
     """(dotted name, value, default) of every key whose value is not what leaving it out would have given."""
-    source = Source(kind=recipe.task.source.kind, name=recipe.task.source.name)
-    named = Recipe(
-        model=ModelSection(name=recipe.model.name),
-        task=TaskSection(source=source),
-        rewards=tuple(RewardPart(kind=part.kind) for part in recipe.rewards),
-        algorithm=AlgorithmSection(name=recipe.algorithm.name),
+    named = recipe.model_copy(
+        update={
+            **{key: getattr(DEFAULTS, key) for key in Recipe.model_fields},
+            "model": ModelSection(name=recipe.model.name),
+            "task": DEFAULTS.task.model_copy(update={"source": _only_kind(recipe.task.source)}),
+            "environment": _only_kind(recipe.environment),
+            "rewards": tuple(_only_kind(part) for part in recipe.rewards),
+            "algorithm": _only_kind(recipe.algorithm),
+            "engine": _only_kind(recipe.engine),
+        }
     )
-    own = [(name, value_of(recipe, name), value_of(DEFAULTS, name)) for name in NAMING if not is_default(recipe, name)]
-    own += [
-        (f"rewards.{index}.kind", part.kind, RewardPart().kind)
-        for index, part in enumerate(recipe.rewards)
-        if part.kind != RewardPart().kind
-    ]
+    own: list[tuple[str, object, object]] = (
+        [("model.name", recipe.model.name, DEFAULTS.model.name)] if not is_default(recipe, "model.name") else []
+    )
+    for path, section in choices_in(recipe):
+        usual = type(section).union().records()[0]
+        own += [
+            (f"{path}.{key}", getattr(section, key), default)
+            for key in section.label()
+            if getattr(section, key) != (default := getattr(usual.model_fields.get(key), "default", None))
+        ]
+        own += [(f"{path}.{key}", getattr(section, key), None) for key in _required(section)]
     return own + list(_differences(recipe.model_dump(mode="json"), resolve(named).model_dump(mode="json"), ""))
+
+
+Kind = TypeVar("Kind", bound=Choice)
+
+
+def _only_kind(section: Kind) -> Kind:
+    """The section as it would be if it said nothing but of which kind it is."""
+    return type(section)(**{key: getattr(section, key) for key in {*section.label(), *_required(section)}})
+
+
+def _required(section: Choice) -> list[str]:
+    """The keys that the kind of a section has no default for, besides what it is told by."""
+    fields = type(section).model_fields.items()
+    return [key for key, field in fields if field.is_required() and key not in section.told_by]
 
 
 def _differences(value: Any, default: Any, name: str) -> Iterator[tuple[str, object, object]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,9 @@ from stretto.errors import Problem, RecipeError
 from stretto.recipe import schema_text as words
 from stretto.recipe import yaml_io as document
 from stretto.recipe.overrides import apply, put
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import Choice, Recipe
 from stretto.recipe.schema_text import dotted
-from stretto.recipe.validation_errors import explain, intended, nearest
+from stretto.recipe.validation_errors import choice_at, explain, intended, nearest
 
 LONGEST = 64 * 1024
 """Bytes; a file above is something else than a recipe."""
@@ -122,7 +123,8 @@ def _data(source: object) -> tuple[Any, list[Problem]]:
 def plain(value: Any) -> Any:
     """A copy of a value of Python as YAML would have it; what it has no word for is left to be refused."""
     if isinstance(value, BaseModel):
-        return {key: plain(item) for key, item in vars(value).items() if key in value.model_fields_set}
+        given = value.model_fields_set | set(value.told_by if isinstance(value, Choice) else ())
+        return {key: plain(item) for key, item in vars(value).items() if key in given}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -177,13 +179,13 @@ def read_data(data: object, problems: Sequence[Problem] = ()) -> RecipeText:
     found = list(problems)
     doubtful = {problem.field for problem in found}
     data = plain(data)
+    drop_echoes(data, list(words.kinds(Recipe)))
     wrong = dict(_unusable(data))
     for _ in range(ROUNDS):
         found += [problem for problem in wrong.values() if problem.field not in doubtful]
         for path in wrong:
             meant = intended(path) if path else ()
-            doubtful |= {dotted(path), *(meant if len(meant) == 1 else ())}
-            drop(data, path)
+            doubtful |= {dotted(path), dotted(drop(data, path)), *(meant if len(meant) == 1 else ())}
         if () in wrong:
             break
         try:
@@ -195,17 +197,40 @@ def read_data(data: object, problems: Sequence[Problem] = ()) -> RecipeText:
     return RecipeText(recipe=None, problems=tuple(found), doubtful=frozenset(doubtful))
 
 
-def drop(data: Any, path: words.Path) -> None:
-    """Takes out what stands at the path; a list goes with its item, and a section with the key it lacks."""
+def drop_echoes(data: Any, found: Sequence[words.KeyType]) -> None:
+    """Takes out what only repeats that nothing is asked for: keys of another kind of a section, at null or at the value
+    that they have there when they are left out. A recipe may list them, and so may one that was written down."""
+    for kind in found:
+        if isinstance(data, list) and typing.get_origin(kind.type) is tuple:
+            for item in data:
+                drop_echoes(item, list(words.kinds(typing.get_args(kind.type)[0])))
+        elif isinstance(data, dict) and words.is_section(kind):
+            keys, usual = words.keys_of(kind.type, data), words.defaults_of(kind.type)
+            for key in data.keys() & usual.keys() - keys.keys():
+                if data[key] is None or data[key] in usual[key]:
+                    del data[key]
+            for key in keys.keys() & data.keys():
+                drop_echoes(data[key], list(words.kinds(keys[key].annotation, keys[key].metadata)))
+
+
+def drop(data: Any, path: words.Path) -> words.Path:
+    """Takes out what stands at the path; a list goes with its item, and a section with the key it lacks or that says
+    of which kind it is. Returns the path of what is gone."""
     parent = data
     for part in path[:-1]:
         if not (part in parent if isinstance(parent, dict) else isinstance(parent, list)):
-            return
+            return path
         parent = parent[part]
-    if isinstance(parent, dict) and path and path[-1] in parent:
-        del parent[path[-1]]
-    elif path[:-1]:
-        drop(data, path[:-1])
+    if isinstance(parent, dict) and path:
+        union, lacking = choice_at(path[:-1], data), path[-1] not in parent
+        if union and (lacking or path[-1] in union.told_by):
+            for key in set(parent) - (set(union.model_fields) - set(union.told_by)):
+                del parent[key]
+            return path[:-1] if lacking else path
+        if not lacking:
+            del parent[path[-1]]
+            return path
+    return drop(data, path[:-1]) if path[:-1] else path
 
 
 def _unusable(data: object, path: words.Path = ()) -> Iterator[tuple[words.Path, Problem]]:

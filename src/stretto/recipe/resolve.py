@@ -9,23 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from stretto.algorithms.catalog import AlgorithmFacts, find_facts
-from stretto.plugins import is_plugin
 from stretto.recipe import yaml_io as document
-from stretto.recipe.schema import AlgorithmSection, Correction, Gae, Recipe, RewardPart, Scratch, Source, Vstar
-
-SYNTHETIC: dict[str, dict[str, Any]] = {
-    "addition": {"max": 20},
-    "reverse": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
-    "sort": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
-    "copy": {"length": (3, 5), "alphabet": "0123456789", "count": 2000},
-}
-"""The keys that each synthetic task reads, with what they are where the recipe leaves them open."""
-OTHERS: dict[str, dict[str, Any]] = {"reasoning_gym": {"count": 1000, "seed": 0}}
-"""The same for the other kinds of source."""
-
-SLOW = 25.0
-"""Seconds of processor time for a verdict of reasoning-gym: whether two integrals are the same takes sympy long."""
-
+from stretto.recipe.schema import AlgorithmSection, Correction, Gae, OverlongReward, Recipe, RewardPart, Scratch, Vstar
 
 FULL_RATE = 1.5e-5
 """What `optimizer.lr` is, left open, when all weights of a pretrained model are trained: about a tenth of what
@@ -35,7 +20,7 @@ it fell back."""
 
 def resolve(recipe: Recipe) -> Recipe:
     """The recipe with every value that follows from another."""
-    model, algorithm, task, checkpoint = recipe.model, recipe.algorithm, recipe.task, recipe.checkpoint
+    model, algorithm, checkpoint = recipe.model, recipe.algorithm, recipe.checkpoint
     if model.name == "scratch" and model.scratch is None:
         model = model.model_copy(update={"scratch": Scratch()})
     if facts := find_facts(algorithm.name):
@@ -50,7 +35,6 @@ def resolve(recipe: Recipe) -> Recipe:
         update={
             "model": model,
             "algorithm": algorithm,
-            "task": task.model_copy(update={"source": resolve_source(task.source)}),
             "optimizer": optimizer,
             "checkpoint": checkpoint,
             "rewards": parts,
@@ -67,7 +51,8 @@ def open_numbers(algorithm: AlgorithmSection, facts: AlgorithmFacts, *, longest:
         usual["gae"] = Gae()
     if "vstar" in facts.needs:
         usual["vstar"] = Vstar()
-    found = {key: value for key, value in usual.items() if getattr(algorithm, key) is None}
+    keys = type(algorithm).model_fields
+    found = {key: value for key, value in usual.items() if key in keys and getattr(algorithm, key) is None}
     if facts.regresses and "correction" not in algorithm.model_fields_set:
         found["correction"] = Correction(kind="none")
     return found
@@ -75,22 +60,15 @@ def open_numbers(algorithm: AlgorithmSection, facts: AlgorithmFacts, *, longest:
 
 def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
     """A part of the reward with what it leaves open."""
-    if part.kind == "regex" and part.compare is None:
-        return part.model_copy(update={"compare": "exact"})
-    if part.kind == "reasoning_gym" and "deadline" not in part.model_fields_set:
-        return part.model_copy(update={"deadline": SLOW})
-    if part.kind == "overlong":
-        longest = part.longest or longest
-        return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})
-    return part
+    if not isinstance(part, OverlongReward):
+        return part
+    longest = part.longest or longest
+    return part.model_copy(update={"longest": longest, "buffer": part.buffer or max(1, longest // 5)})
 
 
-def resolve_source(source: Source) -> Source:
-    """A source with what it leaves open; a file has no name of its own."""
-    if (source.kind in ("jsonl", "hf") or is_plugin(source.kind)) and source.name == Source().name:
-        return source.model_copy(update={"name": None})
-    open_keys = SYNTHETIC.get(source.name or "", {}) if source.kind == "synthetic" else OTHERS.get(source.kind, {})
-    return source.model_copy(update={key: value for key, value in open_keys.items() if getattr(source, key) is None})
+def vstar_of(recipe: Recipe) -> Vstar:
+    """The numbers of the table that A*PO, or an algorithm of the user's, regresses on."""
+    return getattr(recipe.algorithm, "vstar", None) or Vstar()
 
 
 def best_was_asked(recipe: Recipe) -> bool:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import Choice, Recipe
+from stretto.recipe.schema.base import OWN
 
 Path = tuple[str | int, ...]
 """Where a value stands in a recipe: ("rewards", 0, "kind")."""
@@ -56,6 +57,26 @@ def is_section(kind: KeyType) -> bool:
     return isinstance(kind.type, type) and issubclass(kind.type, BaseModel)
 
 
+def keys_of(section: type[BaseModel], data: object = None) -> dict[str, FieldInfo]:
+    """The keys of a section; of one with kinds those of the kind that the data names, without data those of all."""
+    if not (issubclass(section, Choice) and section.is_union()):
+        return section.model_fields
+    named = section.record_of(data) if isinstance(data, dict) else None
+    if named:
+        return named.model_fields
+    return {key: field for record in reversed(section.records()) for key, field in record.model_fields.items()}
+
+
+def defaults_of(section: type[BaseModel]) -> dict[str, list[Any]]:
+    """The keys of a section with kinds, each with its default in every kind, as plain data."""
+    found: dict[str, list[Any]] = {}
+    for record in section.records() if issubclass(section, Choice) else ():
+        for key, field in record.model_fields.items():
+            value = field.get_default(call_default_factory=True)
+            found.setdefault(key, []).append(list(value) if isinstance(value, tuple) else value)
+    return found
+
+
 def choices(found: Sequence[KeyType]) -> list[str]:
     """The words among which a value may choose."""
     return [word for kind in found if typing.get_origin(kind.type) is Literal for word in typing.get_args(kind.type)]
@@ -82,12 +103,13 @@ def _expected(kind: KeyType) -> str:
     if origin is dict or kind.type is dict:
         return "a section"
     if is_section(kind):
-        return f"a section ({', '.join(kind.type.model_fields)})"
+        return f"a section ({', '.join(kind.type.model_fields)}{', …' if issubclass(kind.type, Choice) else ''})"
     if kind.type in (int, float):
         return f"{'a whole number' if kind.type is int else 'a number'}{_bounds(kind)}"
     if kind.type is str:
-        if (pattern := _limit(kind, "pattern")) == ":":
-            return "module:name"
+        pattern = _limit(kind, "pattern")
+        if pattern and pattern.endswith(":"):
+            return OWN
         if pattern:
             return f"text that matches {pattern}"
         shortest = _limit(kind, "min_length") or 0
@@ -125,12 +147,13 @@ def given(value: object) -> str:
     return f"the number {value}" if len(str(value)) <= 40 else "a very long number"
 
 
-def step(found: Sequence[KeyType], part: str | int) -> tuple[list[KeyType], FieldInfo | None] | None:
-    """What the schema says one level down, or none where it has no such key."""
+def step(
+    found: Sequence[KeyType], part: str | int, data: object = None
+) -> tuple[list[KeyType], FieldInfo | None] | None:
+    """What the schema says one level down, or none where it has no such key. `data` is what stands at this level."""
     for kind in found:
         origin, arguments = typing.get_origin(kind.type), typing.get_args(kind.type)
-        if is_section(kind) and part in kind.type.model_fields:
-            field = kind.type.model_fields[part]
+        if is_section(kind) and (field := keys_of(kind.type, data).get(str(part))):
             return list(kinds(field.annotation, field.metadata)), field
         if origin is tuple and isinstance(part, int):
             return list(kinds(arguments[0])), None
@@ -139,11 +162,14 @@ def step(found: Sequence[KeyType], part: str | int) -> tuple[list[KeyType], Fiel
     return None
 
 
-def at(path: Path) -> tuple[list[KeyType], FieldInfo | None] | None:
-    """What the schema says about a place in the recipe, or none where it has no such place."""
+def at(path: Path, data: Any = None) -> tuple[list[KeyType], FieldInfo | None] | None:
+    """What the schema says about a place in the recipe, or none where it has no such place; without `data`, for any
+    kind of the sections above."""
     here: tuple[list[KeyType], FieldInfo | None] | None = (list(kinds(Recipe)), None)
     for part in path:
-        here = step(here[0], part) if here else None
+        here = step(here[0], part, data) if here else None
+        inside = isinstance(data, dict | list) and (part in data if isinstance(data, dict) else isinstance(part, int))
+        data = data[part] if inside else None
     return here
 
 
@@ -162,6 +188,6 @@ def _names(found: Sequence[KeyType], path: Path) -> Iterator[str]:
             inner = [item for item in kinds(typing.get_args(kind.type)[0]) if is_section(item)]
             yield from _names(inner, (*path, 0))
         elif is_section(kind):
-            for name, field in kind.type.model_fields.items():
+            for name, field in keys_of(kind.type).items():
                 yield dotted((*path, name))
                 yield from _names(list(kinds(field.annotation, field.metadata)), (*path, name))

@@ -13,6 +13,8 @@ from typing import Any
 
 from stretto.errors import Problem
 from stretto.recipe import schema_text as words
+from stretto.recipe.schema import Choice
+from stretto.recipe.schema.base import OWN, names_of
 from stretto.recipe.schema_text import Path, dotted
 
 
@@ -32,14 +34,17 @@ def explain(errors: Sequence[Mapping[str, Any]], data: object) -> dict[Path, Pro
         # What is wrong inside a value says more than that the value fits none of its types.
         if path in found or path in above:
             continue
-        if error["type"] == "extra_forbidden" or error["loc"][-1:] == ("[key]",):
-            found[path] = _unknown(path)
+        if error["type"] == "union_tag_not_found" and isinstance(value, dict):
+            key, problem = _kind(path, value)
+            found[(*path, key)] = problem
+        elif error["type"] == "extra_forbidden" or error["loc"][-1:] == ("[key]",):
+            found[path] = _elsewhere(path, data) or _unknown(path, data)
         elif error["type"] == "missing" and value is _ABSENT:
-            found[path] = _missing(path)
+            found[path] = _missing(path, data)
         elif not path:
             found[path] = _document(value)
         else:
-            found[path] = _unfit(path, value)
+            found[path] = _unfit(path, value, data)
     return found
 
 
@@ -79,29 +84,88 @@ def intended(path: Path) -> tuple[str, ...]:
     return homes[close][:3] if (close := nearest(key, homes, 0.8)) else ()
 
 
-def _siblings(path: Path) -> list[str]:
-    """The keys that the schema has at this level."""
-    above = words.at(path[:-1])
+def _siblings(path: Path, data: object = None) -> list[str]:
+    """The keys that the schema has at this level; without `data`, those of every kind of the section."""
+    above, section = words.at(path[:-1], data), _value(path[:-1], data)
     names: list[str] = []
     for kind in above[0] if above else []:
         if words.is_section(kind):
-            names += kind.type.model_fields
+            names += words.keys_of(kind.type, section)
         elif typing.get_origin(kind.type) is dict:
             names += words.choices(list(words.kinds(typing.get_args(kind.type)[0])))
     return names
 
 
-def _unknown(path: Path) -> Problem:
+def _value(path: Path, data: Any) -> Any:
+    """What stands at a place of the data, or none."""
+    for part in path:
+        known = part in data if isinstance(data, dict) else isinstance(data, list) and _index(part, data)
+        data = data[part] if known else None
+    return data
+
+
+def choice_at(path: Path, data: object) -> type[Choice] | None:
+    """The section with kinds that stands at a place, if one does."""
+    here = words.at(path, data)
+    found = [kind.type for kind in (here[0] if here else []) if words.is_section(kind)]
+    return next((section for section in found if issubclass(section, Choice)), None)
+
+
+def _chosen(path: Path, data: object) -> tuple[type[Choice], str, object] | None:
+    """Which kind the section at a place is of, the key that says so, and its value."""
+    union, keys = choice_at(path, data), _value(path, data)
+    record = union.record_of(keys) if union and isinstance(keys, dict) else None
+    if record is None:
+        return None
+    key = record.label()[-1]
+    return record, key, keys.get(key, record.model_fields[key].default)
+
+
+def _kind(path: Path, section: dict[str, Any]) -> tuple[str, Problem]:
+    """The key that should tell which kind a section is of, and what is wrong with its value."""
+    union = choice_at(path, None) or Choice
+    key, among, _ = union.narrowed(section)
+    value, names = section.get(key), names_of(among, key)
+    noun = next(str(part) for part in reversed(path) if isinstance(part, str)).removesuffix("s")
+    near = nearest(value, names) if isinstance(value, str) else None
+    return key, Problem(
+        field=dotted((*path, key)),
+        reason=f"there is no {noun} {value!r}" if near or isinstance(value, str) else f"got {words.given(value)}",
+        fix=f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}",
+    )
+
+
+def _elsewhere(path: Path, data: object) -> Problem | None:
+    """A key that another kind of the same section has."""
+    chosen = _chosen(path[:-1], data)
+    owners = [other for other in chosen[0].union().records() if path[-1] in other.model_fields] if chosen else []
+    owners = [owner for owner in owners if OWN not in owner.values(owner.told_by[0])] or owners
+    if chosen is None or not owners:
+        return None
+    _, key, here = chosen
+    names = [name for owner in owners for name in owner.values(owner.label()[-1])]
+    wanted = ", ".join(f"{word}: {owners[0].values(word)[0]}" for word in owners[0].label())
+    reason = f"has no effect on {key} {here}; it belongs to {', '.join(names)}"
+    if not any(owner.available for owner in owners):
+        return Problem(field=dotted(path), reason=f"{reason}, not available yet", fix="take it out")
+    return Problem(field=dotted(path), reason=reason, fix=f"take it out, or use {wanted}")
+
+
+def _unknown(path: Path, data: object) -> Problem:
     """A key that the schema does not have at this place."""
     where = f"in `{dotted(path[:-1])}`" if path[:-1] else "at the top of a recipe"
     meant = " or ".join(f"`{name}`" for name in intended(path))
-    fix = f"did you mean {meant}?" if meant else f"take it out; the keys here are {', '.join(_siblings(path))}"
+    fix = f"did you mean {meant}?" if meant else f"take it out; the keys here are {', '.join(_siblings(path, data))}"
     return Problem(field=dotted(path), reason=f"there is no such key {where}", fix=fix)
 
 
-def _missing(path: Path) -> Problem:
-    here = words.at(path)
+def _missing(path: Path, data: object) -> Problem:
+    here = words.at(path, data)
     need = words.expected(here[0]) if here else "a value"
+    if chosen := _chosen(path[:-1], data):
+        _, key, kind = chosen
+        reason = f"is missing, and {key} {kind} needs it: {need}"
+        return Problem(field=dotted(path), reason=reason, fix=f"add `{path[-1]}`, or use another {key}")
     return Problem(field=dotted(path), reason=f"is missing: {need}", fix=f"add `{path[-1]}`, or take out its section")
 
 
@@ -118,9 +182,9 @@ def _document(value: object) -> Problem:
     )
 
 
-def _unfit(path: Path, value: object) -> Problem:
+def _unfit(path: Path, value: object, data: object) -> Problem:
     """A value that does not fit its key."""
-    here = words.at(path)
+    here = words.at(path, data)
     kinds, field = here if here else ([], None)
     if value is None and any(words.is_section(kind) for kind in kinds):
         return Problem(

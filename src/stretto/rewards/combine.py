@@ -19,9 +19,9 @@ from stretto.errors import (
     StrettoError,
     VerdictError,
 )
-from stretto.recipe.schema import RewardPart
+from stretto.recipe.schema import ModelReward, RewardPart
 from stretto.rewards.base import Costly, Verdict
-from stretto.rewards.parts import MODEL, SHAPING, build, observed, problems
+from stretto.rewards.parts import build, observed, problems
 from stretto.sandbox.pool import Pool
 from stretto.types import Reward, Trajectory
 
@@ -36,7 +36,7 @@ class Rewards:
             raise RecipeError(*wrong)
         self._parts = tuple(parts)
         self._pool = pool
-        self._verdicts = {part.name: build(part, pool) for part in parts if part.kind != MODEL}
+        self._verdicts = {part.name: build(part, pool) for part in parts if not isinstance(part, ModelReward)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Rewards:
     @property
     def modelled(self) -> str | None:
         """The name of the part that is a reward model's score, if there is one."""
-        return next((part.name for part in self._parts if part.kind == MODEL), None)
+        return next((part.name for part in self._parts if isinstance(part, ModelReward)), None)
 
     @property
     def moved(self) -> float:
@@ -65,7 +65,7 @@ class Rewards:
         costly = tuple(name for name in self.names if isinstance(verdicts[name], Costly))
         weights = {part.name: part.weight for part in self._parts}
         value = sum(weights[name] * score for name, score in scores.items())
-        judging = {part.name: scores[part.name] for part in self._parts if part.kind not in SHAPING}
+        judging = {part.name: scores[part.name] for part in self._parts if part.judges}
         outcome = full_marks(judging or scores, weights)
         if not math.isfinite(value) or not math.isfinite(outcome):
             raise VerdictError(f"the weighted sum of the parts {scores} is not a finite number")

@@ -8,39 +8,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from difflib import get_close_matches
 
 from stretto import plugins
-from stretto.errors import Problem, VerdictError
+from stretto.errors import Problem, RecipeError, VerdictError
 from stretto.extras import missing_extra
-from stretto.recipe.schema import RewardPart
+from stretto.recipe.schema import (
+    ExactReward,
+    FunctionReward,
+    GymReward,
+    MathReward,
+    NumericReward,
+    OverlongReward,
+    RegexReward,
+    RewardPart,
+    names_of,
+)
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
 from stretto.rewards.scorers import Scorer
 from stretto.sandbox.pool import Pool
 from stretto.types import Outcome, Trajectory
 
-COMPARING = frozenset({"exact", "math", "numeric", "regex"})
-"""The kinds that need a reference answer."""
-SCORING = frozenset({"reasoning_gym"})
-"""The kinds that judge by what only prompts of one source carry."""
-MODEL = "model"
-"""The kind that is the score of the recipe's reward model."""
-SHAPING = frozenset({"overlong", MODEL})
-"""The kinds that shape what is learned and say nothing about whether an answer is right."""
-EXTRACTING = frozenset({"reasoning_gym", "regex"})
-"""The kinds that judge what a pattern extracts from the answer."""
-PICKING = frozenset({"numeric", "regex"})
-"""The kinds that pick one of several matches, whether they have a pattern or not."""
 PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """The kinds that another package judges."""
-PLANNED = ("code",)
-"""Kinds that the recipe format has names for, and this version does not do."""
 NOT_GIVEN = "{kind} was given as a Python object, and nothing can be found by this name"
 GIVE_AGAIN = "give it again, as in stretto.resume(folder, rewards=[...]); or put it in a .py file, named as module:name"
 """What to do about a function that was given to a run and is missing now."""
-KINDS = (*sorted(COMPARING), *sorted(SCORING), *sorted(SHAPING))
-"""What a part's `kind` may be, apart from module:name."""
 
 
 def problems(
@@ -63,74 +56,44 @@ def _kind(part: RewardPart, field: str, paths: Sequence[str]) -> Iterator[Proble
         yield from plugins.problems("reward", part.kind, paths, field=f"{field}.kind")
     elif part.kind.startswith("<function"):
         yield Problem(field=f"{field}.kind", reason=NOT_GIVEN.format(kind=part.kind), fix=GIVE_AGAIN)
-    elif part.kind in PLANNED:
-        fix = f"use one of {', '.join(KINDS)}, or module:name"
-        yield Problem(field=f"{field}.kind", reason=f"{part.kind} is not available yet", fix=fix)
-    elif part.kind not in KINDS:
-        near = get_close_matches(part.kind, KINDS, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(KINDS)}, or module:name"
-        yield Problem(field=f"{field}.kind", reason=f"there is no reward of kind {part.kind!r}", fix=fix)
     elif part.kind in PACKAGES and (lacking := missing_extra(PACKAGES[part.kind], f"{field}.kind")):
         yield lacking
 
 
 def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
-    """Keys that are missing, wrong, or without effect for the part's kind."""
-    if part.kind in ("exact", "numeric", "overlong", MODEL) and part.deadline != RewardPart().deadline:
-        reason = f"has no effect on a reward of kind {part.kind}, which does not wait for anything"
-        if part.kind == MODEL:
-            reason = "has no effect on the score of a reward model, which has the deadlines of its stage"
-        yield Problem(field=f"{field}.deadline", reason=reason, fix="remove it")
-    for key in ("longest", "buffer"):
-        if getattr(part, key) is not None and part.kind != "overlong":
-            reason = f"has no effect on a reward of kind {part.kind}"
-            yield Problem(field=f"{field}.{key}", reason=reason, fix="remove it, or use kind: overlong")
-    if part.buffer is not None and part.longest is not None and part.buffer > part.longest:
+    """Keys that are wrong together, and patterns that are none."""
+    if isinstance(part, OverlongReward) and part.buffer and part.longest and part.buffer > part.longest:
         reason = f"{part.buffer} is more than longest ({part.longest})"
         yield Problem(field=f"{field}.buffer", reason=reason, fix=f"use {part.longest} or less")
-    if part.kind in EXTRACTING:
-        yield from _pattern(part, field)
-    for key, kinds in (("pattern", EXTRACTING), ("compare", {"regex"})):
-        if getattr(part, key) is not None and part.kind not in kinds:
-            reason = f"has no effect on a reward of kind {part.kind}"
-            yield Problem(field=f"{field}.{key}", reason=reason, fix="remove it, or use kind: regex")
-    if part.pick != "last" and not (part.kind in PICKING or part.pattern):
-        reason = f"has no effect on a reward of kind {part.kind}"
-        without = " without a pattern" if part.kind in EXTRACTING else ""
-        yield Problem(field=f"{field}.pick", reason=f"{reason}{without}", fix="remove it")
-
-
-def _pattern(part: RewardPart, field: str) -> Iterator[Problem]:
-    """A pattern that is missing, or is none."""
-    if part.pattern is None:
-        if part.kind == "regex":
-            fix = r"set it to what precedes and captures the answer, such as 'Answer: (\S+)'"
-            yield Problem(field=f"{field}.pattern", reason="a reward of kind regex needs a pattern", fix=fix)
-        return
-    try:
-        re.compile(part.pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        reason = f"the pattern is no regular expression: {error}"
-        yield Problem(field=f"{field}.pattern", reason=reason, fix="correct it; Python's re is the syntax")
+    if isinstance(part, GymReward) and part.pattern is None and part.pick != "last":
+        yield Problem(field=f"{field}.pick", reason="has no effect without a pattern", fix="remove it")
+    if isinstance(part, RegexReward | GymReward) and part.pattern is not None:
+        try:
+            re.compile(part.pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            reason = f"the pattern is no regular expression: {error}"
+            yield Problem(field=f"{field}.pattern", reason=reason, fix="correct it; Python's re is the syntax")
 
 
 def build(part: RewardPart, pool: Pool) -> Verdict:
-    """The verdict that a part without problems describes."""
-    match part.kind:
-        case "exact":
+    """The verdict that a part without problems describes; a model's score comes from elsewhere."""
+    match part:
+        case ExactReward():
             return _exact
-        case "numeric":
+        case NumericReward():
             return _numeric(part)
-        case "regex":
+        case RegexReward():
             return _regex(part, pool)
-        case "overlong":
+        case OverlongReward():
             return _overlong(part)
-        case "math":
+        case MathReward():
             return _math(part, pool)
-        case "reasoning_gym":
+        case GymReward():
             return _gym(part, pool)
-        case _:
+        case FunctionReward():
             return _function(part, pool)
+    reason, fix = f"{part.kind} is not available yet", f"use one of {', '.join(names_of(RewardPart.records(), 'kind'))}"
+    raise RecipeError.of("rewards", reason, fix)
 
 
 def observed(trajectory: Trajectory) -> Outcome:
@@ -150,14 +113,14 @@ async def _exact(trajectory: Trajectory) -> float:
     return answer.exact(observed(trajectory).answer, _reference(trajectory))
 
 
-def _numeric(part: RewardPart) -> Verdict:
+def _numeric(part: NumericReward) -> Verdict:
     async def verdict(trajectory: Trajectory) -> float:
         return answer.numeric(observed(trajectory).answer, _reference(trajectory), part.pick)
 
     return verdict
 
 
-def _overlong(part: RewardPart) -> Verdict:
+def _overlong(part: OverlongReward) -> Verdict:
     """Needs a resolved recipe; `longest` and `buffer` are filled in there."""
     longest, buffer = part.longest or 1, part.buffer or 1
 
@@ -168,18 +131,18 @@ def _overlong(part: RewardPart) -> Verdict:
     return verdict
 
 
-def _regex(part: RewardPart, pool: Pool) -> Verdict:
+def _regex(part: RegexReward, pool: Pool) -> Verdict:
     scorer = Scorer(pool=pool, target="stretto.rewards.answer:regex", seconds=part.deadline)
 
     async def verdict(trajectory: Trajectory) -> float:
         reference = _reference(trajectory)
-        rest = (reference, part.pattern, part.pick, part.compare or "exact")
+        rest = (reference, part.pattern, part.pick, part.compare)
         return await scorer.score(observed(trajectory).answer, reference, *rest)
 
     return verdict
 
 
-def _math(part: RewardPart, pool: Pool) -> Verdict:
+def _math(part: MathReward, pool: Pool) -> Verdict:
     scorer = Scorer(pool=pool, target="stretto.rewards.expression:verdict", seconds=part.deadline)
 
     async def verdict(trajectory: Trajectory) -> float:
@@ -190,7 +153,7 @@ def _math(part: RewardPart, pool: Pool) -> Verdict:
     return verdict
 
 
-def _gym(part: RewardPart, pool: Pool) -> Verdict:
+def _gym(part: GymReward, pool: Pool) -> Verdict:
     scorer = Scorer(pool=pool, target="stretto.rewards.gym:verdict", seconds=part.deadline)
 
     async def verdict(trajectory: Trajectory) -> float:
@@ -205,7 +168,7 @@ def _gym(part: RewardPart, pool: Pool) -> Verdict:
     return verdict
 
 
-def _function(part: RewardPart, pool: Pool) -> Verdict:
+def _function(part: FunctionReward, pool: Pool) -> Verdict:
     async def verdict(trajectory: Trajectory) -> float:
         outcome, prompt = observed(trajectory), trajectory.prompt
         asked = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import RecipeError
-from stretto.recipe.schema import EnvironmentSection, Recipe, RewardPart
+from stretto.recipe.schema import NumericReward, Recipe, SingleTurnSection
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.types import Message, Prompt, StopReason, Trajectory
@@ -59,7 +59,7 @@ def _is_message(message: object) -> bool:
 
 def only_sampling(recipe: Recipe) -> Recipe:
     """The recipe without what judges answers."""
-    return recipe.model_copy(update={"environment": EnvironmentSection(), "rewards": (RewardPart(),)})
+    return recipe.model_copy(update={"environment": SingleTurnSection(), "rewards": (NumericReward(),)})
 
 
 async def answers(

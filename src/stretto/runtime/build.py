@@ -27,7 +27,7 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind, kind_of
 from stretto.placement.plan import Plan
 from stretto.plugins import folders_of
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.runtime import Runtime
@@ -96,9 +96,11 @@ async def _assemble(
     task, files = load_task(recipe, root, values), locate(recipe.model.name, root)
     lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
-    environment = environment_of(recipe, root, given)
+    environment = hosts or environment_of(recipe, root, given)
+    shows = recipe.model.scratch is not None and bool(recipe.model.scratch.demonstration)
+    shown = environment_of(recipe, root, given) if hosts and shows else environment
     base = prepare_base(
-        recipe, files=files, folder=folder, device=device, prompts=task.training, environment=environment, note=note
+        recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets)
@@ -119,7 +121,7 @@ async def _assemble(
         raise
     return Runtime(
         **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given),
-        environment=hosts or environment,
+        environment=environment,
         hosts=hosts,
         base=base,
         context=context,
@@ -225,18 +227,20 @@ def connect(
 def environment_of(recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN) -> Environment:
     """The environment as it runs in this process."""
     section = recipe.environment
-    if own := given.environments.get(section.kind):
-        return adapted(own, section)
+    if isinstance(section, OwnEnvironmentSection) and (own := given.environments.get(section.kind)):
+        return adapted(own, turns=section.turns)
     return resolve_environment(section, folders_of(root))
 
 
 async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     """The processes of the environment, if it has any, before anything heavy is loaded."""
     section = recipe.environment
-    if section.hosts in ("auto", 0):
+    if not isinstance(section, OwnEnvironmentSection) or section.hosts in ("auto", 0):
         return None
     number, start = int(section.hosts), recipe.deadlines.start
-    hosts = EnvironmentHosts(section, number=number, folders=folders_of(root), start_deadline=start)
+    hosts = EnvironmentHosts(
+        section.kind, number=number, folders=folders_of(root), start_deadline=start, turns=section.turns
+    )
     await hosts.start()
     return hosts
 

@@ -8,7 +8,7 @@ the model will see and say. The player is the environment's own, or the recipe's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,6 +19,7 @@ from stretto.environments.base import Address, Environment, Reply, Tool
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, StrettoError
+from stretto.tasks.source import PromptSource
 from stretto.tasks.template import fill
 from stretto.types import Conversation, Message, Prompt, Sample
 
@@ -76,21 +77,24 @@ class Demonstrator:
 
 
 def demonstrations(
-    drawn: Iterable[tuple[Prompt, int]], environment: Environment, player: Player, renderer: Renderer, *, context: int
+    source: PromptSource,
+    environment: Environment,
+    player: Player,
+    renderer: Renderer,
+    *,
+    context: int,
+    least: int,
 ) -> list[Sample]:
-    """The conversations of every prompt, each with its visit, as samples. RecipeError where one cannot be played."""
+    """The conversations of the next prompts as samples, that many or some more. RecipeError where one is not played."""
 
     async def play() -> list[Sample]:
-        return [
-            Sample(
-                key=(prompt.id, visit, 0, index),
-                conversation=conversation,
-                advantage=np.ones(int(conversation.trained.sum())),
-                leads=index == 0,
-            )
-            for prompt, visit in drawn
-            for index, conversation in enumerate(await _played(prompt, environment, player, renderer, context))
-        ]
+        samples: list[Sample] = []
+        while len(samples) < least:
+            ((prompt, visit),) = source.take(1)
+            for index, conversation in enumerate(await _played(prompt, environment, player, renderer, context)):
+                advantage, key = np.ones(int(conversation.trained.sum())), (prompt.id, visit, 0, index)
+                samples.append(Sample(key=key, conversation=conversation, advantage=advantage, leads=index == 0))
+        return samples
 
     with ThreadPoolExecutor(1) as beside:  # whoever prepares a run may be in a loop of its own
         return beside.submit(asyncio.run, play()).result()

@@ -92,9 +92,10 @@ def readers(
 ) -> dict[str, Callable[[Read], Items]]:
     """Recipe key -> what finds the items that it stands for. Nothing is read before one is called."""
     folders, source = plugins.folders_of(root), recipe.task.source
-    asked = "task.source.path" if source.path else "task.source.name" if source.kind == "hf" else "task.source"
+    path, name = (getattr(source, key, None) for key in ("path", "name"))
+    asked = "task.source.path" if path else "task.source.name" if source.kind == "hf" else "task.source"
     found: dict[str, Callable[[Read], Items]] = {
-        asked: lambda read: prompt_items(load_prompts(recipe.task, root), source.path or source.name or source.kind),
+        asked: lambda read: prompt_items(load_prompts(recipe.task, root), path or name or source.kind),
         "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
     }
     own: dict[str, list[str]] = defaultdict(list)
@@ -111,7 +112,7 @@ def readers(
         section = getattr(recipe.roles, role)
         if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
             found[f"roles.{role}.name"] = partial(_model, str(section.name), root)
-    if recipe.algorithm.vstar is not None:
+    if getattr(recipe.algorithm, "vstar", None) is not None:
         copy = folder / COPY
         found["algorithm.vstar.table"] = lambda read: _files({COPY: copy} if copy.exists() else {}, read)
     return found

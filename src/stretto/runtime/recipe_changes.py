@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import locate
+from stretto.recipe.load import parse_recipe
 from stretto.recipe.schema import Recipe
 from stretto.recipe.validation_errors import nearest
 
@@ -130,8 +129,8 @@ class RecipeRecord:
 def completed(old: Mapping[str, Any]) -> Mapping[str, Any]:
     """A recipe of an older version of stretto with the keys that it did not have yet, at their defaults."""
     try:
-        return Recipe.model_validate_json(json.dumps(old)).model_dump(mode="json")
-    except ValidationError:  # of another time altogether; what differs is said key by key
+        return parse_recipe(old).model_dump(mode="json")
+    except RecipeError:  # of another time altogether; what differs is said key by key
         return old
 
 

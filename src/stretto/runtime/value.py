@@ -20,7 +20,8 @@ from stretto.algorithms.catalog import facts_of
 from stretto.checks.own_code import import_plugins
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import StateLostError, StrettoError, WorkerLost
-from stretto.recipe.schema import Recipe, Vstar
+from stretto.recipe.resolve import vstar_of
+from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress, console_for
 from stretto.rewards.score import Scored
 from stretto.runtime import guards
@@ -82,7 +83,7 @@ def value(
     """Makes the recipe's table of V*, or what is missing of it."""
     began = time.monotonic()
     import_plugins(recipe, root)
-    section = recipe.algorithm.vstar or Vstar()
+    section = vstar_of(recipe)
     training, _ = split_task(recipe, load_prompts(recipe.task, root))
     with interrupt_answered(), progress or console_for(sys.stdout) as screen:
         recipe = resolve_dtype(recipe, root, screen.note)

@@ -23,6 +23,7 @@ from stretto.errors import Problem, RecipeError
 from stretto.models.files import files_read
 from stretto.models.source import ModelFiles, locate
 from stretto.plugins import folders_of, is_plugin
+from stretto.recipe.resolve import vstar_of
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.precision import resolve_dtype
@@ -137,7 +138,7 @@ def contents_digest(files: Mapping[str, Path]) -> str:
 
 def table_path(recipe: Recipe, made_from: dict[str, Any], root: Path) -> Path:
     """Where the recipe's table is or should be."""
-    named = (recipe.algorithm.vstar or Vstar()).table
+    named = vstar_of(recipe).table
     return Path(".stretto", "vstar", f"{digest(to_json(made_from))}.jsonl") if named == "auto" else root / named
 
 
@@ -208,7 +209,7 @@ def run_values(recipe: Recipe, root: Path, folder: Path) -> dict[str, float] | N
     if not copy.exists():
         replace(copy, [_ready(recipe, root).read_text("utf-8", "replace")])
     training, _ = split_task(recipe, load_prompts(recipe.task, root))
-    section, table = recipe.algorithm.vstar or Vstar(), read_table(copy, None)
+    section, table = vstar_of(recipe), read_table(copy, None)
     if untried := table.untried(training, section.samples):
         reason = f"{untried} of {len(training)} prompts have fewer than {section.samples} answers in {copy}"
         fix = "ask for fewer samples and the old prompts; or remove that file and run `stretto value` for this recipe"
@@ -221,7 +222,7 @@ def _ready(recipe: Recipe, root: Path) -> Path:
     training, _ = split_task(recipe, load_prompts(recipe.task, root))
     made_from = ingredients(recipe, training, root)
     path = table_path(recipe, made_from, root)
-    samples = (recipe.algorithm.vstar or Vstar()).samples
+    samples = vstar_of(recipe).samples
     table = read_table(path, made_from)
     fix = "run `stretto value RECIPE` first; it samples the reference once, and goes on where it stopped"
     if not path.exists():

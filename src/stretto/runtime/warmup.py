@@ -25,7 +25,7 @@ from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Prompt, Sample
 
 PROMPTS = 64
-"""Reference answers per supervised step."""
+"""Reference answers, or conversations, per supervised step."""
 
 BUDGET = 8192
 """Tokens per row; a scratch model is tiny."""
@@ -68,11 +68,11 @@ def warm_up(
     )
     for step in range(section.warmup_steps):
         stop_if_interrupted()
-        drawn = source.take(PROMPTS)
         if player is None:
+            drawn = source.take(PROMPTS)
             shown = [demonstration(prompt, visit, renderer, longest=section.context) for prompt, visit in drawn]
         else:
-            shown = demonstrations(drawn, environment, player, renderer, context=section.context)
+            shown = demonstrations(source, environment, player, renderer, context=section.context, least=PROMPTS)
         trainer.accumulate(shown)
         loss = trainer.apply().metrics["loss"]
         if step % 20 == 19 or step + 1 == section.warmup_steps:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from stretto.recipe.schema import TaskSection
+from stretto.recipe.schema import ColumnsSource, TaskSection
 from stretto.tasks.template import LONGEST, TooLongError, as_text, chat, fill, pick_one
 from stretto.tasks.template import problems as template_problems
 from stretto.types import Message, Prompt
@@ -54,9 +54,9 @@ class Columns:
     """A system message before it all, or none."""
 
     @classmethod
-    def of(cls, task: TaskSection, first: Row) -> Self:
+    def of(cls, task: TaskSection, source: ColumnsSource, first: Row) -> Self:
         """Finds the columns in the first row. RowError naming what is missing and what there is."""
-        named = task.source.columns
+        named = source.columns
         for role, column in named.items():
             if column not in first:
                 field = f"task.source.columns.{role}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from stretto.errors import DeadlineError, Problem, RecipeError
 from stretto.extras import missing_extra
-from stretto.recipe.schema import Source, TaskSection
+from stretto.recipe.schema import HubSource, TaskSection
 from stretto.tasks.columns import Row, RowError
 from stretto.tasks.jsonl import LONGEST_ROW
 from stretto.tasks.rows import find, gather
@@ -40,30 +40,26 @@ class _Unreachable(RecipeError):
     """Nobody can say from here whether the dataset exists."""
 
 
-def problems(task: TaskSection) -> Iterator[Problem]:
+def problems(task: TaskSection, source: HubSource) -> Iterator[Problem]:
     """What is wrong with the settings, without reading anything."""
-    source, named = task.source, name_of(task) is not None
-    if source.path is None and not named:
+    if source.path is None and source.name is None:
         fix = "set task.source.path to a file or folder, or task.source.name to a dataset of the hub"
         yield Problem(field=f"{SOURCE}.name", reason="an hf source needs a dataset", fix=fix)
-    if source.path is not None and named:
+    if source.path is not None and source.name is not None:
         fix = "remove one of the two"
         yield Problem(field=f"{SOURCE}.name", reason="has no effect, because task.source.path is read", fix=fix)
     if lacking := missing_extra("datasets", f"{SOURCE}.kind"):
         yield lacking
-    yield from column_problems(task)
+    yield from column_problems(task, source)
 
 
-def name_of(task: TaskSection) -> str | None:
-    """The dataset of the hub, or none; the default name is that of a synthetic task."""
-    return None if task.source.name == Source().name else task.source.name
-
-
-def read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
-    """The prompts of a task without problems, or of its first `limit` rows, and what is wrong with the rows."""
+def read(task: TaskSection, source: HubSource, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+    """The prompts, or those of the first `limit` rows, and what is wrong with the settings or the rows."""
+    if wrong := list(problems(task, source)):
+        return [], wrong
     try:
-        where, rows = _local(task, root) if task.source.path is not None else _hub(task, limit)
-        return _prompts(task, rows, limit, where)
+        where, rows = _local(source, root) if source.path is not None else _hub(source, limit)
+        return _prompts(task, source, rows, limit, where)
     except _Unreachable as error:
         # A recipe can be written, checked and planned without the hub; only what needs all rows must have it.
         return [], list(error.problems) if limit is None else []
@@ -72,11 +68,11 @@ def read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt]
 
 
 def _prompts(
-    task: TaskSection, rows: Iterable[Any], limit: int | None, where: str
+    task: TaskSection, source: HubSource, rows: Iterable[Any], limit: int | None, where: str
 ) -> tuple[list[Prompt], list[Problem]]:
     """The rows as prompts, as far as they can be read."""
     try:
-        prompts, found = gather(task, enumerate(islice(rows, limit), start=1), plain, where=where, unit="row")
+        prompts, found = gather(task, source, enumerate(islice(rows, limit), start=1), plain, where=where, unit="row")
     except DeadlineError:  # it is not the files' fault
         raise
     except Exception as error:  # the readers of `datasets` raise whatever the libraries of their formats raise
@@ -100,47 +96,47 @@ def _library() -> Any:
     return datasets
 
 
-def _local(task: TaskSection, root: Path) -> tuple[str, Iterable[Any]]:
+def _local(source: HubSource, root: Path) -> tuple[str, Iterable[Any]]:
     """What a path holds: one file, what `save_to_disk` wrote, or a folder of data files."""
-    path = find(str(task.source.path), root, "file or folder", os.path.exists)
+    path = find(str(source.path), root, "file or folder", os.path.exists)
     if isinstance(path, Problem):
         raise RecipeError(path)
     library, field = _library(), f"{SOURCE}.path"
     if path.is_file():
-        _refuse_parts(task, "a file")
+        _refuse_parts(source, "a file")
         builder = BUILDERS.get(path.suffix.lower())
         if builder is None:
             raise _refusal(field, f"{path} is of no kind that is read here", f"use one of {', '.join(BUILDERS)}")
         made = _open(library, builder, field, data_files=glob.escape(str(path)))
         return str(path), _stream(made, "train", str(path))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return str(path), _saved(library, task, path)
-    made = _open(library, str(path.absolute()), field, name=task.source.subset)
-    return str(path), _stream(made, _split(task, list(made.config.data_files or ())), str(path))
+        return str(path), _saved(library, source, path)
+    made = _open(library, str(path.absolute()), field, name=source.subset)
+    return str(path), _stream(made, _split(source, list(made.config.data_files or ())), str(path))
 
 
-def _saved(library: Any, task: TaskSection, path: Path) -> Iterable[Any]:
+def _saved(library: Any, source: HubSource, path: Path) -> Iterable[Any]:
     """What `save_to_disk` wrote: one dataset, or one per split."""
     try:
         found = library.load_from_disk(str(path))
     except Exception as error:
         raise _refusal(str(path), f"cannot be read: {said(error)}", "save the dataset again") from error
     if isinstance(found, library.DatasetDict):
-        _refuse_parts(task, "a saved dataset", keys=("subset",))
-        found = found[_split(task, list(found))]
+        _refuse_parts(source, "a saved dataset", keys=("subset",))
+        found = found[_split(source, list(found))]
     else:
-        _refuse_parts(task, "a saved dataset without splits")
+        _refuse_parts(source, "a saved dataset without splits")
     rows: Iterable[Any] = found.to_iterable_dataset().decode(False)
     return rows
 
 
-def _hub(task: TaskSection, limit: int | None) -> tuple[str, Iterable[Any]]:
+def _hub(source: HubSource, limit: int | None) -> tuple[str, Iterable[Any]]:
     """A dataset of the hub: some rows as they come, or all of it through the cache."""
-    name, field = str(name_of(task)), f"{SOURCE}.name"
+    name, field = str(source.name), f"{SOURCE}.name"
     _ask_hub(name, field)
     library = _library()
-    made = _open(library, name, field, name=task.source.subset)
-    split = _split(task, list(made.config.data_files or made.info.splits or ()))
+    made = _open(library, name, field, name=source.subset)
+    split = _split(source, list(made.config.data_files or made.info.splits or ()))
     if limit is not None and made.config.data_files:
         return name, _stream(made, split, name)
     try:
@@ -203,9 +199,9 @@ def _stream(builder: Any, split: str, where: str) -> Iterable[Any]:
     return rows
 
 
-def _split(task: TaskSection, names: list[Any]) -> str:
+def _split(source: HubSource, names: list[Any]) -> str:
     """The split to read, of those that there are."""
-    there, wanted = [str(name) for name in names], task.source.split
+    there, wanted = [str(name) for name in names], source.split
     if wanted is None and len(there) == 1:
         return there[0]
     if (wanted or "train") not in there:
@@ -214,9 +210,9 @@ def _split(task: TaskSection, names: list[Any]) -> str:
     return wanted or "train"
 
 
-def _refuse_parts(task: TaskSection, what: str, keys: tuple[str, ...] = ("split", "subset")) -> None:
+def _refuse_parts(source: HubSource, what: str, keys: tuple[str, ...] = ("split", "subset")) -> None:
     for key in keys:
-        if getattr(task.source, key) is not None:
+        if getattr(source, key) is not None:
             raise _refusal(f"{SOURCE}.{key}", f"has no effect on {what}", "remove it")
 
 

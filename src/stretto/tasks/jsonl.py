@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import Problem
-from stretto.recipe.schema import TaskSection
+from stretto.recipe.schema import JsonlSource, TaskSection
 from stretto.tasks.columns import Row, RowError
-from stretto.tasks.rows import find, gather
+from stretto.tasks.rows import find, gather, problems
 from stretto.types import Prompt
 
 OBJECT = "write one JSON object per line"
@@ -26,17 +26,18 @@ LONGEST_ROW = 4 * 2**20
 """Bytes of a line; nothing of a longer one is kept or parsed."""
 
 
-def locate(task: TaskSection, root: Path) -> Path | Problem:
-    """The file: as it is if absolute, else beside the recipe (`root`), else in the working directory."""
-    if task.source.path is None:
-        return Problem(field="task.source.path", reason="a jsonl source needs a file", fix="set task.source.path")
-    return find(task.source.path, root, "file", os.path.isfile)
+def read(task: TaskSection, source: JsonlSource, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+    """The prompts of the file, or of its first `limit` rows, and what is wrong with the settings or with it."""
+    wrong, path = list(problems(task, source)), find(source.path, root, "file", os.path.isfile)
+    if isinstance(path, Problem):
+        return [], [*wrong, path]
+    prompts, found = _read(task, source, path, limit)
+    return prompts, wrong + found
 
 
-def read(task: TaskSection, path: Path, limit: int | None = None) -> tuple[list[Prompt], list[Problem]]:
-    """The prompts of the file, or of its first `limit` rows, and what is wrong with it."""
+def _read(task: TaskSection, source: JsonlSource, path: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
     try:
-        prompts, found = gather(task, islice(_lines(path), limit), _row, where=str(path), unit="line")
+        prompts, found = gather(task, source, islice(_lines(path), limit), _row, where=str(path), unit="line")
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         return [], [Problem(field=str(path), reason=reason, fix="make it readable")]

@@ -13,26 +13,23 @@ from typing import Any
 
 from stretto import plugins
 from stretto.errors import Problem, RecipeError
-from stretto.recipe.schema import TaskSection
+from stretto.recipe.schema import OwnSource, TaskSection
 from stretto.tasks.columns import Row, RowError
-from stretto.tasks.rows import gather
+from stretto.tasks.rows import gather, problems
 from stretto.types import Prompt
 
 FIELD = "task.source.kind"
 PLAIN = "give rows as dicts of plain values, or stretto.types.Prompt"
 
 
-def look(task: TaskSection, root: Path) -> tuple[list[Prompt], list[Problem]]:
-    """No prompts, and what is wrong with the function, without running it."""
-    return [], list(plugins.problems("source", task.source.kind, plugins.folders_of(root), field=FIELD))
-
-
-def read(task: TaskSection, root: Path) -> tuple[list[Prompt], list[Problem]]:
-    """Every prompt, and what is wrong with them."""
-    name, folders = task.source.kind, plugins.folders_of(root)
+def read(task: TaskSection, source: OwnSource, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+    """Every prompt, and what is wrong with the settings or with them; with a limit, the function is only looked at."""
+    name, folders, wrong = source.kind, plugins.folders_of(root), list(problems(task, source))
+    if wrong or limit is not None:
+        return [], wrong + list(plugins.problems("source", name, folders, field=FIELD))
     try:
         function = plugins.resolve("source", name, folders, field=FIELD)
-        given = list(_rows(function(dict(task.source.config)), name))
+        given = list(_rows(function(dict(source.config)), name))
     except RecipeError as error:
         return [], list(error.problems)
     except Exception as error:
@@ -40,7 +37,7 @@ def read(task: TaskSection, root: Path) -> tuple[list[Prompt], list[Problem]]:
         return [], [Problem(field=FIELD, reason=reason, fix="mend it; it is called with task.source.config")]
     if given and all(isinstance(one, Prompt) for one in given):
         return _prompts(given, name)
-    prompts, found = gather(task, enumerate(given, 1), _row, where=name, unit="row")
+    prompts, found = gather(task, source, enumerate(given, 1), _row, where=name, unit="row")
     if not prompts and not found:
         found.append(Problem(field=FIELD, reason=f"{name} gave no rows", fix=PLAIN))
     return prompts, found

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from stretto.errors import Problem, RecipeError
 from stretto.extras import missing_extra
-from stretto.recipe.schema import TaskSection
+from stretto.recipe.schema import GymSource, TaskSection
 from stretto.tasks import gym
 from stretto.tasks.template import chat, fill, printable
 from stretto.tasks.template import problems as template_problems
@@ -33,16 +34,12 @@ SECONDS = 600.0
 SOURCE = "task.source"
 
 
-def problems(task: TaskSection) -> Iterator[Problem]:
+def problems(task: TaskSection, source: GymSource) -> Iterator[Problem]:
     """What is wrong with the settings, without making anything."""
-    source, held = task.source, task.holdout.prompts
-    count = count_of(task)
+    held, count = task.holdout.prompts, source.count
     if lacking := missing_extra("reasoning_gym", f"{SOURCE}.kind"):
         yield lacking
-    if not source.name:
-        fix = "set task.source.name to a task such as chain_sum"
-        yield Problem(field=f"{SOURCE}.name", reason="a reasoning_gym source needs a task", fix=fix)
-    if source.seed is not None and source.seed < 0:
+    if source.seed < 0:
         yield Problem(field=f"{SOURCE}.seed", reason=f"{source.seed} is negative", fix="use 0 or more")
     if count > MAX_PROMPTS:
         yield Problem(field=f"{SOURCE}.count", reason=f"{count} prompts are too many", fix=f"use at most {MAX_PROMPTS}")
@@ -57,19 +54,15 @@ def problems(task: TaskSection) -> Iterator[Problem]:
         yield from template_problems(task.prompt, ("question",))
 
 
-def count_of(task: TaskSection) -> int:
-    """How many prompts are wanted."""
-    return 1000 if task.source.count is None else task.source.count
-
-
-def read(task: TaskSection, *, few: bool) -> tuple[list[Prompt], list[Problem]]:
-    """The prompts of a task without problems, all or a few, or what is wrong with it."""
-    source = task.source
-    count, name = int(source.count or 1), str(source.name)
+def read(task: TaskSection, source: GymSource, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+    """The prompts, or with a limit a few of them, or what is wrong with the settings."""
+    if wrong := list(problems(task, source)):
+        return [], wrong
+    count, name, few = source.count, source.name, limit is not None
     request = {
         "name": name,
         "config": source.config,
-        "seed": source.seed or 0,
+        "seed": source.seed,
         "count": min(FEW, count) if few else count,
     }
     try:
@@ -83,18 +76,17 @@ def read(task: TaskSection, *, few: bool) -> tuple[list[Prompt], list[Problem]]:
         reason = f"{count} prompts are wanted, and {name} with these settings gives only {len(entries)} different ones"
         fix = f"use at most {len(entries)}, or widen task.source.config"
         return [], [Problem(field=f"{SOURCE}.count", reason=reason, fix=fix)]
-    return [_prompt(task, entry) for entry in entries], []
+    return [_prompt(task, source, entry) for entry in entries], []
 
 
-def _prompt(task: TaskSection, entry: dict[str, Any]) -> Prompt:
+def _prompt(task: TaskSection, source: GymSource, entry: dict[str, Any]) -> Prompt:
     question = str(entry["question"])
     text = question if task.prompt is None else fill(task.prompt, {"question": question})
-    name = str(task.source.name)
     return Prompt(
-        id=f"{name}/{hashlib.blake2b(question.encode(), digest_size=8).hexdigest()}",
+        id=f"{source.name}/{hashlib.blake2b(question.encode(), digest_size=8).hexdigest()}",
         messages=chat(text, task.system),
         reference=entry["answer"],
-        tags={"task": name, "config": task.source.config, "question": question, "metadata": entry["metadata"]},
+        tags={"task": source.name, "config": source.config, "question": question, "metadata": entry["metadata"]},
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto.errors import Problem
-from stretto.recipe.schema import TaskSection
+from stretto.recipe.schema import ColumnsSource, TaskSection
 from stretto.tasks.columns import Columns, Row, RowError
 from stretto.tasks.template import printable
 from stretto.types import Prompt
@@ -23,9 +23,9 @@ MAX_PROBLEMS = 10
 Raw = TypeVar("Raw")
 
 
-def problems(task: TaskSection) -> Iterator[Problem]:
+def problems(task: TaskSection, source: ColumnsSource) -> Iterator[Problem]:
     """What is wrong with the settings that say which column is what."""
-    named = task.source.columns
+    named = source.columns
     for key in ("prompt", "messages"):
         if task.prompt is not None and key in named:
             reason = "has no effect, because task.prompt makes the message"
@@ -47,7 +47,13 @@ def find(given: str, root: Path, what: str, there: Callable[[Path], bool]) -> Pa
 
 
 def gather(
-    task: TaskSection, rows: Iterable[tuple[int, Raw]], parse: Callable[[Raw], Row], *, where: str, unit: str
+    task: TaskSection,
+    source: ColumnsSource,
+    rows: Iterable[tuple[int, Raw]],
+    parse: Callable[[Raw], Row],
+    *,
+    where: str,
+    unit: str,
 ) -> tuple[list[Prompt], list[Problem]]:
     """The prompts of numbered rows, and what is wrong with these.
 
@@ -60,7 +66,7 @@ def gather(
     for number, raw in rows:
         try:
             row = parse(raw)
-            columns = columns or Columns.of(task, row)
+            columns = columns or Columns.of(task, source, row)
             prompt = columns.read(row)
             _refuse_repetition(prompt, columns, numbers, unit)
             prompts[prompt.id] = prompt

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import CheckpointError, Problem, RecipeError
-from stretto.plugins import is_plugin
-from stretto.recipe.schema import Holdout, Recipe, Source, TaskSection
+from stretto.recipe.schema import (
+    AdditionSource,
+    CodeSource,
+    GymSource,
+    Holdout,
+    HubSource,
+    JsonlSource,
+    LookupSource,
+    NumberSource,
+    OwnSource,
+    Recipe,
+    Source,
+    StringsSource,
+    TaskSection,
+    names_of,
+)
 from stretto.tasks import hf, jsonl, own, reasoning_gym, synthetic
-from stretto.tasks.rows import problems as column_problems
 from stretto.types import Prompt
 
 
@@ -34,30 +46,28 @@ class Peek:
     """True if there are no other prompts."""
 
 
-OWN = "module:name"
-"""What stands for every source of the user's own."""
-KEYS = {
-    "synthetic": {"name", "max", "length", "alphabet", "count", "range", "pairs"},
-    "jsonl": {"path", "columns"},
-    "hf": {"name", "path", "columns", "split", "subset"},
-    "reasoning_gym": {"name", "count", "seed", "config"},
-    OWN: {"config", "columns"},
+Read = Callable[[TaskSection, Any, Path, int | None], tuple[list[Prompt], list[Problem]]]
+"""(task, its source, the recipe's folder, how many rows to look at or none for all) -> the prompts of a source, and
+what is wrong with its settings or its rows. Rows are read only where the settings are right."""
+
+READERS: dict[type[Source], Read] = {
+    AdditionSource: synthetic.read,
+    StringsSource: synthetic.read,
+    NumberSource: synthetic.read,
+    CodeSource: synthetic.read,
+    LookupSource: synthetic.read,
+    JsonlSource: jsonl.read,
+    HubSource: hf.read,
+    GymSource: reasoning_gym.read,
+    OwnSource: own.read,
 }
-"""Kind of source -> the keys that mean something to it; `name` may always keep its default."""
-SETTINGS = {
-    "synthetic": synthetic.problems,
-    "jsonl": column_problems,
-    "hf": hf.problems,
-    "reasoning_gym": reasoning_gym.problems,
-    OWN: column_problems,
-}
-"""Kind of source -> what is wrong with its settings, without reading or making anything."""
+"""Kind of source -> what reads it."""
 
 
 def peek(task: TaskSection, root: Path, rows: int = 5) -> Peek:
     """Looks at the settings and the first rows only. `root` is the recipe's folder. Never raises for bad data."""
-    prompts, problems = _read(task, root, rows)
-    seen = task.source.kind != "reasoning_gym" and not is_plugin(task.source.kind)
+    prompts, problems = _read(task, root, rows) if task.source.available else ([], [])  # a rule refuses the others
+    seen = task.source.available and not isinstance(task.source, GymSource | OwnSource)
     complete = len(prompts) < rows and not problems and seen
     return Peek(prompts=tuple(prompts), problems=tuple(problems), complete=complete)
 
@@ -71,37 +81,11 @@ def load_prompts(task: TaskSection, root: Path) -> tuple[Prompt, ...]:
 
 
 def _read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
-    """All prompts, or about the first `limit`, and what is wrong; nothing is read where the settings are."""
-    kind = OWN if is_plugin(task.source.kind) else task.source.kind
-    if kind not in KEYS:
-        fix = f"use one of {', '.join(KEYS)}"
-        return [], [Problem(field="task.source.kind", reason=f"{kind} is not available yet", fix=fix)]
-    problems = [*_idle(task.source, KEYS[kind]), *SETTINGS[kind](task)]
-    if kind == OWN:
-        prompts, wrong = own.look(task, root) if problems or limit is not None else own.read(task, root)
-        return prompts, problems + wrong
-    if kind == "jsonl":
-        path = jsonl.locate(task, root)
-        if isinstance(path, Problem):
-            return [], [*problems, path]
-        prompts, wrong = jsonl.read(task, path, limit)
-        return prompts, problems + wrong
-    if problems:
-        return [], problems
-    if kind == "hf":
-        return hf.read(task, root, limit)
-    if kind == "reasoning_gym":
-        return reasoning_gym.read(task, few=limit is not None)
-    return list(islice(synthetic.prompts(task), limit)), []
-
-
-def _idle(source: Source, keys: Collection[str]) -> Iterator[Problem]:
-    """Keys that mean nothing to this kind of source."""
-    for key, field in Source.model_fields.items():
-        usual = (field.get_default(call_default_factory=True), None)
-        if key not in keys and key != "kind" and getattr(source, key) not in usual:
-            reason = f"has no effect on a source of kind {source.kind}"
-            yield Problem(field=f"task.source.{key}", reason=reason, fix="remove it")
+    """All prompts, or about the first `limit`, and what is wrong."""
+    if reader := READERS.get(type(task.source)):
+        return reader(task, task.source, root, limit)
+    kinds = ", ".join(names_of(Source.records(), "kind"))
+    raise RecipeError.of("task.source.kind", f"{task.source.kind} is not available yet", f"use one of {kinds}")
 
 
 def split_task(recipe: Recipe, prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:

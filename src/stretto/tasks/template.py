@@ -40,7 +40,7 @@ def problems(template: str, columns: Collection[str]) -> Iterator[Problem]:
             reason = f"{{{name}}} carries a format or conversion, which templates do not have"
             yield Problem(field=FIELD, reason=reason, fix=f"write just {{{name}}}")
         elif name not in columns:
-            yield Problem(field=FIELD, reason=f"the data has no column {name!r}", fix=pick_one(name, columns))
+            yield Problem(field=FIELD, reason=f"task.source has no column {name!r}", fix=pick_one(name, columns))
 
 
 def fill(template: str, columns: Mapping[str, Any]) -> str:

@@ -200,6 +200,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
     def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
         return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
 
+    family = [sample.family_tokens or len(sample.advantage) for sample in samples]
     rows = TokenStreams(
         advantage=required([sample.advantage for sample in samples]),
         engine=required([s.conversation.logprobs[s.conversation.trained] for s in samples]),
@@ -210,9 +211,7 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         values=stream([sample.values for sample in samples]),
         returns=stream([sample.returns for sample in samples]),
         siblings=torch.as_tensor([sample.siblings for sample in samples], device=device),
-        family_tokens=torch.as_tensor(
-            [sample.family_tokens or len(sample.advantage) for sample in samples], device=device
-        ),
+        family_tokens=torch.as_tensor(family, device=device),
     )
     return MicroBatch(
         samples=tuple(samples),

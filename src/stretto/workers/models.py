@@ -18,8 +18,7 @@ from stretto.engines.own import own_engine
 from stretto.models.load import DTYPES, Policy
 from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
-from stretto.plugins import is_plugin
-from stretto.recipe.schema import EngineSection, Recipe
+from stretto.recipe.schema import NativeEngineSection, Recipe
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation
@@ -97,12 +96,13 @@ def load_gauges(
 
 def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
     """What generates with a policy: the recipe's engine, or one of the user's."""
-    if is_plugin(kind := spec.recipe.engine.kind):
-        return own_engine(kind, policy, spec.folders, where=spec.where)
-    return native_engine(policy, spec.recipe.engine)
+    section = spec.recipe.engine
+    if isinstance(section, NativeEngineSection):
+        return native_engine(policy, section)
+    return own_engine(section.kind, policy, spec.folders, where=spec.where)
 
 
-def native_engine(policy: Policy, section: EngineSection) -> NativeEngine:
+def native_engine(policy: Policy, section: NativeEngineSection) -> NativeEngine:
     """The engine that reads the policy's own tensors."""
     if policy.apart:
         return UnpackedEngine(policy, memory_share=section.memory_share)

@@ -10,14 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stretto import environments
-from stretto.algorithms.catalog import CATALOG
 from stretto.checks.rules.base import CheckContext, value_of
 from stretto.errors import Problem, RecipeError
 from stretto.placement.strategies import find_strategy
-from stretto.plugins import is_plugin
-from stretto.recipe.schema import Recipe, RoleModel
-from stretto.recipe.validation_errors import nearest
+from stretto.recipe.schema import Recipe, RoleModel, choices_in, names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +30,6 @@ class OnlyValues:
     """What to do."""
     planned: bool = False
     """True if other values can be planned with, though not run."""
-    plugins: bool = False
-    """True if module:name works too; another rule looks for it."""
 
 
 NOT_YET = "{value} is not available yet"
@@ -59,15 +53,12 @@ ONLY = (
     ),
     OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
-    OnlyValues(field="engine.kind", values=("native",), reason=NOT_YET, fix="use native", planned=True, plugins=True),
     OnlyValues(
         field="engine.top_p",
         values=(1.0,),
         reason="nucleus sampling ({value}) would train another distribution than the one that is sampled",
         fix="use 1.0; engine.temperature is accounted for on both sides",
     ),
-    OnlyValues(field="engine.python", values=(None,), reason=ABSENT, fix="leave it out"),
-    OnlyValues(field="engine.url", values=(None,), reason=ABSENT, fix="leave it out"),
     OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
@@ -81,19 +72,17 @@ def keys_wait_for_their_part(recipe: Recipe, scene: CheckContext) -> Iterator[Pr
     """Every row of the table."""
     for row in ONLY:
         value = value_of(recipe, row.field)
-        own = row.plugins and is_plugin(str(value))
-        if value not in row.values and not own and not (scene.planning and row.planned):
+        if value not in row.values and not (scene.planning and row.planned):
             yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
 
 
-def algorithm_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Names of the catalog, or module:name, which another rule looks for."""
-    name = recipe.algorithm.name
-    if name in CATALOG or is_plugin(name):
-        return
-    close = nearest(name, CATALOG)
-    fix = f"did you mean {close}?" if close else f"use one of {', '.join(CATALOG)}, or module:name"
-    yield Problem(field="algorithm.name", reason=f"there is no algorithm {name!r}", fix=fix)
+def kinds_are_available(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Kinds of sections that have a name and no code yet say so themselves."""
+    for path, section in choices_in(recipe):
+        if not (section.available or (scene.planning and section.plannable)):
+            key = section.label()[-1]
+            reason, others = NOT_YET.format(value=getattr(section, key)), names_of(section.union().records(), key)
+            yield Problem(field=f"{path}.{key}", reason=reason, fix=f"use {' or '.join(others)}")
 
 
 def strategy_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -103,13 +92,6 @@ def strategy_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             find_strategy(recipe.placement.strategy)
         except RecipeError as error:
             yield from error.problems
-
-
-def environment_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """One environment so far, and those of one's own."""
-    kind = recipe.environment.kind
-    if not is_plugin(kind) and kind not in scene.probes.functions:
-        yield from environments.problems(kind)
 
 
 def reference_is_the_base(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

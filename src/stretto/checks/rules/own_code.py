@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stretto import plugins
+from stretto import environments, plugins
 from stretto.algorithms.own_facts import announce
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.recipe.schema import Recipe
+
+
+def functions_are_there(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """An environment that a program gave as an object, in the recipe of a run that is now without it."""
+    kind = recipe.environment.kind
+    if kind not in scene.probes.functions:
+        yield from environments.lost(kind)
 
 
 def plugins_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ def values_have_a_critic(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
 
 def value_clip_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What limits the critic's update has no effect while there is none."""
-    given = recipe.algorithm.gae
+    given = getattr(recipe.algorithm, "gae", None)
     if given is not None and recipe.roles.critic and given.value_clip != Gae().value_clip and not scene.planning:
         reason = "has no effect: training the critic is not available yet"
         yield Problem(field="algorithm.gae.value_clip", reason=reason, fix="leave it out")
@@ -92,7 +92,7 @@ def classifier_problems(name: str | None, key: str, root: Path) -> Iterator[Prob
 
 def accuracy_has_a_verdict(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What a reward model or a length gives has no full marks."""
-    if recipe.evaluate.every > 0 and all(part.kind in ("model", "overlong") for part in recipe.rewards):
+    if recipe.evaluate.every > 0 and not any(part.judges for part in recipe.rewards):
         reason = "asks for an accuracy, and a reward model's score or a length says of no answer that it is right"
         fix = "use 0, or add a reward that knows right from wrong"
         yield Problem(field="evaluate.every", reason=reason, fix=fix)

@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import Recipe, RegexReward
 from stretto.types import Prompt
-
-COMPARING = ("exact", "numeric", "regex", "math")
-"""Rewards that compare the answer with a reference answer."""
 
 
 def rewards_make_sense(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -50,8 +47,8 @@ def comparisons(
     counts = ((prompt, len(list(numbers("0" if prompt.reference is None else prompt.reference)))) for prompt in prompts)
     wordy, count = next(((prompt, count) for prompt, count in counts if count != 1), (None, 1))
     for index, part in enumerate(recipe.rewards):
-        numeric = part.kind == "numeric" or (part.kind == "regex" and part.compare == "numeric")
-        if part.kind in COMPARING and lacking:
+        numeric = part.kind == "numeric" or (isinstance(part, RegexReward) and part.compare == "numeric")
+        if part.compares and lacking:
             yield Problem(
                 field=f"rewards.{index}.kind",
                 reason=f"{part.kind} compares with a reference answer, and the prompt {_named(lacking)} has none",
@@ -80,7 +77,7 @@ def characters_cover_the_task(recipe: Recipe, scene: CheckContext) -> Iterator[P
     if recipe.model.name != "scratch" or recipe.model.scratch is None:
         return
     texts = [str(message.get("content", "")) for prompt in scene.prompts for message in prompt.messages]
-    texts += [prompt.reference or "" for prompt in scene.prompts] + [recipe.task.source.alphabet or ""]
+    texts += [prompt.reference or "" for prompt in scene.prompts] + [getattr(recipe.task.source, "alphabet", "")]
     missing = "".join(sorted(set().union(*texts) - set(recipe.model.scratch.characters)))
     if missing:
         yield Problem(

@@ -14,9 +14,8 @@ from stretto.algorithms.catalog import PULLING, AlgorithmFacts, find_facts
 from stretto.checks.rules.base import CheckContext, is_default
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import uses_gpu
-from stretto.plugins import is_plugin
 from stretto.recipe.resolve import best_was_asked
-from stretto.recipe.schema import Recipe, Vstar
+from stretto.recipe.schema import NativeEngineSection, OwnAlgorithm, Recipe, Vstar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,40 +81,16 @@ IDLE = (
         fix="leave it out",
     ),
     UnusedKey(
-        field="algorithm.vstar",
-        when=_without("vstar"),
-        reason="has no effect, because algorithm.name reads no table of V*",
-        fix="leave it out, or use astar_po",
-    ),
-    UnusedKey(
         field="algorithm.correction.cap",
         when=lambda recipe: recipe.algorithm.correction.kind == "none",
         reason="has no effect while algorithm.correction.kind is none",
         fix="leave it out, or use kind: token",
     ),
     UnusedKey(
-        field="algorithm.constant",
-        when=lambda recipe: _known(recipe, lambda facts: not facts.constant),
-        reason="has no effect, because algorithm.name divides by counts alone",
-        fix="leave it out, or use dr_grpo",
-    ),
-    UnusedKey(
-        field="algorithm.gae",
-        when=_without("values"),
-        reason="has no effect, because algorithm.name has no critic",
-        fix="leave it out",
-    ),
-    UnusedKey(
         field="batch.oversample",
         when=_never_drops,
         reason="has no effect but to throw answers away, because algorithm.name drops no groups",
         fix="leave it out, or raise batch.prompts",
-    ),
-    UnusedKey(
-        field="engine.graphs",
-        when=lambda recipe: recipe.engine.kind != "native",
-        reason="has no effect: it is about the engine of this project",
-        fix="leave it out, or use engine.kind: native",
     ),
     UnusedKey(
         field="model.scratch",
@@ -128,12 +103,6 @@ IDLE = (
         when=lambda recipe: recipe.task.holdout.prompts == 0,
         reason="has no effect while task.holdout.prompts is 0",
         fix="leave it out, or hold some prompts out",
-    ),
-    UnusedKey(
-        field="environment.hosts",
-        when=lambda recipe: not is_plugin(recipe.environment.kind),
-        reason="has no effect, because environment.kind runs no code of yours",
-        fix="leave it out, or use module:name",
     ),
     UnusedKey(
         field="batch.max_rounds",
@@ -151,11 +120,20 @@ def keys_have_an_effect(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
             yield Problem(field=row.field, reason=row.reason, fix=row.fix)
 
 
-def clip_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Some algorithms do not clip."""
-    facts = find_facts(recipe.algorithm.name)
-    if facts and facts.clip is None and recipe.algorithm.clip is not None:
-        yield Problem(field="algorithm.clip", reason=f"has no effect: {facts.name} does not clip", fix="leave it out")
+def own_algorithm_reads_them(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """What an algorithm of the user's reads is in its facts, not in its name."""
+    section, facts = recipe.algorithm, find_facts(recipe.algorithm.name)
+    if facts is None or not isinstance(section, OwnAlgorithm):
+        return
+    for key, read, why in (
+        ("clip", facts.clip is not None, "does not clip"),
+        ("constant", facts.constant, "divides by counts alone"),
+        ("vstar", "vstar" in facts.needs, "reads no table of V*"),
+        ("gae", "values" in facts.needs, "has no critic"),
+    ):
+        if not read and getattr(section, key) is not None:
+            reason = f"has no effect, because {section.name} {why}, by what its file says"
+            yield Problem(field=f"algorithm.{key}", reason=reason, fix="leave it out, or change FACTS in the file")
 
 
 def correction_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -167,7 +145,7 @@ def correction_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
 
 def betas_are_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The course's variant takes the largest reward and regresses on nothing."""
-    given = recipe.algorithm.vstar
+    given = getattr(recipe.algorithm, "vstar", None)
     if given is None or _regresses(recipe) or not _known(recipe, lambda facts: "vstar" in facts.needs):
         return
     for key in ("beta1", "beta2"):
@@ -189,7 +167,7 @@ def warmup_rate_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
 
 def graphs_have_a_gpu(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Where no device is named, one may be a GPU."""
-    if not recipe.engine.graphs:
+    if not (isinstance(recipe.engine, NativeEngineSection) and recipe.engine.graphs):
         return
     with suppress(RecipeError):  # a cluster that cannot be read is the plan's problem
         if not uses_gpu(recipe.placement, visible=True):

@@ -1,0 +1,106 @@
+"""Environments: whether they get from the task what they need, and whether credit gets from them what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stretto.algorithms.catalog import CATALOG, find_facts
+from stretto.checks.rules.base import CheckContext
+from stretto.environments.corpus import Corpus
+from stretto.environments.game import GameEnvironment
+from stretto.environments.project import ProjectEnvironment
+from stretto.errors import Problem, RecipeError, RolloutError
+from stretto.recipe.schema import (
+    GameSection,
+    MemorySection,
+    OwnEnvironmentSection,
+    ProjectSection,
+    Recipe,
+    ToolsSection,
+)
+
+
+def turns_can_be_credited(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Credit per turn needs an algorithm that gives it and an environment that says what turns are worth."""
+    if recipe.algorithm.credit != "turn":
+        return
+    facts = find_facts(recipe.algorithm.name)
+    if facts is not None and not facts.turns:
+        able = ", ".join(name for name, each in CATALOG.items() if each.turns)
+        reason = f"turn is not available with {recipe.algorithm.name}"
+        yield Problem(field="algorithm.credit", reason=reason, fix=f"use trajectory, or one of {able}")
+    if not isinstance(recipe.environment, (ToolsSection, GameSection, OwnEnvironmentSection)):
+        reason = f"is turn, and environment {recipe.environment.kind} says of no turn what it was worth"
+        fix = "use trajectory, or an environment of your own that returns turn_rewards"
+        yield Problem(field="algorithm.credit", reason=reason, fix=fix)
+
+
+def tools_have_what_they_read(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A search needs texts, and texts a search."""
+    section = recipe.environment
+    if not isinstance(section, ToolsSection) or scene.planning:
+        return
+    if "search" in section.tools:
+        try:
+            Corpus.read(section.corpus, root=scene.root)
+        except RecipeError as error:
+            yield from error.problems
+        return
+    for key in ("corpus", "results"):
+        if getattr(section, key) != ToolsSection.model_fields[key].default:
+            reason = "has no effect, because search is not among environment.tools"
+            yield Problem(field=f"environment.{key}", reason=reason, fix="remove it, or add search to the tools")
+
+
+def games_have_secrets(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """The answer of each prompt is a secret of the game."""
+    section = recipe.environment
+    if not isinstance(section, GameSection):
+        return
+    game = GameEnvironment(section)
+    for prompt in scene.prompts:
+        if not game.is_secret(prompt.reference):
+            reason = f"the answer of prompt {prompt.id}, {str(prompt.reference)[:40]!r}, is no secret of this game"
+            fix = "let the source draw secrets as the game has them: the same range, or the same alphabet and length"
+            yield Problem(field="task.source", reason=reason, fix=fix)
+            return
+
+
+def memories_have_documents(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Every prompt has a text to be read, and the templates show it."""
+    section = recipe.environment
+    if not isinstance(section, MemorySection):
+        return
+    for prompt in scene.prompts:
+        text = prompt.tags.get(section.document)
+        if not isinstance(text, str) or not text:
+            there = ", ".join(sorted(prompt.tags)) or "none"
+            reason = f"prompt {prompt.id} has no text in a column {section.document!r}"
+            yield Problem(field="environment.document", reason=reason, fix=f"name the column; there are: {there}")
+            break
+    yield from _unshown(section, "update", ("memory", "chunk"))
+    yield from _unshown(section, "answer", ("memory",))
+
+
+def projects_have_files(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Every prompt lists its files, and the template shows what each is to be."""
+    section = recipe.environment
+    if not isinstance(section, ProjectSection):
+        return
+    project = ProjectEnvironment(section)
+    for prompt in scene.prompts:
+        try:
+            project.files(prompt)
+        except RolloutError as error:
+            fix = f"name the column; there are: {', '.join(sorted(prompt.tags)) or 'none'}"
+            yield Problem(field="environment.files", reason=str(error), fix=fix)
+            break
+    yield from _unshown(section, "write", ("notes", "file"))
+
+
+def _unshown(section: MemorySection | ProjectSection, key: str, needed: Sequence[str]) -> Iterator[Problem]:
+    """What a template leaves out that the model cannot do without."""
+    for name in needed:
+        if f"{{{name}}}" not in getattr(section, key):
+            reason = f"does not show the model {{{name}}}"
+            yield Problem(field=f"environment.{key}", reason=reason, fix=f"put {{{name}}} where it belongs")

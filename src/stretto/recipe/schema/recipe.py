@@ -1,0 +1,55 @@
+"""The whole recipe: its sections, and the few keys that stand in none."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stretto.recipe.schema.algorithm import AlgorithmSection, PolicyGradient
+from stretto.recipe.schema.base import Plugin, Section
+from stretto.recipe.schema.engine import EngineSection, NativeEngineSection
+from stretto.recipe.schema.model import ModelSection, Roles
+from stretto.recipe.schema.rewards import NumericReward, RewardPart
+from stretto.recipe.schema.running import CheckpointSection, Deadlines, Evaluate, Guards, Placement, RunSection
+from stretto.recipe.schema.task import EnvironmentSection, SingleTurnSection, TaskSection
+from stretto.recipe.schema.training import BatchSection, Optimizer
+
+
+class Recipe(Section):
+    """One training, whole."""
+
+    seed: int = 0
+    """Seed of everything random."""
+    model: ModelSection = ModelSection()
+    """The model that is trained."""
+    roles: Roles = Roles()
+    """The other models."""
+    task: TaskSection = TaskSection()
+    """What it is asked."""
+    environment: EnvironmentSection = SingleTurnSection()
+    """What happens between prompt and verdict."""
+    rewards: Annotated[tuple[RewardPart, ...], Field(min_length=1)] = (NumericReward(),)
+    """The verdict, as a weighted sum of named parts."""
+    algorithm: AlgorithmSection = PolicyGradient()
+    """How a reward becomes a gradient."""
+    batch: BatchSection = BatchSection()
+    """The size of a step."""
+    engine: EngineSection = NativeEngineSection()
+    """How answers are generated."""
+    optimizer: Optimizer = Optimizer()
+    """How a gradient becomes an update."""
+    placement: Placement = Placement()
+    """Where the models live."""
+    evaluate: Evaluate = Evaluate()
+    """Held-out accuracy."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """What is kept."""
+    guards: Guards = Guards()
+    """When to stop."""
+    deadlines: Deadlines = Deadlines()
+    """How long waits may take."""
+    log: tuple[Literal["tensorboard", "wandb"] | Plugin, ...] = ("tensorboard",)
+    """Where else metrics go, module:name for a class of one's own; wandb is not available yet."""
+    run: RunSection = RunSection()
+    """How long, and where to."""

@@ -1,0 +1,91 @@
+"""The sections about the run: where models live, what is evaluated and kept, when it stops, how long it waits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stretto.recipe.schema.base import Count, Natural, NotNegative, Positive, Seconds, Section, Share
+
+
+class Placement(Section):
+    """Where the models live."""
+
+    strategy: str = "auto"
+    """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
+    cluster: str = "auto"
+    """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu, 8xH100, or a file."""
+    fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
+    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1."""
+    staleness: Natural = 0
+    """Versions the sampler may lag behind: 1 generates the next batch while this one is trained on (separate)."""
+    cells: tuple[dict[str, Any], ...] | None = None
+    """A plan by hand."""
+    price_per_gpu_hour: NotNegative | None = None
+    """For the cost of a step in plans and at the end of a run."""
+
+
+class Evaluate(Section):
+    """Greedy accuracy on the held-out prompts."""
+
+    every: Natural = 10
+    """Steps between evaluations, step 0 and the last included; 0 for none."""
+    prompts: Count = 100
+    """How many held-out prompts."""
+    pass_k: Count = 1
+    """Also sample k answers per prompt and report pass@k."""
+
+
+class CheckpointSection(Section):
+    """What is kept of a run."""
+
+    every: Count = 10
+    """Steps between checkpoints; the last step always has one."""
+    keep: Count = 3
+    """How many to keep."""
+    best: str | None = "eval/accuracy"
+    """A metric whose best checkpoint is kept besides, or null."""
+
+
+class Guards(Section):
+    """When a run should stop rather than go on."""
+
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A loss or gradient that is not finite: stop, or skip the update and count it."""
+    reward_error_share: Share = 0.1
+    """Share of a step's trajectories, and of an evaluation's answers, whose reward may fail."""
+    max_k3: Positive | None = 0.05
+    """Largest mean k3 between engine and trainer."""
+    min_entropy: NotNegative | None = None
+    """Smallest mean entropy of the sampled tokens' distributions."""
+    min_disk_gb: NotNegative = 2.0
+    """Free disk below which a run does not start or checkpoint."""
+
+
+class Deadlines(Section):
+    """Seconds each wait may take."""
+
+    start: Seconds = 120.0
+    """Loading and starting; also importing the module of a reward."""
+    environment: Seconds = 60.0
+    """One call of user code in an environment."""
+    generate: Seconds = 600.0
+    """Generating one step."""
+    reward: Seconds = 60.0
+    """Waiting for the next verdict while trajectories are scored."""
+    train: Seconds = 600.0
+    """Training one step."""
+    publish: Seconds = 120.0
+    """Publishing the weights."""
+
+
+class RunSection(Section):
+    """How long, and where to."""
+
+    steps: Count = 40
+    """Steps."""
+    folder: Annotated[str, Field(min_length=1)] = "auto"
+    """auto: runs/<recipe>-<NNN>, the next free one; an explicit folder must not exist."""
+    callbacks_strict: bool = False
+    """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""

@@ -1,0 +1,282 @@
+"""The sections `task` and `environment`: what the model is asked, and what happens between that and the verdict."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from stretto.recipe.schema.base import Choice, Count, Given, Natural, Plugin, Seconds, Section
+
+
+class Source(Choice):
+    """Where prompts come from."""
+
+    told_by: ClassVar[tuple[str, ...]] = ("kind", "name")
+
+    kind: str
+    """What prompts are made of."""
+
+
+class AdditionSource(Source):
+    """Sums of two numbers."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["addition"] = "addition"
+    max: Count = 20
+    """The largest operand."""
+
+
+class StringsSource(Source):
+    """Strings to be reversed, sorted or copied."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["reverse", "sort", "copy"] = "reverse"
+    length: tuple[Count, Count] = (3, 5)
+    """Shortest and longest string."""
+    alphabet: Annotated[str, Field(min_length=2)] = "0123456789"
+    """The characters of the strings."""
+    count: Count = 2000
+    """How many different strings."""
+
+
+class NumberSource(Source):
+    """Games whose secret is a number."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["number"] = "number"
+    range: tuple[int, int] = (0, 99)
+    """Smallest and largest secret."""
+    count: Count = 2000
+    """How many games."""
+
+
+class CodeSource(Source):
+    """Games whose secret is a string."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["code"] = "code"
+    alphabet: Annotated[str, Field(min_length=2)] = "012345"
+    """What secrets are made of."""
+    length: Annotated[int, Field(ge=1, le=40)] = 4
+    """Characters of a secret."""
+    count: Count = 2000
+    """How many games."""
+
+
+class LookupSource(Source):
+    """A list of letters with a digit each in the column `document`, of which one is asked: for environment memory."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    name: Literal["lookup"] = "lookup"
+    pairs: Annotated[int, Field(ge=1, le=52)] = 52
+    """Letters on the list, four characters each."""
+    count: Count = 2000
+    """How many lists."""
+
+
+class ColumnsSource(Source):
+    """What sources of rows share."""
+
+    columns: dict[Literal["id", "prompt", "answer", "messages"], str] = Field(default_factory=dict)
+    """Which column holds what, where it is not called so."""
+
+
+class JsonlSource(ColumnsSource):
+    """A file with one JSON object per line."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: str
+    """The file."""
+
+
+class HubSource(ColumnsSource):
+    """A dataset of the Hugging Face hub, or a file or folder that `datasets` reads (the extra tasks)."""
+
+    kind: Literal["hf"] = "hf"
+    name: str | None = None
+    """A dataset of the hub."""
+    path: str | None = None
+    """A file or folder on this machine instead."""
+    split: Annotated[str, Field(min_length=1)] | None = None
+    """Which split; default train, or the only one."""
+    subset: Annotated[str, Field(min_length=1)] | None = None
+    """Which configuration of a dataset that has several, such as main."""
+
+
+class GymSource(Source):
+    """A task of reasoning-gym (the extra tasks)."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    name: Annotated[str, Field(min_length=1)]
+    """The task, such as chain_sum."""
+    count: Count = 1000
+    """How many prompts."""
+    seed: int = 0
+    """Which prompts; apart from the run's seed, so that runs compare on the same ones."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The task's own settings, such as min_terms and max_terms of chain_sum."""
+
+
+class OwnSource(ColumnsSource):
+    """Rows from a Python function of yours, called with `config`."""
+
+    kind: Plugin
+    config: dict[str, Any] = Field(default_factory=dict)
+    """What the function is called with."""
+
+
+class ArcSource(Source):
+    """Tasks of ARC."""
+
+    available = False
+
+    kind: Literal["arc"] = "arc"
+    name: str | None = None
+    """The set of tasks."""
+    path: str | None = None
+    """A folder of tasks on this machine."""
+
+
+class Holdout(Section):
+    """Prompts kept for evaluation, chosen by id."""
+
+    prompts: Natural = 100
+    """How many; never drawn for training."""
+    seed: int = 0
+    """Which ones; apart from the run's seed, so that runs compare on the same prompts."""
+
+
+class TaskSection(Section):
+    """What the model is asked."""
+
+    source: Source = AdditionSource()
+    """Where prompts come from."""
+    prompt: str | None = None
+    """Template of the user's message over the columns of the source; default: the task's own."""
+    system: str | None = None
+    """A system message before it."""
+    holdout: Holdout = Holdout()
+    """Prompts kept for evaluation."""
+
+
+class EnvironmentSection(Choice):
+    """What happens between the prompt and the verdict. Of games the `game` decides which keys there are."""
+
+    told_by: ClassVar[tuple[str, ...]] = ("kind", "game")
+
+    kind: str
+    """Who talks to the model."""
+    deadline: Seconds = 60.0
+    """Seconds one trajectory may spend outside the engine."""
+
+
+class SingleTurnSection(EnvironmentSection):
+    """One question, one answer."""
+
+    kind: Literal["single_turn"] = "single_turn"
+
+
+class OwnEnvironmentSection(EnvironmentSection):
+    """An async function or a class of yours."""
+
+    kind: Given
+    hosts: Literal["auto"] | Natural = "auto"
+    """How many processes of its own it runs in; 0: in the process of the run, and so does auto."""
+    turns: Count = 8
+    """A class of tools: most replies of the model."""
+
+
+class ToolsSection(EnvironmentSection):
+    """A model that calls tools."""
+
+    kind: Literal["tools"] = "tools"
+    tools: Annotated[tuple[Literal["calculator", "search"], ...], Field(min_length=1)] = ("calculator",)
+    """Which tools."""
+    turns: Count = 8
+    """Most replies of the model."""
+    corpus: str | None = None
+    """search: a folder of .txt and .md files, or a .jsonl file with a `text` per line."""
+    results: Count = 3
+    """search: passages of one answer."""
+
+
+class GameSection(EnvironmentSection):
+    """What games of deduction share; the secret is the prompt's answer."""
+
+    turns: Count = 8
+    """Most guesses."""
+    right: str = "right"
+    """What the right guess is told."""
+    invalid: str = "That is no guess."
+    """What a reply without a guess is told."""
+
+
+class NumberGame(GameSection):
+    """A whole number is guessed, and each guess is told whether the secret is higher or lower."""
+
+    kind: Literal["game"] = "game"
+    game: Literal["number"] = "number"
+    range: tuple[int, int] = (0, 99)
+    """Smallest and largest secret."""
+    higher: str = "higher"
+    """What a guess is told that is too small."""
+    lower: str = "lower"
+    """What a guess is told that is too large."""
+
+
+class CodeGame(GameSection):
+    """A string is guessed, and each guess is told how many characters are right, and how many elsewhere."""
+
+    kind: Literal["game"] = "game"
+    game: Literal["code"] = "code"
+    alphabet: Annotated[str, Field(min_length=2)] = "012345"
+    """What secrets are made of."""
+    length: Annotated[int, Field(ge=1, le=40)] = 4
+    """Characters of a secret."""
+    matched: str = "{placed} right, {misplaced} misplaced"
+    """What another guess is told."""
+
+
+class MemorySection(EnvironmentSection):
+    """A model that reads a long text piece by piece and keeps a memory."""
+
+    kind: Literal["memory"] = "memory"
+    document: str = "document"
+    """The column that holds the text."""
+    chunk: Count = 8000
+    """Characters of a piece, which ends behind a space if one is near."""
+    memory_tokens: Count | None = None
+    """Longest memory; default: engine.max_new_tokens."""
+    empty: str = "No memory yet."
+    """The memory before the first piece."""
+    update: str = (
+        "A question is to be answered from a long text, of which you read one section at a time.\n\n"
+        "Question: {question}\n\nYour memory of the sections before:\n{memory}\n\nThis section:\n{chunk}\n\n"
+        "Write the new memory: everything of the old one and of this section that helps to answer the question. "
+        "Only what you write now is kept."
+    )
+    """Template of the message for each piece, over {question}, {memory} and {chunk}."""
+    answer: str = (
+        "Question: {question}\n\nYour memory of a long text that you have read:\n{memory}\n\nAnswer the question."
+    )
+    """Template of the last message, over {question} and {memory}."""
+    keep: bool = True
+    """False: each piece finds the memory empty, a control for what memory is worth."""
+
+
+class ProjectSection(EnvironmentSection):
+    """A program of several files, each written in a conversation of its own that leaves notes for the next."""
+
+    kind: Literal["project"] = "project"
+    files: str = "files"
+    """The column that lists the files: [{"name": "parse.py", "task": "what it is to be"}, ...], the program last."""
+    empty: str = "No notes yet."
+    """The notes before the first file."""
+    write: str = (
+        "A program is written file by file, each by somebody who sees only the notes of those before.\n\n"
+        "Goal: {goal}\n\nNotes:\n{notes}\n\nNow write {name}: {file}\n\n"
+        "Answer with the file in a ```python block and, behind it, the new notes: everything of the old ones and of "
+        "this file that the later files need, such as how its functions are called."
+    )
+    """Template of the message for each file, over {goal}, {notes}, {name} and {file}."""

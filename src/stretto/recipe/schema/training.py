@@ -1,0 +1,71 @@
+"""The sections `batch` and `optimizer`: how much is learned from at once, and how a gradient becomes an update."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stretto.recipe.schema.base import Count, Natural, NotNegative, Positive, Section, Share
+
+
+class Response(Section):
+    """Distribution of answer lengths in tokens: lognormal, cut at `cap`."""
+
+    mean: Positive = 28.0
+    """Mean."""
+    sigma: NotNegative = 0.6
+    """Standard deviation of the logarithm."""
+    cap: Count = 64
+    """Longest."""
+
+
+class LengthsSection(Section):
+    """Lengths that plans are made for; what is generated is as long as it comes out."""
+
+    prompt: Count = 43
+    """Prompt tokens."""
+    response: Response = Response()
+    """Answer tokens."""
+    from_run: str | None = None
+    """Take both from a run's samples instead."""
+
+
+class BatchSection(Section):
+    """One step: prompts x samples trajectories, updates optimizer updates."""
+
+    prompts: Count = 8
+    """Prompts a step."""
+    samples: Count = 8
+    """Samples per prompt."""
+    updates: Count = 1
+    """Optimizer updates a step; above 1 the later ones are off-policy and clipping acts."""
+    oversample: Annotated[float, Field(ge=1.0)] = 1.0
+    """Launch this many times the prompts and train on the first that are worth it, in launch order."""
+    max_rounds: Count = 10
+    """Rounds of resampling before training on what is there."""
+    token_budget: Literal["auto"] | Count = "auto"
+    """Most tokens in a micro-batch; the only thing that decides its size."""
+    lengths: LengthsSection | None = None
+    """Lengths that `plan`, `placement.strategy: auto` and forecasts count with."""
+
+
+class Optimizer(Section):
+    """How a gradient becomes an update."""
+
+    name: Literal["adamw", "adamw8bit"] = "adamw"
+    """AdamW; with adamw8bit its moments take 2 bytes per trained weight, not 8 (bitsandbytes, the extra quant)."""
+    lr: NotNegative = 2.0e-4
+    """Peak learning rate; left out, 1.5e-5 where all weights of a pretrained model are trained."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Decay of the two moments."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    clip: Positive | None = 1.0
+    """Largest gradient norm, after the global denominator; null for none."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up."""
+    warmup: Natural = 0
+    """Updates of linear warm-up."""
+    checkpointing: Literal["auto"] | bool = "auto"
+    """Recompute activations in the backward; auto switches it on when memory runs out."""

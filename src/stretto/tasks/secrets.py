@@ -1,0 +1,86 @@
+"""Prompts with something that their messages do not say: the secrets of games, and a list that is too long to be said.
+
+Each is drawn by its number, so that more of them (`count`) extend the set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from stretto.errors import Problem
+from stretto.recipe.schema import CodeSource, LookupSource, NumberSource
+
+Drawn = tuple[str, dict[str, int | str], str]
+"""(id, columns, answer) of a prompt."""
+SecretSource = NumberSource | CodeSource | LookupSource
+SECRET = (NumberSource, CodeSource, LookupSource)
+MAX_PROMPTS = 100_000
+"""Prompts are held in memory."""
+KEYS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""What the pairs of lookup are called."""
+TEMPLATES = {
+    "number": "I am thinking of a whole number from {low} to {high}. Guess it.",
+    "code": "I have written down {length} characters, each one of {alphabet}. Guess them.",
+    "lookup": "Which digit belongs to {key}? Answer with just the digit.",
+}
+"""The default message of each task."""
+COLUMNS = {
+    "number": ("game", "low", "high"),
+    "code": ("game", "length", "alphabet"),
+    "lookup": ("key", "document", "evidence"),
+}
+"""What a template can name."""
+
+
+def problems(source: SecretSource) -> Iterator[Problem]:
+    """Settings that cannot be."""
+    if source.count > MAX_PROMPTS:
+        fix = f"use at most {MAX_PROMPTS}"
+        yield Problem(field="task.source.count", reason=f"{source.count} prompts are too many to hold", fix=fix)
+    if isinstance(source, NumberSource) and source.range[0] >= source.range[1]:
+        reason = f"{source.range[1]} is not above {source.range[0]}, so there is nothing to guess"
+        yield Problem(field="task.source.range", reason=reason, fix="write [smallest, largest]")
+    if isinstance(source, CodeSource) and len(set(source.alphabet)) < len(source.alphabet):
+        yield Problem(field="task.source.alphabet", reason="names a character twice", fix="name each once")
+
+
+def rows(source: SecretSource) -> Iterator[Drawn]:
+    """Every prompt, in order."""
+    for index in range(source.count):
+        match source:
+            case NumberSource():
+                yield _number(source, index)
+            case CodeSource():
+                yield _code(source, index)
+            case LookupSource():
+                yield _lookup(source, index)
+
+
+def numbers(key: str, count: int) -> list[int]:
+    """So many numbers that follow from the key, the same everywhere."""
+    draws = hashlib.shake_128(key.encode()).digest(4 * count)
+    return [int.from_bytes(draws[at : at + 4], "little") for at in range(0, len(draws), 4)]
+
+
+def _number(source: NumberSource, index: int) -> Drawn:
+    """A secret number; nothing else tells one game from another, so its number is a column."""
+    low, high = source.range
+    (drawn,) = numbers(f"number|{index}", 1)
+    return str(index), {"game": index, "low": low, "high": high}, str(low + drawn % (high - low + 1))
+
+
+def _code(source: CodeSource, index: int) -> Drawn:
+    """A secret string."""
+    letters = [source.alphabet[drawn % len(source.alphabet)] for drawn in numbers(f"code|{index}", source.length)]
+    return str(index), {"game": index, "length": source.length, "alphabet": source.alphabet}, "".join(letters)
+
+
+def _lookup(source: LookupSource, index: int) -> Drawn:
+    """A list of letters with a digit each, in random order, and one of the letters."""
+    drawn = numbers(f"lookup|{index}", 2 * len(KEYS) + 1)
+    keys = sorted(KEYS, key=lambda key: drawn[KEYS.index(key)])[: source.pairs]
+    pairs = [f"{key}={drawn[len(KEYS) + place] % 10}" for place, key in enumerate(keys)]
+    evidence = pairs[drawn[-1] % len(pairs)]
+    document = "".join(f"{pair} " for pair in pairs)
+    return str(index), {"key": evidence[0], "document": document, "evidence": evidence}, evidence[-1]

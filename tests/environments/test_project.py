@@ -1,0 +1,80 @@
+"""Programs of several files: notes are all that one conversation leaves the next; the files together are a program."""
+
+import subprocess
+import sys
+
+import pytest
+
+from stretto.environments.project import ProjectEnvironment, bundled, taken_apart
+from stretto.errors import RolloutError
+from stretto.recipe.schema import ProjectSection
+from stretto.types import Prompt
+from talking import played
+
+FILES = [{"name": "area.py", "task": "the area of a square"}, {"name": "main.py", "task": "solve(side)"}]
+FIRST = "Here:\n```python\ndef area(a):\n    return a * a\n```\narea.area(a)"
+SECOND = "```python\nimport area\n\ndef solve(side):\n    return area.area(side)\n\nprint(solve(3))\n```"
+
+
+def prompt(files=FILES):
+    return Prompt(id="p", messages=({"role": "user", "content": "Squares."},), tags={"files": files})
+
+
+def project(**section):
+    return ProjectEnvironment(ProjectSection(**{"write": "{goal}|{notes}|{name}|{file}", "empty": "-", **section}))
+
+
+def program(answer):
+    assert answer.startswith("```python\n")
+    return answer.removeprefix("```python\n").removesuffix("```")
+
+
+def test_each_file_is_a_conversation_that_sees_the_notes_alone():
+    outcome, talk = played(project(), prompt(), [FIRST, SECOND])
+    assert talk.read == [
+        "<|user|>Squares.|-|area.py|the area of a square<|assistant|>",
+        "<|user|>Squares.|area.area(a)|main.py|solve(side)<|assistant|>",
+    ]
+    assert [each.parent for each in talk.conversations()] == [None, None]
+    assert outcome.signals == {"files": 2, "missing": 0, "truncated": 0, "notes_characters": 0}
+
+
+def test_the_files_together_are_a_program_in_one_block():
+    outcome, _ = played(project(), prompt(), [FIRST, SECOND])
+    done = subprocess.run([sys.executable, "-I", "-c", program(outcome.answer)], capture_output=True, text=True)
+    assert done.stdout == "9\n"
+
+
+@pytest.mark.parametrize("text", ["'''", '"""', "```", "\\", "{0}", "\n```\n", "\u2028", "#" * 1000])
+def test_no_file_can_leave_its_place_in_the_program(text):
+    answer = bundled({"a": f"text = {text!r}", "main": "import a\nprint(ascii(a.text))"})
+    assert answer.count("\n```") == 1
+    done = subprocess.run([sys.executable, "-I", "-c", program(answer)], capture_output=True, text=True)
+    assert done.stdout.strip() == ascii(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("no code", (None, "no code")),
+        ("```\na\n```\nnotes", ("a\n", "notes")),
+        ("```py\na\n```\nand\n```python\nb\n```\n", ("b\n", "")),
+        ("```python\nnever closed", (None, "```python\nnever closed")),
+    ],
+)
+def test_a_reply_is_a_file_and_notes(text, found):
+    assert taken_apart(text) == found
+
+
+def test_a_file_that_is_missing_is_empty_and_counted():
+    outcome, _ = played(project(), prompt(), ["I cannot.", SECOND])
+    assert outcome.signals["missing"] == 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [None, [], "main.py", [{"name": "../x.py", "task": ""}], [{"name": "for.py", "task": ""}], [{"name": "a.py"}]],
+)
+def test_a_prompt_without_files_is_a_failure(files):
+    with pytest.raises(RolloutError, match="list of files"):
+        played(project(), prompt(files), [])

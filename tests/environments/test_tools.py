@@ -1,0 +1,203 @@
+"""Tools: what is called is answered, what cannot be called is explained, and only the model's own words are trained."""
+
+import asyncio
+import time
+
+import pytest
+
+from stretto.environments import adapted
+from stretto.environments.base import ToolCall
+from stretto.environments.tools import ToolsEnvironment
+from stretto.environments.toolset import ABANDONED, LONGEST, Toolset
+from stretto.errors import RecipeError, RolloutError
+from stretto.recipe.schema import ToolsSection
+from stretto.types import Prompt
+from talking import played
+
+PROMPT = Prompt(id="p", messages=({"role": "user", "content": "12+7?"},), reference="19", tags={"goal": "7"})
+
+
+def tools(tmp_path, **section):
+    return ToolsEnvironment(ToolsSection(**section), root=tmp_path)
+
+
+def test_a_tool_is_called_and_its_answer_is_context(tmp_path):
+    outcome, talk = played(tools(tmp_path), PROMPT, ["calculator(12+7)", "19"])
+    assert outcome.answer == "19"
+    assert outcome.turn_rewards == (0.0, 0.0)
+    assert outcome.signals == {"turns": 2, "tokens": 20, "tool_calls": 1, "tool_errors": 0, "truncated": 0}
+    assert talk.texts() == [
+        "<|user|>12+7?<|assistant|>calculator(12+7)<|end|><|user|>19<|assistant|>19<|end|>",
+    ]
+    assert talk.trained() == ["calculator(12+7)<|end|>19<|end|>"]
+    assert talk.conversations()[0].turns == ((0, 17), (1, 3))
+    assert talk.rewritten == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("calculator(1/0)", "error: ValueError: division by zero"),
+        ("calculator(12+7", "error: the call has no closing parenthesis at its end"),
+        ("calculator()", "error: expression: Missing required argument"),
+    ],
+)
+def test_a_call_that_fails_is_told_and_the_model_may_try_again(tmp_path, said, told):
+    outcome, talk = played(tools(tmp_path), PROMPT, [said, "calculator(12+7)", "19"])
+    assert outcome.answer == "19"
+    assert outcome.turn_rewards == (-1.0, 0.0, 0.0)
+    assert (outcome.signals["tool_calls"], outcome.signals["tool_errors"]) == (2, 1)
+    assert told in talk.texts()[0]
+
+
+def test_an_episode_ends_after_so_many_turns_or_with_a_reply_that_is_cut_off(tmp_path):
+    outcome, talk = played(tools(tmp_path, turns=3), PROMPT, lambda text: "calculator(1)")
+    assert len(talk.read) == 3
+    assert outcome.answer == "calculator(1)"
+    outcome, talk = played(tools(tmp_path), PROMPT, lambda text: "calculator(1)", limit=5)
+    assert (len(talk.read), outcome.signals["truncated"]) == (1, 1)
+
+
+def test_the_corpus_is_searched(tmp_path):
+    (tmp_path / "texts.jsonl").write_text('{"text": "Twelve and seven are nineteen."}\n{"text": "No."}\n')
+    made = tools(tmp_path, tools=("search",), corpus="texts.jsonl")
+    _, talk = played(made, PROMPT, ["search(seven)", "19"])
+    assert "<|user|>Twelve and seven are nineteen.<|assistant|>19" in talk.texts()[0]
+
+
+class Counter:
+    """A class as TRL users write it; `made` counts its objects."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.total = 0
+
+    def reset(self, goal, answer):
+        self.goal = int(goal)
+        return f" Reach {goal}, not {answer}."
+
+    def add(self, amount: int) -> str:
+        """Adds to the total.
+
+        Args:
+            amount: How much.
+        """
+        if amount > 100:
+            raise OverflowError("too much")
+        self.total += amount
+        return f"total {self.total}"
+
+    async def later(self, text: str) -> dict:
+        """Waits.
+
+        Args:
+            text: Anything.
+        """
+        await asyncio.sleep(0)
+        return {"said": text}
+
+    def get_reward(self):
+        return self.total == self.goal
+
+    def _hidden(self):
+        raise AssertionError
+
+
+def test_the_public_methods_of_a_class_are_tools_and_its_reward_is_a_signal():
+    environment, before = adapted(Counter, turns=8), Counter.made
+    outcome, talk = played(environment, PROMPT, ["add(3)", "add(four)", "add(400)", "add(4)", "later(x)", "done"])
+    assert Counter.made == before + 1
+    assert (outcome.answer, outcome.signals["reward"], outcome.signals["tool_errors"]) == ("done", 1.0, 2)
+    (text,) = talk.texts()
+    assert text.startswith("<|user|>12+7? Reach 7, not 19.<|assistant|>add(3)")
+    for told in ("total 3", "amount: Input should be a valid integer", "OverflowError: too much", '{"said": "x"}'):
+        assert told in text
+    again, _ = played(environment, PROMPT, ["add(3)", "done"])
+    assert again.signals["reward"] == 0.0
+
+
+def test_a_class_whose_methods_cannot_be_described_is_refused_with_each_of_them():
+    class Undescribed:
+        def one(self, x):
+            """Does."""
+
+        def two(self, x: int):
+            """Does.
+
+            Args:
+                x: A number.
+            """
+
+        def three(self, x: int):
+            pass
+
+    with pytest.raises(RecipeError) as caught:
+        adapted(Undescribed, turns=3)
+    assert {problem.reason.partition(" ")[0] for problem in caught.value.problems} == {
+        "Undescribed.one",
+        "Undescribed.three",
+    }
+
+
+def test_what_reset_and_get_reward_return_is_checked():
+    class Numbers(Counter):
+        def reset(self, goal):
+            return 3
+
+    class Words(Counter):
+        def get_reward(self):
+            return "good"
+
+    for made, says in ((Numbers, "reset returned int"), (Words, "get_reward returned str")):
+        with pytest.raises(RolloutError, match=says):
+            played(adapted(made, turns=2), PROMPT, ["done"])
+
+
+def test_a_method_that_blocks_does_not_block_the_others():
+    class Slow(Counter):
+        def add(self, amount: int) -> str:
+            """Waits.
+
+            Args:
+                amount: How long.
+            """
+            while not self.goal:
+                time.sleep(0.01)
+            return "woken"
+
+    slow = Slow()
+    slow.goal = 0
+
+    async def both():
+        tools = Toolset([slow.add])
+        waiting = asyncio.ensure_future(tools.answer(ToolCall(name="add", arguments={"amount": 1})))
+        await asyncio.sleep(0.05)
+        given_up = asyncio.ensure_future(tools.answer(ToolCall(name="add", arguments={"amount": 2})))
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert given_up.cancelled()
+        assert len(ABANDONED) == 1
+        slow.goal = 1
+        assert await waiting == ("woken", True)
+        while ABANDONED:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(both())
+    assert not ABANDONED
+
+
+def test_long_answers_are_cut_and_unknown_tools_are_named():
+    async def long() -> str:
+        """Says much."""
+        return "a" * (LONGEST + 5)
+
+    tools = Toolset([long])
+    text, made = asyncio.run(tools.answer(ToolCall(name="long")))
+    assert made
+    assert text.endswith("(the other 5 characters are cut)")
+    text, made = asyncio.run(tools.answer(ToolCall(name="short")))
+    assert not made
+    assert "there are long" in text
