@@ -10,7 +10,13 @@ from importlib.util import find_spec
 
 from stretto.errors import Problem
 
-EXTRAS = {"datasets": "tasks", "reasoning_gym": "tasks", "math_verify": "tasks"}
+EXTRAS = {
+    "datasets": "tasks",
+    "reasoning_gym": "tasks",
+    "math_verify": "tasks",
+    "aiohttp": "serve",
+    "verifiers": "environments",
+}
 """Package -> the extra of this project that installs it."""
 
 

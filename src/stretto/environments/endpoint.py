@@ -4,7 +4,8 @@
     POST /inference/v1/generate    token ids in, token ids and log-probabilities out, with the weights that sampled them
     GET  /v1/models                the one model, and how long a conversation may be
 
-It listens on the loopback address alone. A key says which trajectory asks; without a valid one nothing is answered. How
+It listens on the loopback address alone. A key says which trajectory asks, as a bearer token or, before that, in the
+header X-API-Key, which proxies leave alone; without a valid one nothing is answered. How
 tokens are sampled is the run's to say, and never the caller's: training needs the log-probabilities of exactly that
 distribution. So temperature and the like are accepted there and have no effect; in `stretto serve`, temperature and
 seed have one.
@@ -86,6 +87,8 @@ class Endpoint:
 
     def _caller(self, request: web.Request) -> Caller | None:
         """Whose key the request has."""
+        if (key := request.headers.get("X-API-Key")) is not None:
+            return self.callers.get(key)
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         return self.callers.get(key.strip()) if scheme.lower() == "bearer" else None
 

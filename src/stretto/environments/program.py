@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,12 +30,21 @@ SHOWN = 2000
 """Characters of standard error that a failure quotes."""
 
 
+def executable(name: str, root: Path) -> str | None:
+    """The program of this name: in `root`, beside the Python that runs this, or on PATH; none if there is none."""
+    mine = (root / name).absolute()
+    if mine.is_file() and os.access(mine, os.X_OK):
+        return str(mine)
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return shutil.which(name, path=places) if os.path.dirname(name) == "" else shutil.which(name)
+
+
 class ProgramEnvironment:
     """Runs one command."""
 
     def __init__(self, command: Sequence[str], *, root: Path) -> None:
         """`command` is started in `root`, without a shell."""
-        self.command, self.root = tuple(command), root
+        self.command, self.root = (executable(command[0], root) or command[0], *command[1:]), root
 
     async def __call__(self, prompt: Prompt, model: Model) -> Outcome:
         """Starts it and waits for its end."""

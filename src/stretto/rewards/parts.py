@@ -21,6 +21,7 @@ from stretto.recipe.schema import (
     OverlongReward,
     RegexReward,
     RewardPart,
+    SignalReward,
     names_of,
 )
 from stretto.rewards import answer
@@ -90,6 +91,8 @@ def build(part: RewardPart, pool: Pool) -> Verdict:
             return _math(part, pool)
         case GymReward():
             return _gym(part, pool)
+        case SignalReward():
+            return _signal(part)
         case FunctionReward():
             return _function(part, pool)
     reason, fix = f"{part.kind} is not available yet", f"use one of {', '.join(names_of(RewardPart.records(), 'kind'))}"
@@ -127,6 +130,17 @@ def _overlong(part: OverlongReward) -> Verdict:
     async def verdict(trajectory: Trajectory) -> float:
         tokens = sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
         return answer.overlong(tokens, longest=longest, buffer=buffer)
+
+    return verdict
+
+
+def _signal(part: SignalReward) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        signals = observed(trajectory).signals
+        if part.signal not in signals:
+            there = ", ".join(sorted(signals)) or "none"
+            raise VerdictError(f"the environment has no signal {part.signal!r}; there are: {there}")
+        return float(signals[part.signal])
 
     return verdict
 

@@ -95,6 +95,14 @@ class OverlongReward(RewardPart):
     """Over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
 
 
+class SignalReward(RewardPart):
+    """A number that the environment noticed, such as a game's score."""
+
+    kind: Literal["signal"] = "signal"
+    signal: Annotated[str, Field(min_length=1)] = "reward"
+    """Which one, by the name in the outcome's signals."""
+
+
 class ModelReward(RewardPart):
     """The score of the model in roles.reward_model, which has the deadlines of its stage."""
 
