@@ -1,9 +1,10 @@
-"""Programs that reach a trajectory's model over HTTP: what they sample there is recorded to the id, nobody else gets in,
+"""Programs that reach a trajectory's model over HTTP: what they sample is recorded to the id, nobody else gets in,
 and no request of a stranger disturbs anything."""
 
 import asyncio
 import io
 import json
+import os
 import random
 import string
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from stretto.engines.scripted import ScriptedEngine
 from stretto.environments.addresses import Addresses
-from stretto.environments.program import ProgramEnvironment
+from stretto.environments.program import ProgramEnvironment, executable
 from stretto.environments.render import Renderer
 from stretto.environments.wire import BadRequest, chat_call, token_call
 from stretto.errors import EngineError, WorkerLost
@@ -126,6 +127,13 @@ def test_a_wrong_key_gets_401_and_a_key_ends_with_its_trajectory(play):
         for key in ("", "nonsense", address.key[:-1], address.key + "x", *(each.key for each in seen)):
             assert (await post(address, CHAT, {"messages": [user("1")]}, key=key))[0] == 401
             assert (await post(address, "/v1/models", b"", key=key, method="GET"))[0] == 401
+        for header, value in (("X-API-Key", address.key), ("X-API-Key", "nonsense")):  # a proxy leaves it alone
+            headers = {header: value, "Authorization": "Bearer EMPTY"}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(address.base_url + "/models", headers=headers) as found,
+            ):
+                assert found.status == (200 if value == address.key else 401)
         status, answer = await post(address, "/v1/models", b"", method="GET")
         assert (status, answer["data"][0]["max_model_len"]) == (200, 256)
         await model.chat(prompt.messages)
@@ -249,7 +257,7 @@ def test_an_address_is_refused_once_its_trajectory_has_ended(play):
         return await agent(prompt, model)
 
     play(late)
-    model, address = kept[0]
+    _, address = kept[0]
     with suppress(OSError):  # the server is gone, or does not know the key
         status, _ = asyncio.run(post(address, CHAT, GOOD))
         assert status == 401
@@ -299,12 +307,27 @@ def test_a_program_that_fails_is_a_failure_and_not_an_answer(play, tmp_path, cod
 
 def test_a_program_past_its_deadline_ends_with_what_it_started(play, tmp_path):
     mark = tmp_path / "child"
-    code = f"import subprocess, time; p = subprocess.Popen(['sleep', '600']); open({str(mark)!r}, 'w').write(str(p.pid)); time.sleep(600)"
+    code = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '600']); "
+        f"open({str(mark)!r}, 'w').write(str(p.pid)); time.sleep(600)"
+    )
     (trajectory,) = play(program(code, tmp_path), outside=2.0)
     assert "not finished within" in trajectory.failure
     state = f"/proc/{mark.read_text()}/stat"
     with suppress(FileNotFoundError), open(state) as stat:
         assert stat.read().split()[2] == "Z"
+
+
+def test_a_program_is_found_beside_the_recipe_beside_python_and_on_path(tmp_path, monkeypatch):
+    mine = tmp_path / "agent"
+    mine.write_text("#!/bin/sh\nexit 0\n")
+    assert executable("agent", tmp_path) is None, "it is not executable"
+    mine.chmod(0o755)
+    assert executable("agent", tmp_path) == executable("./agent", tmp_path) == str(mine)
+    assert executable("python", tmp_path) == os.path.join(os.path.dirname(sys.executable), "python")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert executable("agent", tmp_path / "elsewhere") == str(mine)
+    assert executable("sub/agent", tmp_path) is None
 
 
 def test_a_command_that_does_not_exist_is_said(play, tmp_path):

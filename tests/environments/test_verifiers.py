@@ -15,7 +15,14 @@ from stretto.environments import resolve
 from stretto.environments.verifiers import tasksets
 from stretto.errors import RecipeError
 from stretto.models.load import load
-from stretto.recipe.schema import AlgorithmSection, ModelSection, Scratch, TaskSection, VerifiersSection, VerifiersSource
+from stretto.recipe.schema import (
+    AlgorithmSection,
+    ModelSection,
+    Scratch,
+    TaskSection,
+    VerifiersSection,
+    VerifiersSource,
+)
 from stretto.tasks.source import load_prompts, peek
 from stretto.training.trainer import Trainer
 from talking import Talk
@@ -188,7 +195,7 @@ def test_a_taskset_that_is_not_there_is_seen_without_importing_anything(name, sa
 
 def test_games_that_would_download_lists_of_words_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
-    with pytest.raises(RecipeError, match="needs? the nltk data words"):
+    with pytest.raises(RecipeError, match="need the nltk data words"):
         again(taskset="textarena", game="Wordle-v0")
 
 

@@ -27,7 +27,6 @@ from stretto.recipe.schema import (
     VerifiersSource,
 )
 
-
 SIGNALS: dict[type[EnvironmentSection], tuple[str, ...]] = {
     SingleTurnSection: ("tokens", "truncated"),
     ProgramSection: (),

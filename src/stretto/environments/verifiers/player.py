@@ -95,7 +95,13 @@ class PlayingAgent(Agent):
     """An agent of one episode; it keeps the traces of what it played."""
 
     def __init__(
-        self, name: str, config: AgentConfig, *, harness: Harness[HarnessConfig], box: Runtime, server: InterceptionServer
+        self,
+        name: str,
+        config: AgentConfig,
+        *,
+        harness: Harness[HarnessConfig],
+        box: Runtime,
+        server: InterceptionServer,
     ) -> None:
         super().__init__(config, interception=server)
         self.name, self.harness, self.box = name, harness, box

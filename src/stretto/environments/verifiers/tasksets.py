@@ -61,7 +61,9 @@ def module_of(name: str) -> str:
 
 def _is_built_in(module: str) -> bool:
     spec = find_spec("verifiers")
-    return any(_holds(Path(place, "v1", "tasksets"), module) for place in (spec and spec.submodule_search_locations) or ())
+    return any(
+        _holds(Path(place, "v1", "tasksets"), module) for place in (spec and spec.submodule_search_locations) or ()
+    )
 
 
 def _holds(folder: Path, module: str) -> bool:
