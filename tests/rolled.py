@@ -4,14 +4,15 @@ import asyncio
 
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.queue import EngineQueue
+from stretto.environments.addresses import Addresses
 from stretto.environments.chat import Sampling
 from stretto.environments.render import Renderer
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
 from stretto.types import Group, Reward
 
 
-def rolled(policy, environment, prompts, *, attempts=4, limit=6, temperature=1.0):
-    """Every attempt at every prompt, in launch order."""
+def rolled(policy, environment, prompts, *, attempts=4, limit=6, temperature=1.0, served=False):
+    """Every attempt at every prompt, in launch order; where it is `served`, the model has an address."""
     engine = NativeEngine(policy)
 
     async def generate(new, unwanted, seconds):
@@ -20,6 +21,7 @@ def rolled(policy, environment, prompts, *, attempts=4, limit=6, temperature=1.0
 
     async def run():
         lane = EngineQueue(generate)
+        addresses = Addresses(vocabulary=len(policy.tokenizer)) if served else None
 
         async def one(prompt, attempt):
             with lane.trajectory():
@@ -30,9 +32,14 @@ def rolled(policy, environment, prompts, *, attempts=4, limit=6, temperature=1.0
                     renderer=Renderer(policy.tokenizer, stop=policy.stop_tokens),
                     sampling=Sampling(seed=3, temperature=temperature, max_new_tokens=limit, context=policy.context),
                     outside=EnvironmentBudget(60.0, waiting=lane.waiting),
+                    addresses=addresses,
                 )
 
-        return await asyncio.gather(*(one(prompt, attempt) for prompt in prompts for attempt in range(attempts)))
+        try:
+            return await asyncio.gather(*(one(prompt, attempt) for prompt in prompts for attempt in range(attempts)))
+        finally:
+            if addresses is not None:
+                await addresses.close()
 
     return asyncio.run(run())
 

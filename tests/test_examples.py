@@ -117,3 +117,18 @@ def test_the_data_of_the_reward_example_is_plain_json():
     for line in (LETTERS.parent / "prompts.jsonl").read_text().splitlines():
         row = json.loads(line)
         assert row["answer"] == row["letter"] * row["times"]
+
+
+@pytest.mark.slow
+def test_a_game_of_textarena_is_trained_on_for_three_steps(elsewhere):
+    assert main(["train", str(EXAMPLES / "textarena" / "guess.yaml"), "guards.min_disk_gb=0", "log=[]"]) == 0
+    rows = rows_of(elsewhere / "runs" / "guess-001")
+    assert len(rows) == 3 * 16 and all(row["failure"] is None and row["used"] for row in rows)
+    for row in rows:
+        (talk,) = row["conversations"]
+        assert len(talk["tokens"]) == len(talk["trained"]) == len(talk["logprobs"])
+        assert all((logprob < 0) == trained for logprob, trained in zip(talk["logprobs"], talk["trained"], strict=True))
+    assert any(
+        row["conversations"][0]["text"].count("[GAME]") + row["conversations"][0]["text"].count("invalid") > 1
+        for row in rows
+    )

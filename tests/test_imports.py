@@ -94,6 +94,8 @@ FILES = {
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
+    # A taskset has both the prompts and the environment that plays them.
+    "tasks.verifiers": BASE | {"sandbox", "environments.verifiers.tasksets"},
     # The queue of a cell counts the trajectories that wait for its engine.
     "engines.queue": BASE | {"engines", "environments.trajectory"},
 }

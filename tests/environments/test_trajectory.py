@@ -35,7 +35,7 @@ def launches(count, *, attempts=1):
     ]
 
 
-async def collected(asked, engine, *, environment, renderer, outside=60.0, context=256, lanes=None):
+async def collected(asked, engine, *, environment, renderer, outside=60.0, context=256, lanes=None, addresses=None):
     """The trajectories of launches that run at once on an engine."""
 
     async def generate(new, unwanted, seconds):
@@ -56,6 +56,7 @@ async def collected(asked, engine, *, environment, renderer, outside=60.0, conte
                 renderer=renderer,
                 sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=context),
                 outside=EnvironmentBudget(outside, waiting=lane.waiting),
+                addresses=addresses,
             )
 
     return list(await asyncio.gather(*map(one, asked)))

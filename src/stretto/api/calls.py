@@ -19,8 +19,9 @@ from stretto import threads
 from stretto.api.functions import RewardLike, collect
 from stretto.api.recipes import check_changed, check_deeply, open_recipe, probes
 from stretto.api.run import Run
+from stretto.api.targets import Target, ask, place_of, run_folder, source_of
 from stretto.checks.recipe import examine
-from stretto.environments.base import Environment
+from stretto.environments.base import Address, Environment
 from stretto.errors import Problem, RecipeError
 from stretto.recipe.load import Changes, RecipeSource, folder_of, listed
 from stretto.recipe.schema import Recipe
@@ -36,9 +37,6 @@ if TYPE_CHECKING:  # loaded by the functions that need them
 
 Note = Callable[[str], None]
 """Tells the user something that asks for nothing."""
-
-Target = RecipeSource | Run
-"""A run or its folder; or a recipe, whose model is asked as it is before training."""
 
 
 def train(
@@ -105,7 +103,7 @@ def resume(
     trained with is refused unless it is in `allow`.
     """
     refuse_copies("resume", folder)
-    place = _place(folder)
+    place = place_of(folder)
     recipe, root, functions, own = _recipe_of(
         place,
         changes,
@@ -142,14 +140,14 @@ def evaluate(
     from stretto.runtime.questions import evaluate_recipe, evaluate_run
 
     told = note or _note(quiet=False)
-    if (place := _run_folder(target)) is not None:
+    if (place := run_folder(target)) is not None:
         recipe, root, functions, own = _recipe_of(
             place, changes, rewards=rewards, environment=environment, algorithm=algorithm
         )
         check_changed(recipe, root, functions)
         with _served(functions) as given:
             return threads.outside_loops(evaluate_run, place, changes=own, note=told, given=given)
-    source = _source(target)
+    source = source_of(target)
     root = folder_of(source)
     functions, found = collect(rewards=rewards, environment=environment, algorithm=algorithm, root=root)
     with _served(functions) as given:
@@ -173,31 +171,37 @@ def sample(
     Before a text comes the recipe's `task.system`. `temperature` 0 is greedy; what is left out is as in training. The
     same call gives the same answers; another `seed` gives others.
     """
-    from stretto.runtime.answers import answers, only_sampling, prompts_of
-    from stretto.runtime.questions import ask_recipe, ask_run
+    from stretto.runtime.answers import answers, prompts_of
 
     _refuse_numbers(n=n, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     own = [*listed(changes), *([] if max_new_tokens is None else [{"engine.max_new_tokens": max_new_tokens}])]
-    told, place = note or _note(quiet=False), _run_folder(target)
-    if place is not None:
-        from stretto.runtime.recipe_file import load_run_recipe
-
-        recipe, root = load_run_recipe(place, own)
-    else:
-        source = _source(target)
-        root = folder_of(source)
-    if place is None:
-        recipe = open_recipe(source, own, deep=True, training=False)
-    asked = prompts_of(prompts, system=recipe.task.system)
 
     async def question(parts: Any) -> list[Answer]:
+        asked = prompts_of(prompts, system=parts.recipe.task.system)
         return await answers(parts, asked, attempts=n, temperature=temperature, seed=seed)
 
-    recipe = only_sampling(recipe)
-    if place is not None:
-        check_changed(recipe, root)
-        return threads.outside_loops(ask_run, place, recipe, root, question, note=told, judged=False)
-    return threads.outside_loops(ask_recipe, recipe, root, question, note=told, judged=False)
+    return ask(target, question, changes=own, note=note or _note(quiet=False))
+
+
+def serve(
+    target: Target,
+    *,
+    port: int = 8000,
+    key: str | None = None,
+    changes: Changes = (),
+    ready: Callable[[Address], object],
+    note: Note | None = None,
+) -> None:
+    """Answers programs over HTTP until Ctrl-C: a run's newest checkpoint, or a recipe's model. `ready` is told where.
+
+    It listens on 127.0.0.1, at `port` or at one that is free (0). Without a `key` there is a new one.
+    """
+    from stretto.runtime import serve as server
+
+    async def question(parts: Any) -> None:
+        await server.serve(parts, port=port, key=key, ready=ready)
+
+    ask(target, question, changes=listed(changes), note=note or _note(quiet=False))
 
 
 def plan(
@@ -287,23 +291,6 @@ def _recipe_of(
     own |= {} if callbacks_strict is None else {"run.callbacks_strict": callbacks_strict}
     changed = [own, *listed(changes)]
     return load_run_recipe(place, changed)[0], root, functions, changed
-
-
-def _run_folder(target: Target) -> Path | None:
-    """The folder of a run, none if it is a recipe."""
-    if isinstance(target, Run):
-        return target.folder
-    path = Path(target) if isinstance(target, str | os.PathLike) else None
-    return path if path is not None and path.is_dir() else None
-
-
-def _place(folder: str | os.PathLike[str] | Run) -> Path:
-    return folder.folder if isinstance(folder, Run) else Path(folder)
-
-
-def _source(target: Target) -> RecipeSource:
-    assert not isinstance(target, Run)
-    return target
 
 
 def _fit(recipe: Recipe, root: Path, note: Note) -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "train.train",
     "resume": "train.resume",
     "eval": "evaluate.evaluate",
+    "serve": "serve.serve",
     "check": "check.check",
     "plan": "plan.plan",
     "doctor": "doctor.doctor",

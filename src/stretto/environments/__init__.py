@@ -14,6 +14,7 @@ from stretto.environments import single_turn
 from stretto.environments.base import Environment
 from stretto.environments.game import GameEnvironment
 from stretto.environments.memory import MemoryEnvironment
+from stretto.environments.program import ProgramEnvironment
 from stretto.environments.project import ProjectEnvironment
 from stretto.environments.tool_class import ToolClassEnvironment
 from stretto.environments.tools import ToolsEnvironment
@@ -23,9 +24,11 @@ from stretto.recipe.schema import (
     GameSection,
     MemorySection,
     OwnEnvironmentSection,
+    ProgramSection,
     ProjectSection,
     SingleTurnSection,
     ToolsSection,
+    VerifiersSection,
 )
 
 FIELD = "environment.kind"
@@ -42,17 +45,24 @@ def lost(kind: str) -> Iterator[Problem]:
 def resolve(section: EnvironmentSection, folders: Sequence[str] = ()) -> Environment:
     """The environment of a section; the first of the folders is the recipe's. RecipeError if there is none, or none
     yet."""
+    root = Path(folders[0]) if folders else Path.cwd()
     match section:
         case SingleTurnSection():
             return single_turn.run
         case ToolsSection():
-            return ToolsEnvironment(section, root=Path(folders[0]) if folders else Path.cwd())
+            return ToolsEnvironment(section, root=root)
         case GameSection():
             return GameEnvironment(section)
         case MemorySection():
             return MemoryEnvironment(section)
         case ProjectSection():
             return ProjectEnvironment(section)
+        case ProgramSection():
+            return ProgramEnvironment(section.command, root=root)
+        case VerifiersSection():
+            from stretto.environments.verifiers.environment import VerifiersEnvironment  # takes seconds
+
+            return VerifiersEnvironment(section, folders)
         case OwnEnvironmentSection():
             if wrong := tuple(lost(section.kind)):
                 raise RecipeError(*wrong)

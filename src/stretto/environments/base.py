@@ -29,6 +29,21 @@ class ToolCall:
     """Why nobody can make this call, in words for the model; none if it can be tried."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a program reaches the model of one trajectory over HTTP, as it would reach OpenAI or vLLM."""
+
+    url: str
+    """http://127.0.0.1:PORT: `/v1/chat/completions` and `/inference/v1/generate` are below it."""
+    key: str
+    """What says which trajectory asks: the API key, sent as a bearer token."""
+
+    @property
+    def base_url(self) -> str:
+        """What clients of OpenAI's API call `base_url`."""
+        return f"{self.url}/v1"
+
+
 class Reply(dict[str, Any]):
     """An assistant message (`role`, `content`) that remembers the token ids it came from."""
 
@@ -62,6 +77,13 @@ class Model(Protocol):
 
         A reply with stop "length" was cut off. It is empty where the conversation has filled the context: end the
         episode then, with what there is, and it is judged as it stands.
+        """
+        ...
+
+    async def address(self) -> Address:
+        """Where any program reaches this model: what it samples there is trained like what `chat` samples.
+
+        It is open until the trajectory ends.
         """
         ...
 

@@ -16,15 +16,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stretto.engines.base import Completion, Request, joined_kept, noise_key
-from stretto.environments.base import Reply, Tool
+from stretto.environments.base import Address, Reply, Tool
 from stretto.environments.render import Renderer, Tokens
 from stretto.errors import EngineError, RolloutError
 from stretto.types import Conversation, KeptTokens, Message, Prompt, StopReason
+
+if TYPE_CHECKING:
+    from stretto.environments.wire import SamplingWish
 
 MOST_FULL = 100
 """Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
@@ -110,7 +113,10 @@ class ModelHandle:
         sampling: Sampling,
         renderer: Renderer,
         generate: Callable[[Request], Awaitable[Completion]],
+        reach: Callable[[ModelHandle], Awaitable[Address]] | None = None,
     ) -> None:
+        """`reach` gives the handle an address."""
+        self.reach = reach
         self.prompt, self.visit, self.attempt = prompt, visit, attempt
         self.sampling, self.renderer, self.generate = sampling, renderer, generate
         self.drafts: list[OpenConversation] = []
@@ -129,15 +135,9 @@ class ModelHandle:
         draft = self._place(asked, messages, told)
         call, self.calls = self.calls, self.calls + 1
         if draft is None:
-            return await self._cut_off(call)
-        completion = await self.generate(self._request(draft, max_new_tokens))
-        if completion.stop == "abort":
-            raise RolloutError("the call was aborted before the model had finished")
-        if self.sampling.truncated and completion.kept is None:
-            raise EngineError("the engine draws from a part of the distribution and does not say from which tokens")
-        draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
-        draft.kept.append(completion.kept)
-        draft.stop, draft.version = completion.stop, completion.version
+            await self._cut_off()
+            return Reply(text="", tokens=(), stop="length", turn=call)
+        completion = await self._speak(draft, max_new_tokens, call)
         tokens = completion.tokens.tolist()
         reply = Reply(
             text=self.renderer.text(tokens),
@@ -148,11 +148,63 @@ class ModelHandle:
         )
         draft.messages = [*asked, dict(reply)]
         draft.replies.append(reply)
-        draft.calls.append((call, len(tokens)))
         draft.turns.append((len(draft.messages), len(draft.tokens)))
         return reply
 
-    async def _cut_off(self, call: int) -> Reply:
+    async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion:
+        """What the model says after tokens that a program has put together by itself.
+
+        They continue the conversation whose tokens they start with up to the end of one of its calls.
+        """
+        draft = self._place_tokens(list(tokens))
+        call, self.calls = self.calls, self.calls + 1
+        if draft is None:
+            await self._cut_off()
+            nothing = np.zeros(0)
+            return Completion(key=0, tokens=nothing.astype(np.int64), logprobs=nothing, stop="length", version=0)
+        completion = await self._speak(draft, max_new_tokens, call)
+        draft.messages = []  # no list of messages continues it any more
+        draft.turns.append((0, len(draft.tokens)))
+        return completion
+
+    def sampled(self, reply: Reply) -> tuple[list[int], list[float]]:
+        """The tokens before a reply, and the log-probabilities of its own; nothing of one that had no room."""
+        for draft in self.drafts:
+            for said, (_, end) in zip(draft.replies, draft.turns, strict=False):
+                if said is reply:
+                    begin = end - len(reply.tokens)
+                    return draft.tokens[:begin], draft.logprobs[begin:end]
+        return [], []
+
+    def at(self, wish: SamplingWish) -> ModelHandle:
+        """Itself: what is trained is sampled as the run says."""
+        return self
+
+    @property
+    def context(self) -> int:
+        """Longest conversation in tokens."""
+        return self.sampling.context
+
+    async def address(self) -> Address:
+        """Where programs reach this model."""
+        if self.reach is None:
+            raise RolloutError("this model is not served over HTTP; ask it with model.chat")
+        return await self.reach(self)
+
+    async def _speak(self, draft: OpenConversation, max_new_tokens: int | None, call: int) -> Completion:
+        """Samples what the model says next in a conversation, which grows by that."""
+        completion = await self.generate(self._request(draft, max_new_tokens))
+        if completion.stop == "abort":
+            raise RolloutError("the call was aborted before the model had finished")
+        if self.sampling.truncated and completion.kept is None:
+            raise EngineError("the engine draws from a part of the distribution and does not say from which tokens")
+        draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
+        draft.kept.append(completion.kept)
+        draft.stop, draft.version = completion.stop, completion.version
+        draft.calls.append((call, len(completion.tokens)))
+        return completion
+
+    async def _cut_off(self) -> None:
         """A turn that has no room."""
         if self.full >= MOST_FULL:
             raise RolloutError(
@@ -161,7 +213,6 @@ class ModelHandle:
             )
         self.full += 1
         await asyncio.sleep(0)  # others run, and deadlines pass, where an environment asks nothing else
-        return Reply(text="", tokens=(), stop="length", turn=call)
 
     def conversations(self) -> tuple[Conversation, ...]:
         """Every conversation in which the model has spoken."""
@@ -195,6 +246,26 @@ class ModelHandle:
             return draft
         return self._opened([*before, *new], parent=(index, length), tools=tools)
 
+    def _place_tokens(self, tokens: list[int]) -> OpenConversation | None:
+        """The same for a call that brings its context as tokens."""
+        ends = (
+            (length, index, turn)
+            for index, draft in enumerate(self.drafts)
+            for turn, (_, length) in enumerate(draft.turns)
+            if tokens[:length] == draft.tokens[:length]
+        )
+        length, index, turn = max(ends, default=(0, 0, 0))
+        draft = self.drafts[index] if length else None
+        goes_on = draft is not None and turn == len(draft.turns) - 1 and len(draft.tokens) == length
+        if len(tokens) >= self.sampling.context:
+            if draft is not None and goes_on:
+                draft.stop = "length"
+            return None
+        if draft is not None and goes_on:
+            draft.extend(tokens[length:])
+            return draft
+        return self._opened(tokens, parent=(index, length) if length else None, tools=())
+
     def _longest_match(
         self, messages: list[dict[str, Any]], given: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[int | None, int]:
@@ -203,7 +274,7 @@ class ModelHandle:
         best: tuple[int | None, int] = (None, 0)
         most = (0, 0)
         for index, draft in enumerate(self.drafts):
-            if draft.tools != tools:
+            if draft.tools != tools or not draft.messages:  # opened with tokens
                 continue
             own = 0
             for turn, (count, _) in enumerate(draft.turns):

@@ -2,8 +2,8 @@
 
 It is started as a file, with a descriptor for its lines; each is one JSON value. From the parent: which environment to
 import, `start` and `cancel` of a trajectory, the answers to its calls, and `ping`, which shows that nothing blocks. To
-the parent: `chat`, `done`, `failed` and `pong`. It ends with the descriptor, and the kernel ends it with its parent.
-`stretto.environments.hosts` is the other side.
+the parent: `chat`, `address`, `done`, `failed` and `pong`. It ends with the descriptor, and the kernel ends it with its
+parent. `stretto.environments.hosts` is the other side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stretto import environments
-from stretto.environments.base import Environment, Reply, Tool, ToolCall
+from stretto.environments.base import Address, Environment, Reply, Tool, ToolCall
 from stretto.environments.toolset import ABANDONED
 from stretto.environments.trajectory import observed
 from stretto.errors import RecipeError, RolloutError
@@ -94,25 +94,13 @@ class RemoteModel:
         self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
     ) -> Reply:
         """The next assistant message; a reply that is passed back is named by its call, so that it is known again."""
-        call = next(self.host.calls)
-        answered = self.host.waiting[call] = asyncio.get_running_loop().create_future()
-        try:
-            self.host.send(
-                chat=self.number,
-                call=call,
-                messages=[dict(message) for message in messages],
-                replies=[getattr(message, "call", None) for message in messages],
-                max_new_tokens=max_new_tokens,
-                tools=[dict(tool) for tool in tools],
-            )
-            answer = await answered
-        except asyncio.CancelledError:
-            self.host.send(give_up=self.number, call=call)
-            raise
-        finally:
-            del self.host.waiting[call]
-        if "error" in answer:
-            raise (ValueError if answer["kind"] == "ValueError" else RolloutError)(answer["error"])
+        call, answer = await self._ask(
+            chat=self.number,
+            messages=[dict(message) for message in messages],
+            replies=[getattr(message, "call", None) for message in messages],
+            max_new_tokens=max_new_tokens,
+            tools=[dict(tool) for tool in tools],
+        )
         reply = Reply(
             text=answer["text"],
             tokens=tuple(answer["tokens"]),
@@ -124,6 +112,27 @@ class RemoteModel:
         )
         vars(reply)["call"] = call
         return reply
+
+    async def address(self) -> Address:
+        """Where programs reach the model: the server is the parent's."""
+        _, answer = await self._ask(address=self.number)
+        return Address(url=answer["url"], key=answer["key"])
+
+    async def _ask(self, **message: Any) -> tuple[int, dict[str, Any]]:
+        """The parent's answer to a call, and the number of the call."""
+        call = next(self.host.calls)
+        answered = self.host.waiting[call] = asyncio.get_running_loop().create_future()
+        try:
+            self.host.send(call=call, **message)
+            answer = await answered
+        except asyncio.CancelledError:
+            self.host.send(give_up=self.number, call=call)
+            raise
+        finally:
+            del self.host.waiting[call]
+        if "error" in answer:
+            raise (ValueError if answer["kind"] == "ValueError" else RolloutError)(answer["error"])
+        return call, answer
 
 
 async def serve(connection: socket.socket, folders: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -134,13 +134,17 @@ class HostProcess:
             if answered := self.pongs.get(message["pong"]):
                 answered.set()
             return
-        number = next((message[key] for key in ("chat", "give_up", "done", "failed") if key in message), None)
+        number = next(
+            (message[key] for key in ("chat", "address", "give_up", "done", "failed") if key in message), None
+        )
         episode = self.episodes.get(number) if number is not None else None
         if episode is None or episode.outcome.done():
             return
         match message:
             case {"chat": _, "call": call}:
-                episode.calls[call] = asyncio.ensure_future(self._chat(episode, message))
+                episode.calls[call] = asyncio.ensure_future(self._serve(episode, call, self._chat(episode, message)))
+            case {"address": _, "call": call}:
+                episode.calls[call] = asyncio.ensure_future(self._serve(episode, call, self._address(episode)))
             case {"give_up": _, "call": call} if call in episode.calls:
                 episode.calls[call].cancel()
             case {"done": _, "answer": answer, "signals": signals, "turn_rewards": worth}:
@@ -149,16 +153,10 @@ class HostProcess:
             case {"failed": _, "error": error}:
                 episode.outcome.set_exception(RolloutError(error))
 
-    async def _chat(self, episode: Episode, asked: dict[str, Any]) -> None:
+    async def _serve(self, episode: Episode, call: int, answer: Awaitable[dict[str, Any]]) -> None:
         """One call of the model. What the environment is not to blame for ends its trajectory, as it would here."""
-        call, messages = asked["call"], list[Message](asked["messages"])
-        for place, said_in in enumerate(asked["replies"]):
-            reply = episode.replies.get(said_in)
-            if reply is not None and reply == messages[place]:  # the environment may have changed its copy
-                messages[place] = reply
         try:
-            tools = asked["tools"]
-            reply = await episode.model.chat(messages, max_new_tokens=asked["max_new_tokens"], tools=tools)
+            self.send(answer=call, **await answer)
         except (WorkerLost, DeadlineError, EngineError) as error:
             if not episode.outcome.done():
                 episode.outcome.set_exception(error)
@@ -166,13 +164,26 @@ class HostProcess:
             self.send(answer=call, kind=type(error).__name__, error=str(error))
         except Exception as error:
             self.send(answer=call, kind="RolloutError", error=f"{type(error).__name__}: {error}")
-        else:
-            episode.replies[call] = reply
-            calls = [[each.name, dict(each.arguments), each.error] for each in reply.tool_calls]
-            told = {"text": reply.text, "tokens": list(reply.tokens), "stop": reply.stop, "turn": reply.turn}
-            self.send(answer=call, tool_calls=calls, **told)
         finally:
             episode.calls.pop(call, None)
+
+    async def _chat(self, episode: Episode, asked: dict[str, Any]) -> dict[str, Any]:
+        """The model's reply."""
+        messages = list[Message](asked["messages"])
+        for place, said_in in enumerate(asked["replies"]):
+            reply = episode.replies.get(said_in)
+            if reply is not None and reply == messages[place]:  # the environment may have changed its copy
+                messages[place] = reply
+        reply = await episode.model.chat(messages, max_new_tokens=asked["max_new_tokens"], tools=asked["tools"])
+        episode.replies[asked["call"]] = reply
+        calls = [[each.name, dict(each.arguments), each.error] for each in reply.tool_calls]
+        told = {"text": reply.text, "tokens": list(reply.tokens), "stop": reply.stop, "turn": reply.turn}
+        return {"tool_calls": calls, **told}
+
+    async def _address(self, episode: Episode) -> dict[str, Any]:
+        """Where programs reach the model."""
+        address = await episode.model.address()
+        return {"url": address.url, "key": address.key}
 
     async def end(self) -> None:
         """Kills it, and waits until it is gone."""

@@ -10,11 +10,12 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from stretto.engines.base import Completion, Request
+from stretto.environments.addresses import Addresses
 from stretto.environments.base import Environment
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
@@ -54,8 +55,12 @@ async def run_trajectory(
     renderer: Renderer,
     sampling: Sampling,
     outside: EnvironmentBudget,
+    addresses: Addresses | None = None,
 ) -> Trajectory:
-    """One trajectory; whatever goes wrong in it is recorded, never raised."""
+    """One trajectory; whatever goes wrong in it is recorded, never raised.
+
+    `addresses` are where programs reach its model, if they do.
+    """
     calls: list[int] = []
 
     async def generate(request: Request) -> Completion:
@@ -70,12 +75,14 @@ async def run_trajectory(
         sampling=sampling,
         renderer=renderer,
         generate=generate,
+        reach=addresses.open if addresses else None,
     )
     outcome: Outcome | None = None
     failure: str | None = None
     try:
         async with outside.limit:
-            outcome = observed(await environment(launch.prompt, handle))
+            with addresses.running(handle) if addresses else nullcontext():
+                outcome = observed(await environment(launch.prompt, handle))
     except TimeoutError as error:
         mine = f"not finished within {outside.seconds:g} s outside the engine"
         failure = f"environment: {mine if outside.limit.expired() else f'TimeoutError: {error}'}"

@@ -20,6 +20,7 @@ from stretto.checks.machine.load import busy_cores, cpu_share
 from stretto.engines.queue import SLICE
 from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
+from stretto.environments.addresses import Addresses
 from stretto.environments.base import Environment
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
@@ -274,6 +275,7 @@ def connect(
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
         "environment": environment,
+        "addresses": Addresses(vocabulary=len(tokenizer)),
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],

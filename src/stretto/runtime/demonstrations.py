@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engines.base import Completion, Request
-from stretto.environments.base import Environment, Reply, Tool
+from stretto.environments.base import Address, Environment, Reply, Tool
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, StrettoError
@@ -63,6 +63,10 @@ class Demonstrator:
         self.tokens = self.renderer.answer(messages, self.player(self.prompt, self.turn, messages))
         self.turn += 1
         return await self.handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools)
+
+    async def address(self) -> Address:
+        """Programs cannot be shown how it is played."""
+        return await self.handle.address()
 
     async def _say(self, request: Request) -> Completion:
         said = self.tokens[: request.max_new_tokens]

@@ -165,6 +165,7 @@ class StepExecutor:
             outside=EnvironmentBudget(
                 self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting
             ),
+            addresses=self.parts.addresses,
         )
         self.trajectories[item] = trajectory
         tokens = sampled_tokens(trajectory)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.algorithms.base import Algorithm
+from stretto.environments.addresses import Addresses
 from stretto.environments.base import Environment
 from stretto.environments.chat import Sampling
 from stretto.environments.hosts import EnvironmentHosts
@@ -48,6 +49,8 @@ class Runtime:
     """What happens between prompt and verdict."""
     hosts: EnvironmentHosts | None
     """The processes that the environment runs in, if it has any."""
+    addresses: Addresses
+    """Where programs reach the model, if the environment lets any."""
     rewards: Rewards
     """The verdict."""
     pool: Pool
@@ -154,6 +157,7 @@ class Runtime:
         """Leaves no process and no cache behind."""
         self.crew.files.forget()
         try:
+            await self.addresses.close()
             await self.crew.close()
             if self.hosts is not None:
                 await self.hosts.close()

@@ -30,9 +30,10 @@ from stretto.recipe.schema import (
     Source,
     StringsSource,
     TaskSection,
+    VerifiersSource,
     names_of,
 )
-from stretto.tasks import arc, hf, jsonl, own, reasoning_gym, synthetic
+from stretto.tasks import arc, hf, jsonl, own, reasoning_gym, synthetic, verifiers
 from stretto.types import Prompt
 
 
@@ -63,6 +64,7 @@ READERS: dict[type[Source], Read] = {
     HubSource: hf.read,
     GymSource: reasoning_gym.read,
     OwnSource: own.read,
+    VerifiersSource: verifiers.read,
 }
 """Kind of source -> what reads it."""
 
@@ -70,7 +72,7 @@ READERS: dict[type[Source], Read] = {
 def peek(task: TaskSection, root: Path, rows: int = 5) -> Peek:
     """Looks at the settings and the first rows only. `root` is the recipe's folder. Never raises for bad data."""
     prompts, problems = _read(task, root, rows) if task.source.available else ([], [])  # a rule refuses the others
-    seen = task.source.available and not isinstance(task.source, GymSource | OwnSource)
+    seen = task.source.available and not isinstance(task.source, GymSource | OwnSource | VerifiersSource)
     complete = len(prompts) < rows and not problems and seen
     return Peek(prompts=tuple(prompts), problems=tuple(problems), complete=complete)
 

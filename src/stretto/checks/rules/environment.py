@@ -8,16 +8,30 @@ from stretto.algorithms.catalog import CATALOG, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.environments.corpus import Corpus
 from stretto.environments.game import GameEnvironment
+from stretto.environments.program import executable
 from stretto.environments.project import ProjectEnvironment
 from stretto.errors import Problem, RecipeError, RolloutError
+from stretto.extras import missing_extra
 from stretto.recipe.schema import (
+    EnvironmentSection,
     GameSection,
     MemorySection,
     OwnEnvironmentSection,
+    ProgramSection,
     ProjectSection,
     Recipe,
+    SignalReward,
+    SingleTurnSection,
     ToolsSection,
+    VerifiersSection,
+    VerifiersSource,
 )
+
+SIGNALS: dict[type[EnvironmentSection], tuple[str, ...]] = {
+    SingleTurnSection: ("tokens", "truncated"),
+    ProgramSection: (),
+}
+"""The signals of environments whose signals are known before they run."""
 
 
 def turns_can_be_credited(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -96,6 +110,40 @@ def projects_have_files(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
             yield Problem(field="environment.files", reason=str(error), fix=fix)
             break
     yield from _unshown(section, "write", ("notes", "file"))
+
+
+def programs_can_be_started(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """The program is there, and the server that it asks can be."""
+    section = recipe.environment
+    if not isinstance(section, ProgramSection) or scene.planning:
+        return
+    if executable(section.command[0], scene.root) is None:
+        reason = f"{section.command[0]} is no program in the recipe's folder or on PATH"
+        fix = "correct the name, or make the file executable (chmod +x); a script can be named with its interpreter"
+        yield Problem(field="environment.command", reason=reason, fix=fix)
+    if lacking := missing_extra("aiohttp", "environment.kind"):
+        yield lacking
+
+
+def tasksets_are_played(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A taskset belongs to the environment that plays it, and to no other."""
+    source, environment = recipe.task.source, recipe.environment
+    if isinstance(source, VerifiersSource) and not isinstance(environment, VerifiersSection):
+        reason = f"is {environment.kind}, and only verifiers plays and judges the tasks of a taskset"
+        yield Problem(field="environment.kind", reason=reason, fix="write environment: {kind: verifiers}")
+    if isinstance(environment, VerifiersSection) and not isinstance(source, VerifiersSource):
+        reason = f"is verifiers, which plays tasksets, and task.source.kind is {source.kind}"
+        yield Problem(field="environment.kind", reason=reason, fix="use another one, or a source of kind verifiers")
+
+
+def signals_are_given(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """What is known of an environment's signals before it runs; most say only afterwards."""
+    known = SIGNALS.get(type(recipe.environment))
+    for index, part in enumerate(recipe.rewards):
+        if known is not None and isinstance(part, SignalReward) and part.signal not in known:
+            there = ", ".join(known) or "none"
+            reason = f"{part.signal!r} is no signal of environment {recipe.environment.kind}; there are: {there}"
+            yield Problem(field=f"rewards.{index}.signal", reason=reason, fix="use another reward or environment")
 
 
 def _unshown(section: MemorySection | ProjectSection, key: str, needed: Sequence[str]) -> Iterator[Problem]:

@@ -121,6 +121,18 @@ class GymSource(Source):
     """The task's own settings, such as min_terms and max_terms of chain_sum."""
 
 
+class VerifiersSource(Source):
+    """Tasks of a taskset of verifiers (the extra environments); `environment.kind: verifiers` plays and judges them."""
+
+    kind: Literal["verifiers"] = "verifiers"
+    taskset: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+    """Its name: a Python file beside the recipe, a package, or one of verifiers' own."""
+    count: Count = 1000
+    """How many of its tasks at most; some tasksets never end."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The taskset's own settings."""
+
+
 class OwnSource(ColumnsSource):
     """Rows from a Python function of yours, called with `config`."""
 
@@ -212,6 +224,22 @@ class OwnEnvironmentSection(EnvironmentSection):
     """How many processes of its own it runs in; 0: in the process of the run, and so does auto."""
     turns: Count = 8
     """A class of tools: most replies of the model."""
+
+
+class ProgramSection(EnvironmentSection):
+    """A program of yours that knows OpenAI's API, started once per trajectory (the extra serve)."""
+
+    kind: Literal["program"] = "program"
+    command: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    """The program and its arguments, started in the recipe's folder without a shell: [python, agent.py]."""
+
+
+class VerifiersSection(EnvironmentSection):
+    """Whatever plays the tasks of `task.source.kind: verifiers`: a question, a game, a user (the extra environments)."""
+
+    kind: Literal["verifiers"] = "verifiers"
+    turns: Count | None = None
+    """Most replies of the model; default: as the taskset says."""
 
 
 class ToolsSection(EnvironmentSection):

@@ -1,0 +1,34 @@
+"""`stretto serve RUN|RECIPE`: a model over HTTP, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.api import calls as api
+from stretto.cli import render
+from stretto.environments.base import Address
+
+KEY = "STRETTO_API_KEY"
+
+
+def serve(
+    target: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run's folder, or a recipe.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for one that is free.")] = 8000,
+) -> None:
+    """Answer programs that know OpenAI's API or vLLM's: a run's newest checkpoint, or a recipe's model as it is.
+
+    The API key is $STRETTO_API_KEY, or a new one.
+    """
+
+    def ready(address: Address) -> None:
+        shown = f"  OPENAI_API_KEY={address.key}" if not os.environ.get(KEY) else f"  (the key is ${KEY})"
+        render.screen().print(f"serving  OPENAI_BASE_URL={address.base_url}{shown}\nCtrl-C ends it")
+
+    api.serve(target, port=port, key=os.environ.get(KEY) or None, changes=changes or (), ready=ready, note=render.note)

@@ -1,0 +1,94 @@
+"""`stretto serve`: a run's newest checkpoint, or the model of a recipe, over HTTP, for programs that evaluate or use
+it.
+
+Nothing is trained and nothing recorded. Each request is a conversation of its own. Unlike in a training run, a request
+may say at which temperature it is answered, and with which seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from stretto.engines.base import Completion, Request
+from stretto.engines.queue import RoutedClient
+from stretto.environments.addresses import Addresses
+from stretto.environments.base import Address, Reply, Tool
+from stretto.environments.chat import ModelHandle, Sampling
+from stretto.environments.trajectory import EnvironmentBudget
+from stretto.environments.wire import SamplingWish
+from stretto.runtime.answers import VISIT
+from stretto.runtime.runtime import Runtime
+from stretto.types import Message, Prompt
+
+
+class OpenModel:
+    """The model as anybody asks it who has the key."""
+
+    def __init__(self, parts: Runtime, sampling: Sampling, *, numbers: count[int]) -> None:
+        self.parts, self.sampling, self.numbers = parts, sampling, numbers
+        self.handles: dict[int, ModelHandle] = {}
+
+    @property
+    def context(self) -> int:
+        """Longest conversation in tokens."""
+        return self.parts.context
+
+    def at(self, wish: SamplingWish) -> OpenModel:
+        """The same model, sampled as a request wishes. One that names a seed is answered alike each time."""
+        sampling = self.sampling
+        if wish.temperature is not None:
+            sampling = replace(sampling, temperature=wish.temperature)
+        if wish.seed is None:
+            return OpenModel(self.parts, sampling, numbers=self.numbers)
+        return OpenModel(self.parts, replace(sampling, seed=wish.seed), numbers=count())
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
+    ) -> Reply:
+        """The next assistant message."""
+        handle = self._handle()
+        reply = await handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools)
+        self.handles[id(reply)] = handle
+        return reply
+
+    async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion:
+        """What the model says after tokens."""
+        return await self._handle().complete(tokens, max_new_tokens=max_new_tokens)
+
+    def sampled(self, reply: Reply) -> tuple[list[int], list[float]]:
+        """The tokens before a reply, and the log-probabilities of its own."""
+        return self.handles.pop(id(reply)).sampled(reply)
+
+    def _handle(self) -> ModelHandle:
+        return ModelHandle(
+            prompt=Prompt(id="request", messages=()),
+            visit=VISIT,
+            attempt=next(self.numbers),
+            sampling=self.sampling,
+            renderer=self.parts.renderer,
+            generate=self._generate,
+        )
+
+    async def _generate(self, request: Request) -> Completion:
+        """On the cell that has the least to do."""
+        lanes = self.parts.crew.lanes
+        cell = min(lanes, key=lambda name: lanes[name].running)
+        with lanes[cell].trajectory(), EnvironmentBudget(1.0, waiting=lanes[cell].waiting).paused():
+            return await RoutedClient(lanes, cell).ask(request)
+
+
+async def serve(parts: Runtime, *, port: int, key: str | None, ready: Callable[[Address], object]) -> None:
+    """Serves until it is cancelled; `ready` is told where. Without a `key` there is a new one."""
+    model = OpenModel(parts, parts.sampling(temperature=parts.recipe.engine.temperature), numbers=count())
+    addresses = Addresses(vocabulary=parts.addresses.vocabulary, port=port)
+    try:
+        with addresses.running(model, key=key):
+            ready(await addresses.open(model))
+            await asyncio.Event().wait()
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await addresses.close()

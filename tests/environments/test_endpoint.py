@@ -1,0 +1,335 @@
+"""Programs that reach a trajectory's model over HTTP: what they sample is recorded to the id, nobody else gets in,
+and no request of a stranger disturbs anything."""
+
+import asyncio
+import io
+import json
+import os
+import random
+import string
+import sys
+from contextlib import suppress
+
+import aiohttp
+import pytest
+
+from stretto.engines.scripted import ScriptedEngine
+from stretto.environments.addresses import Addresses
+from stretto.environments.program import ProgramEnvironment, executable
+from stretto.environments.render import Renderer
+from stretto.environments.wire import BadRequest, chat_call, token_call
+from stretto.errors import EngineError, WorkerLost
+from stretto.types import Outcome
+
+from .test_trajectory import STOP, ZERO, collected, launches, user
+
+VOCABULARY = 20
+CHAT = "/v1/chat/completions"
+TOKENS = "/inference/v1/generate"
+
+
+@pytest.fixture
+def play(tokenizer):
+    """Runs an environment for launches, with a server; gives the trajectories."""
+
+    def run(environment, *, count=1, engine=None, **rest):
+        async def all_of_it():
+            addresses = Addresses(vocabulary=VOCABULARY)
+            renderer = Renderer(tokenizer, stop=frozenset({STOP}))
+            answers = engine or ScriptedEngine(lambda request: [ZERO, STOP])
+            try:
+                return await collected(
+                    launches(count), answers, environment=environment, renderer=renderer, addresses=addresses, **rest
+                )
+            finally:
+                await addresses.close()
+
+        return asyncio.run(all_of_it())
+
+    return run
+
+
+async def post(address, path, body, *, key=None, method="POST"):
+    """(status, JSON) of a request; `body` is bytes or what is written as JSON."""
+    headers = {"Authorization": f"Bearer {address.key if key is None else key}"}
+    data = body if isinstance(body, bytes | io.BytesIO) else json.dumps(body).encode()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, address.url + path, data=data, headers=headers) as answer,
+    ):
+        return answer.status, json.loads(await answer.read())
+
+
+def test_two_turns_over_http_are_one_conversation_with_the_engines_ids(play):
+    async def agent(prompt, model):
+        address = await model.address()
+        said = [dict(message) for message in prompt.messages]
+        for turn in "12":
+            status, answer = await post(address, CHAT, {"messages": said, "return_token_ids": True, "logprobs": True})
+            assert status == 200
+            (choice,) = answer["choices"]
+            assert choice["token_ids"] == [ZERO, STOP]
+            assert [each["token"] for each in choice["logprobs"]["content"]] == ["token_id:7", "token_id:0"]
+            assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
+            said += [choice["message"], user(turn)]
+        return Outcome(answer=choice["message"]["content"])
+
+    (trajectory,) = play(agent)
+    assert trajectory.failure is None
+    (talk,) = trajectory.conversations
+    assert talk.trained.sum() == 4 and talk.tokens[talk.trained].tolist() == [ZERO, STOP, ZERO, STOP]
+    assert len(talk.turns) == 2
+
+
+def test_token_ids_go_in_and_come_out_and_branches_share_their_prefix(play):
+    async def agent(prompt, model):
+        address = await model.address()
+        contexts, ask = [[5, 6]], {"sampling_params": {"logprobs": 1, "max_tokens": 4}, "request_id": "r1"}
+        for more in ([8], [9]):
+            status, answer = await post(address, TOKENS, {"token_ids": contexts[-1], **ask})
+            assert status == 200 and answer["request_id"] == "r1"
+            (choice,) = answer["choices"]
+            assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 2}]
+            assert all(each["logprob"] <= 0 for each in choice["logprobs"]["content"])
+            contexts.append([*contexts[-1], *choice["token_ids"], *more])
+        other = [*contexts[1][:-1], 10]  # goes on from the first answer in another way
+        assert (await post(address, TOKENS, {"token_ids": other}))[0] == 200
+        return Outcome(answer="")
+
+    (trajectory,) = play(agent)
+    trunk, branch = trajectory.conversations
+    assert trunk.tokens.tolist() == [5, 6, ZERO, STOP, 8, ZERO, STOP]
+    assert branch.tokens.tolist() == [5, 6, ZERO, STOP, 10, ZERO, STOP] and branch.parent == (0, 4)
+    assert branch.trained.tolist() == [False] * 5 + [True] * 2  # what the trunk has sampled is trained there alone
+
+
+def test_a_context_that_is_full_is_cut_off_and_one_prompt_too_long_is_refused(play):
+    async def agent(prompt, model):
+        address = await model.address()
+        status, answer = await post(address, TOKENS, {"token_ids": [5] * 30})
+        assert status == 200
+        status, answer = await post(address, TOKENS, {"token_ids": [5] * 30 + answer["choices"][0]["token_ids"]})
+        assert (status, answer["choices"][0]["token_ids"]) == (200, [])
+        assert answer["choices"][0]["finish_reason"] == "length"
+        status, answer = await post(address, CHAT, {"messages": [user("1" * 50)]})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        return Outcome(answer="")
+
+    (trajectory,) = play(agent, context=32)
+    assert trajectory.failure is None and trajectory.full == 1
+
+
+def test_a_wrong_key_gets_401_and_a_key_ends_with_its_trajectory(play):
+    seen = []
+
+    async def agent(prompt, model):
+        address = await model.address()
+        for key in ("", "nonsense", address.key[:-1], address.key + "x", *(each.key for each in seen)):
+            assert (await post(address, CHAT, {"messages": [user("1")]}, key=key))[0] == 401
+            assert (await post(address, "/v1/models", b"", key=key, method="GET"))[0] == 401
+        for header, value in (("X-API-Key", address.key), ("X-API-Key", "nonsense")):  # a proxy leaves it alone
+            headers = {header: value, "Authorization": "Bearer EMPTY"}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(address.base_url + "/models", headers=headers) as found,
+            ):
+                assert found.status == (200 if value == address.key else 401)
+        status, answer = await post(address, "/v1/models", b"", method="GET")
+        assert (status, answer["data"][0]["max_model_len"]) == (200, 256)
+        await model.chat(prompt.messages)
+        seen.append(address)
+        return Outcome(answer="")
+
+    async def twice(prompt, model):
+        return await agent(prompt, model)
+
+    assert all(trajectory.failure is None for trajectory in play(twice, count=1) + play(twice, count=1))
+    assert len({address.key for address in seen}) == 2
+    assert all(address.url.startswith("http://127.0.0.1:") for address in seen)
+
+
+GOOD = {"messages": [{"role": "user", "content": "1"}]}
+MALFORMED = [
+    (CHAT, body)
+    for body in (
+        b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"messages": ' + b"[" * 5000,
+        {}, {"messages": None}, {"messages": []}, {"messages": "hi"}, {"messages": [1]}, {"messages": [{}]},
+        {"messages": [{"role": "robot", "content": "x"}]}, {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        {**GOOD, "n": 2}, {**GOOD, "n": "1"}, {**GOOD, "max_tokens": 0}, {**GOOD, "max_tokens": -5},
+        {**GOOD, "max_tokens": 1e9}, {**GOOD, "max_tokens": "8"}, {**GOOD, "stream": "yes"}, {**GOOD, "tools": {}},
+        {**GOOD, "tools": [{"type": "function"}]}, {**GOOD, "tools": [{"type": "web"}]},
+        {**GOOD, "tool_choice": "required"}, {**GOOD, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
+    )
+] + [
+    (TOKENS, body)
+    for body in (
+        {}, {"token_ids": []}, {"token_ids": [VOCABULARY]}, {"token_ids": [-1]}, {"token_ids": [1.5]},
+        {"token_ids": ["1"]}, {"token_ids": 5}, {"token_ids": [True]}, {"token_ids": [10**30]}, {"token_ids": [[1]]},
+        {"token_ids": [1], "stream": True}, {"token_ids": [1], "sampling_params": {"n": 4}},
+        {"token_ids": [1], "sampling_params": {"max_tokens": 0}}, {"token_ids": [1], "sampling_params": 5},
+        {"token_ids": [1], "sampling_params": {"logprobs": 20}},
+    )
+]  # fmt: skip
+
+
+def test_malformed_requests_get_4xx_and_disturb_nothing(play):
+    noise = random.Random(0)
+    garbage = [bytes(noise.randrange(256) for _ in range(noise.randrange(400))) for _ in range(20)]
+    words = [json.dumps({noise.choice(string.ascii_letters): noise.random()}).encode() for _ in range(10)]
+
+    async def agent(prompt, model):
+        address = await model.address()
+        cases = [*MALFORMED, *((path, body) for path in (CHAT, TOKENS) for body in (*garbage, *words))]
+        for path, body in cases:
+            status, answer = await post(address, path, body)
+            assert 400 <= status < 500, (path, body, answer)
+            assert answer["error"]["message"]
+        for path, method in (("/v1/nothing", "POST"), (CHAT, "GET"), (CHAT, "DELETE"), ("/../etc/passwd", "GET")):
+            assert 400 <= (await post(address, path, b"", method=method))[0] < 500
+        assert (await post(address, CHAT, io.BytesIO(b" " * (9 << 20))))[0] == 413
+        assert (await post(address, CHAT, GOOD))[0] == 200
+        return Outcome(answer="fine")
+
+    (trajectory,) = play(agent)
+    assert trajectory.failure is None and trajectory.outcome.answer == "fine"
+    assert len(MALFORMED) >= 45 and len(trajectory.conversations) == 1
+
+
+def test_a_stream_is_the_answer_in_one_piece(play):
+    async def agent(prompt, model):
+        address = await model.address()
+        headers = {"Authorization": f"Bearer {address.key}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(address.url + CHAT, json={**GOOD, "stream": True}, headers=headers) as answer,
+        ):
+            lines = [line for line in (await answer.text()).split("\n") if line]
+        assert lines[-1] == "data: [DONE]"
+        (choice,) = json.loads(lines[0].removeprefix("data: "))["choices"]
+        assert choice["delta"]["content"] == "0" and choice["finish_reason"] == "stop"
+        return Outcome(answer="")
+
+    assert play(agent)[0].failure is None
+
+
+def test_a_reply_with_tool_calls_is_known_again_by_their_ids():
+    reply = {"role": "assistant", "content": "<tool_call>…"}
+    call = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said = [user("1"), {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    found = chat_call({"messages": said}, {"call_7": reply}).messages
+    assert found[1] is reply and found[2] == {"role": "tool", "content": "2"}
+    other = chat_call({"messages": said}, {}).messages[1]
+    assert other["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    deep = "[" * 40 + "]" * 40
+    with pytest.raises(BadRequest, match="nested"):
+        call["function"]["arguments"] = deep
+        chat_call({"messages": said}, {})
+    assert token_call({"token_ids": [3]}, vocabulary=4).tokens == [3]
+
+
+@pytest.mark.parametrize("error", [WorkerLost("cell", "gone"), EngineError("it broke")])
+def test_what_ends_a_run_ends_it_from_inside_a_request_too(play, error):
+    class Broken(ScriptedEngine):
+        def step(self, budget_seconds):
+            raise error
+
+    async def agent(prompt, model):
+        address = await model.address()
+        with suppress(Exception):
+            await post(address, CHAT, GOOD)
+        await asyncio.sleep(60)
+
+    with pytest.raises(type(error)):
+        play(agent, engine=Broken(lambda request: [ZERO, STOP]))
+
+
+def test_an_address_is_refused_once_its_trajectory_has_ended(play):
+    kept = []
+
+    async def agent(prompt, model):
+        await model.chat(prompt.messages)
+        kept.append((model, await model.address()))
+        return Outcome(answer="")
+
+    async def late(prompt, model):
+        return await agent(prompt, model)
+
+    play(late)
+    _, address = kept[0]
+    with suppress(OSError):  # the server is gone, or does not know the key
+        status, _ = asyncio.run(post(address, CHAT, GOOD))
+        assert status == 401
+
+
+# Programs ---------------------------------------------------------------------------------------------------------
+
+AGENT = """
+import json, os, sys
+import openai
+prompt = json.load(sys.stdin)
+client = openai.OpenAI()
+said = prompt["messages"]
+for turn in range(2):
+    answer = client.chat.completions.create(model="any", messages=said, temperature=0.3)
+    said = [*said, answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "1"}]
+print(answer.choices[0].message.content)
+"""
+
+
+def program(code, tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text(code)
+    return ProgramEnvironment([sys.executable, str(path)], root=tmp_path)
+
+
+def test_a_program_with_the_openai_client_is_an_environment(play, tmp_path):
+    trajectories = play(program(AGENT, tmp_path), count=2)
+    assert [each.failure for each in trajectories] == [None, None]
+    assert all(each.outcome.answer == "0" and len(each.conversations) == 1 for each in trajectories)
+    assert all(each.conversations[0].trained.sum() == 4 for each in trajectories)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import nothing_like_this", "No module named 'nothing_like_this'"),
+        ("print('x' * (3 << 20))", "more than"),
+        ("print('I asked nobody')", "without calling the model"),
+    ],
+)
+def test_a_program_that_fails_is_a_failure_and_not_an_answer(play, tmp_path, code, said):
+    (trajectory,) = play(program(code, tmp_path))
+    assert said in trajectory.failure
+
+
+def test_a_program_past_its_deadline_ends_with_what_it_started(play, tmp_path):
+    mark = tmp_path / "child"
+    code = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '600']); "
+        f"open({str(mark)!r}, 'w').write(str(p.pid)); time.sleep(600)"
+    )
+    (trajectory,) = play(program(code, tmp_path), outside=2.0)
+    assert "not finished within" in trajectory.failure
+    state = f"/proc/{mark.read_text()}/stat"
+    with suppress(FileNotFoundError), open(state) as stat:
+        assert stat.read().split()[2] == "Z"
+
+
+def test_a_program_is_found_beside_the_recipe_beside_python_and_on_path(tmp_path, monkeypatch):
+    mine = tmp_path / "agent"
+    mine.write_text("#!/bin/sh\nexit 0\n")
+    assert executable("agent", tmp_path) is None, "it is not executable"
+    mine.chmod(0o755)
+    assert executable("agent", tmp_path) == executable("./agent", tmp_path) == str(mine)
+    assert executable("python", tmp_path) == os.path.join(os.path.dirname(sys.executable), "python")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert executable("agent", tmp_path / "elsewhere") == str(mine)
+    assert executable("sub/agent", tmp_path) is None
+
+
+def test_a_command_that_does_not_exist_is_said(play, tmp_path):
+    (trajectory,) = play(ProgramEnvironment(["/no/such/agent"], root=tmp_path))
+    assert "/no/such/agent cannot be started" in trajectory.failure
