@@ -19,7 +19,7 @@ from stretto.rewards.score import Scored, score
 from stretto.runtime import guards
 from stretto.runtime.base_copy import prepare_base
 from stretto.runtime.batch import StepBatch
-from stretto.runtime.build import connect, load_task, token_budget
+from stretto.runtime.build import connect, environment_of, load_task, token_budget
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
 from stretto.runtime.plans import make_plan
 from stretto.workers.worker import Worker
@@ -36,7 +36,10 @@ class Sequential:
     def __init__(self, recipe, folder, *, plan=None, make_worker=Worker):
         plan = plan or make_plan(recipe)
         task, files = load_task(recipe, folder, None), locate(recipe.model.name, folder)
-        base = prepare_base(recipe, files=files, folder=folder, device=CPU, prompts=task.training, note=print)
+        environment = environment_of(recipe, folder)
+        base = prepare_base(
+            recipe, files=files, folder=folder, device=CPU, prompts=task.training, environment=environment, note=print
+        )
         (device,) = plan.devices
         self.recipe, self.plan = recipe, plan
         self.worker = make_worker(
@@ -52,7 +55,9 @@ class Sequential:
             )
         )
         policy = self.worker.policy
-        self.__dict__ |= connect(recipe, task, plan, folder, tokenizer=policy.tokenizer, stop=policy.stop_tokens)
+        self.__dict__ |= connect(
+            recipe, task, plan, folder, environment=environment, tokenizer=policy.tokenizer, stop=policy.stop_tokens
+        )
         self.context = policy.context
 
     async def ask(self, request):

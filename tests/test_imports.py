@@ -32,6 +32,7 @@ ARROWS = {
         "placement",
         "recipe",
         "rewards",
+        "sandbox",  # what it protects on this machine
         "tasks",
         "threads",
     },
@@ -45,7 +46,7 @@ ARROWS = {
     "planner": BASE | MODEL_FACTS | {"placement", "scheduler"},
     "tasks": BASE | {"sandbox"},
     "rewards": BASE | {"sandbox"},
-    "environments": BASE | {"sandbox", "engines.base"},
+    "environments": BASE | {"sandbox", "engines.base", "threads"},
     "models": BASE | {"kernels", "recipe.validation_errors"},
     "kernels": BASE | {"models"},
     "engines": BASE | {"models", "training.packing"},
@@ -57,10 +58,27 @@ ARROWS = {
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
     "runtime": BASE
     | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts", "checks.machine"}
-    | {"checks.own_code", "engines.queue", "environments", "models.files", "models.load", "models.memory"}
+    | {
+        "checks.own_code",
+        "engines.base",
+        "engines.queue",
+        "environments",
+        "models.files",
+        "models.load",
+        "models.memory",
+    }
     | {"models.source", "placement.build", "placement.cluster", "placement.devices", "placement.plan"}
     | {"placement.strategies", "planner", "recipe", "report", "rewards", "sandbox.fork_server", "sandbox.imports"}
-    | {"sandbox.pool", "scheduler", "storage", "tasks.source", "threads", "training.optimizer", "training.trainer"}
+    | {
+        "sandbox.pool",
+        "scheduler",
+        "storage",
+        "tasks.source",
+        "tasks.template",
+        "threads",
+        "training.optimizer",
+        "training.trainer",
+    }
     | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
     | {"workers.worker_group", "workers.worker_spec"},
     "bench": BASE
@@ -212,7 +230,7 @@ def test_no_files_import_each_other_in_a_circle():
 def test_a_room_without_torch_imports_none(module):
     tree = parse(module)
     if module.startswith(
-        ("report.", "environments.template_worker")
+        ("report.", "environments.template_worker", "environments.toolset")
     ):  # a report may load it when it is asked for, never by being imported
         kept = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.FunctionDef))]
         tree = ast.Module(body=kept, type_ignores=[])

@@ -165,7 +165,7 @@ def test_a_class_without_run_is_one_of_tools(name, folders):
 
 
 def test_a_class_of_tools_that_the_model_cannot_be_told_of_is_refused(folders):
-    with pytest.raises(RecipeError, match="Undescribed.add is no tool") as caught:
+    with pytest.raises(RecipeError, match=r"Undescribed\.add is no tool") as caught:
         own("mine:Undescribed", folders, turns=8)
     assert caught.value.problems[0].field == "environment.kind"
 
@@ -260,7 +260,7 @@ def test_a_worker_that_cannot_find_it_names_itself_and_where_it_looks():
 
 def test_a_file_that_changed_is_imported_anew_and_so_is_another_of_its_name(tmp_path):
     def answer(folder):
-        return asyncio.run(resolve_environment("again:play", [str(folder)])(PROMPT, None))
+        return asyncio.run(own("again:play", [str(folder)], turns=8)(PROMPT, None))
 
     for folder, said in (("a", "first"), ("b", "second")):
         (tmp_path / folder).mkdir()
@@ -274,10 +274,10 @@ def test_a_file_that_changed_is_imported_anew_and_so_is_another_of_its_name(tmp_
 def test_a_file_beside_the_recipe_replaces_no_library(tmp_path):
     (tmp_path / "yaml.py").write_text("raise RuntimeError('not this one')\n")
     (tmp_path / "uses.py").write_text("import yaml\nasync def play(prompt, model): return yaml.safe_load('3')\n")
-    assert asyncio.run(resolve_environment("uses:play", [str(tmp_path)])(PROMPT, None)) == 3
+    assert asyncio.run(own("uses:play", [str(tmp_path)], turns=8)(PROMPT, None)) == 3
     with pytest.raises(RecipeError, match="also the name of a library that is in use"):
         (tmp_path / "yaml.py").write_text("async def play(prompt, model): ...\n")
-        resolve_environment("yaml:play", [str(tmp_path)])
+        own("yaml:play", [str(tmp_path)], turns=8)
     assert sys.modules["yaml"].__file__ != str(tmp_path / "yaml.py")
 
 
@@ -287,7 +287,7 @@ def test_what_python_hands_over_is_found_by_its_name():
 
     name = register("environment", mine)
     assert found("environment", name, ()) == []
-    assert asyncio.run(resolve_environment(name)(PROMPT, None)).answer == "from Python"
+    assert asyncio.run(own(name, (), turns=8)(PROMPT, None)).answer == "from Python"
     wrong = register("environment", lambda prompt: None)
     assert "is not async" in found("environment", wrong, ())[0].reason
 

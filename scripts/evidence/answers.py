@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from cases import Case, number, pool_tokens
+from weight_syncs import handed_over
 
 from stretto.placement import closed_forms as closed
 from stretto.placement.closed_forms import Stages
@@ -65,7 +66,7 @@ def stages(case: Case, costs: Costs) -> Stages:
         case.shape, case.trainer, load, updates=case.updates, adapter=case.adapter, recompute=case.facts.recompute,
         precision=case.precision,
     )  # fmt: skip
-    publish = costs.publish(case.shape, case.engine, adapter=case.adapter)
+    publish = handed_over(case, costs).seconds
     offloaded = memory.states(case.shape, case.trainer, adapter=case.adapter).optimizer
     old = 0.0 if case.streams and case.facts.interrupts else forward
     reference = forward if case.facts.reference else 0.0
@@ -95,8 +96,8 @@ def answer(case: Case, costs: Costs) -> float | str:
         return allocated_gb(case)
     if case.row["strategy_id"] == "train_only":
         return _trainer_answer(case, costs, metric)
-    if metric == "weight_sync_time":
-        return costs.publish(case.shape, case.engine)
+    if metric.startswith("weight_sync_time"):
+        return handed_over(case, costs).seconds
     if case.row["strategy_id"] not in ("flatten", "separate"):
         return f"has a strategy ({case.row['strategy_id']}) without closed form"
     if pool(case) < case.prompt + case.lengths.cap:

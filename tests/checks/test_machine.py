@@ -12,8 +12,9 @@ import pytest
 from stretto.checks.machine import devices, network, packages, programs, resources
 from stretto.checks.machine.base import GB, Gpu, MachineCheck, MachineFacts
 from stretto.checks.machine.facts import cores_of_group, gpus_of, look, memory_of_group, visible
-from stretto.errors import RecipeError
+from stretto.errors import RecipeError, SandboxError
 from stretto.recipe.load import parse_recipe
+from stretto.sandbox.isolated.protection import Protection
 
 NEEDS = ("torch>=2.11", "transformers>=5.17", "peft>=0.19", "numpy>=2.0", "ruff>=9; extra == 'dev'")
 VERSIONS = {"stretto": "0.1", "torch": "2.13.0+cpu", "transformers": "5.23.0", "peft": "0.21.2"}
@@ -329,26 +330,21 @@ def test_the_oldest_ray_is_the_one_that_is_asked_for():
     assert project["optional-dependencies"]["ray"] == [f"ray>={programs.RAY}"]
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("exit 0", None),
-        ("echo first >&2; echo 'bwrap: No permissions' >&2; exit 1", "bwrap: No permissions"),
-        ("exit 7", "exit code 7"),
-        ("sleep 60", "did not start within"),
-    ],
-)
-def test_a_sandbox_is_tried(tmp_path, monkeypatch, script, reason):
-    monkeypatch.setattr(programs, "PATIENCE", 0.5)
-    program = tmp_path / "bwrap"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    check = programs.sandbox_check(str(program))
-    assert passed(check) if reason is None else reason in failed(check)
+LOCKED = Protection(namespaces=True, unprivileged=True, seccomp=True, landlock=True)
 
 
-def test_a_sandbox_that_is_no_program_is_told(tmp_path):
-    assert "Permission denied" in failed(programs.sandbox_check(str(tmp_path)))
+def test_what_the_sandbox_lacks_is_said():
+    assert passed(programs.sandbox_check(lambda: LOCKED))
+    assert "system calls are not filtered" in failed(programs.sandbox_check(lambda: replace(LOCKED, seccomp=False)))
+    open_ = replace(LOCKED, namespaces=False, refused="unshare: Operation not permitted")
+    assert "unshare: Operation not permitted" in failed(programs.sandbox_check(lambda: open_))
+
+
+def test_a_sandbox_that_does_not_start_is_told():
+    def broken() -> Protection:
+        raise SandboxError("it exited with code 1")
+
+    assert "it exited with code 1" in failed(programs.sandbox_check(broken))
 
 
 @pytest.mark.parametrize(

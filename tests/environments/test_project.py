@@ -1,5 +1,6 @@
 """Programs of several files: notes are all that one conversation leaves the next; the files together are a program."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -8,6 +9,8 @@ import pytest
 from stretto.environments.project import ProjectEnvironment, bundled, taken_apart
 from stretto.errors import RolloutError
 from stretto.recipe.schema import ProjectSection
+from stretto.rewards.program import ProgramTests, passed
+from stretto.sandbox.isolated import ProgramLimits, Sandbox
 from stretto.types import Prompt
 from talking import played
 
@@ -78,3 +81,16 @@ def test_a_file_that_is_missing_is_empty_and_counted():
 def test_a_prompt_without_files_is_a_failure(files):
     with pytest.raises(RolloutError, match="list of files"):
         played(project(), prompt(files), [])
+
+
+def test_the_program_is_judged_by_its_tests_in_the_sandbox():
+    outcome, _ = played(project(), prompt(), [FIRST, SECOND])
+    wrong, _ = played(project(), prompt(), [FIRST.replace("a * a", "a + a"), SECOND])
+    tests = ProgramTests.read([{"call": "solve", "args": [side], "expected": side * side} for side in (2, 3, 4)])
+
+    async def judged():
+        async with Sandbox() as sandbox:
+            answers = (outcome.answer, wrong.answer)
+            return [await passed(each, tests, sandbox, ProgramLimits(), all_or_nothing=False) for each in answers]
+
+    assert asyncio.run(judged()) == [1.0, pytest.approx(1 / 3)]

@@ -65,6 +65,15 @@ def test_the_corpus_is_searched(tmp_path):
     assert "<|user|>Twelve and seven are nineteen.<|assistant|>19" in talk.texts()[0]
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("print(6*7)", "42"), ("1/0", "ZeroDivisionError: division by zero"), ("pass", "(it printed nothing)")],
+)
+def test_a_program_runs_in_the_sandbox_and_the_model_sees_what_it_printed(tmp_path, code, told):
+    _, talk = played(tools(tmp_path, tools=("python",)), PROMPT, [f"python({code})", "42"])
+    assert told in talk.texts()[0]
+
+
 class Counter:
     """A class as TRL users write it; `made` counts its objects."""
 

@@ -148,7 +148,7 @@ def test_a_host_without_a_device_is_one_problem():
 
 
 def test_a_thread_of_a_cpu_has_constants_of_its_own():
-    assert Rates.of({}, kind=DeviceKind.CPU).phase < Rates.of({}).phase
+    assert Rates.of({}, kind=DeviceKind.CPU).gather < Rates.of({}).gather
 
 
 def test_the_name_of_a_device_tells_its_kind():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stretto.placement.devices import find_device
 from stretto.placement.rates import Rates
+from stretto.placement.transport import TensorPath
 from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.seconds import NARROW, Costs
@@ -175,18 +176,6 @@ def test_experts_over_ranks_wait_for_the_popular_ones():
     assert Costs().forward(MIXTURE, there, load) > even
 
 
-def test_an_adapter_is_published_in_a_moment():
-    there = site(tp=8)
-    assert Costs().publish(DENSE, there, adapter=16) < 0.1 * Costs().publish(DENSE, there)
-
-
-def test_resharding_moves_what_hybridflow_counts():
-    trainer, engine = site(devices=8, tp=8), site(tp=2)
-    moved = 2 * DENSE.params * (8 - 2) / (2 * 8)
-    assert Costs().reshard(DENSE, trainer, engine) * Rates().reshard == pytest.approx(moved)
-    assert Costs().reshard(DENSE, trainer, site(tp=8)) == 0
-
-
 def test_moving_to_the_host_is_bound_by_its_link():
     assert Costs(rates=replace(BARE, host_share=1.0)).move(63e9, site()) == pytest.approx(1.0)
 
@@ -212,17 +201,17 @@ def test_a_rack_is_one_domain_but_many_hosts():
     assert across.near_delay > inside.near_delay
 
 
+def test_gradients_through_host_memory_are_copied_there_and_back():
+    costs, size = Costs(rates=replace(BARE, gather=2e9, host_share=1.0)), 4.0 * DENSE.params
+    direct, hosts = (costs.update(DENSE, site(), cells=2, path=path) for path in (TensorPath.NCCL, TensorPath.GLOO))
+    reduced = 2 * size / H100.host_link + size / 2e9
+    assert hosts - direct == pytest.approx(reduced - size / H100.link, rel=1e-3)
+    assert costs.update(DENSE, site(), path=TensorPath.GLOO) == costs.update(DENSE, site())
+
+
 def test_what_a_stage_costs_besides_its_work_grows_with_the_logarithm_of_its_devices():
     costs = Costs(rates=replace(BARE, phase=0.5))
     assert [costs.turn(devices) for devices in (1, 2, 8, 64)] == [0.5, 1.0, 2.0, 3.5]
-
-
-def test_experts_that_trainer_and_engine_spread_alike_are_not_moved():
-    costs = Costs(rates=BARE)
-    apart, alike = site(devices=16, tp=8, ep=8), site(devices=16, tp=8, ep=16)
-    engine = site(devices=16, tp=4, ep=16)
-    common = MIXTURE.params - MIXTURE.routed_params
-    assert costs.reshard(MIXTURE, alike, engine) <= 2 * common / BARE.reshard < costs.reshard(MIXTURE, apart, engine)
 
 
 def test_experts_that_are_cut_like_other_matrices_are_slower_than_whole_ones():

@@ -19,7 +19,8 @@ def test_the_committed_page_is_up_to_date():
 def test_every_key_and_algorithm_is_on_the_page():
     text = page()
     for name in (*homes(), *CATALOG):
-        assert f"| `{name}` |" in text
+        heads = f", `{name}: "  # a key that tells kinds apart stands in their headings
+        assert f"| `{name}` |" in text or heads in text
 
 
 def test_every_key_says_what_it_does():

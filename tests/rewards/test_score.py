@@ -339,3 +339,23 @@ def test_shaping_moves_the_value_and_never_the_outcome() -> None:
             return rewards.weigh(await rewards.judge(made))
 
     assert asyncio.run(judged()) == Reward(value=0.5, outcome=1.0, parts={"right": 1.0, "long": -0.5})
+
+
+@pytest.mark.parametrize(
+    ("signals", "value"), [({"reward": 0.25, "turns": 2.0}, 0.25), ({"turns": 2.0}, None), ({}, None)]
+)
+def test_a_signal_is_a_verdict_and_one_that_is_missing_is_none(signals: dict[str, float], value: float | None) -> None:
+    prompt = Prompt(id="p", messages=({"role": "user", "content": "?"},))
+    outcome = Outcome(answer="7", signals=signals)
+    made = Trajectory(prompt=prompt, visit=0, attempt=0, conversations=(), outcome=outcome)
+
+    async def judged() -> Reward:
+        async with Pool() as pool:
+            rewards = Rewards([RewardPart(name="done", kind="signal")], pool)
+            return rewards.weigh(await rewards.judge(made))
+
+    if value is None:
+        with pytest.raises(VerdictError, match="gave no signal 'reward'"):
+            asyncio.run(judged())
+    else:
+        assert asyncio.run(judged()) == Reward(value=value, outcome=value, parts={"done": value})

@@ -9,15 +9,18 @@ import torch
 
 from running import END, ONE, recipe_in, tensors
 from stretto.engines.native.engine import NativeEngine
+from stretto.environments import resolve, single_turn
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import ModelFiles
-from stretto.runtime.build import build_runtime
+from stretto.recipe.schema import NumberGame
+from stretto.runtime.build import build_runtime, environment_of
+from stretto.runtime.demonstrations import demonstrations, player_of
 from stretto.runtime.plans import make_plan
 from stretto.runtime.warmup import demonstration, warm_up
-from stretto.tasks.source import load_prompts
+from stretto.tasks.source import PromptSource, load_prompts
 from stretto.types import Prompt
 
 FILES = ModelFiles(kind="scratch", name="scratch", folder=None, file=None)
@@ -31,7 +34,8 @@ def warmed(recipe, root):
     """A policy after its warm-up, and what was noted."""
     policy, notes = fresh(recipe), []
     prompts = load_prompts(recipe.task, root)
-    warm_up(policy, recipe.model.scratch, prompts=prompts, seed=recipe.seed, note=notes.append)
+    environment = environment_of(recipe, root)
+    warm_up(policy, recipe.model.scratch, prompts=prompts, environment=environment, seed=recipe.seed, note=notes.append)
     return policy, notes
 
 
@@ -70,9 +74,9 @@ def test_prompts_without_an_answer_cannot_be_imitated(tmp_path):
     recipe = recipe_in(tmp_path)
     prompts = [Prompt(id="p", messages=({"role": "user", "content": "1"},))]
     with pytest.raises(RecipeError, match="imitates reference answers"):
-        warm_up(fresh(recipe), recipe.model.scratch, prompts=prompts, seed=0, note=print)
+        warm_up(fresh(recipe), recipe.model.scratch, prompts=prompts, environment=single_turn.run, seed=0, note=print)
     without = recipe.model.scratch.model_copy(update={"warmup_steps": 0})
-    warm_up(fresh(recipe), without, prompts=prompts, seed=0, note=print)
+    warm_up(fresh(recipe), without, prompts=prompts, environment=single_turn.run, seed=0, note=print)
 
 
 def test_the_warmed_base_is_made_once_and_never_half(tmp_path):
@@ -108,3 +112,37 @@ def test_an_answer_beyond_the_context_is_never_computed():
     renderer = Renderer(character_tokenizer("01="), stop=frozenset({END}))
     with pytest.raises(RecipeError, match="prompt p with its own has 45 tokens, more than the context of 32"):
         demonstration(prompt, 0, renderer, longest=32)
+
+
+def test_what_is_imitated_is_what_a_good_player_says_in_the_environment():
+    section = NumberGame(range=(0, 3), turns=3, higher=">", lower="<", right="=", invalid="?")
+    renderer = Renderer(character_tokenizer("0123<>=?"), stop=frozenset({END}))
+    game = resolve(section)
+    prompts = [Prompt(id=n, messages=({"role": "user", "content": "?"},), reference=n) for n in "03"]
+    source = PromptSource(prompts, seed=0)
+    shown = demonstrations(source, game, player_of(game, ()), renderer, context=32, least=3)
+    assert [sample.key for sample in shown] == [("3", 0, 0, 0), ("0", 0, 0, 0), ("3", 1, 0, 0)]
+    texts = {sample.key[0]: renderer.all_text(sample.conversation.tokens.tolist()) for sample in shown}
+    assert texts["0"] == "<|user|>?<|assistant|>1<|end|><|user|><<|assistant|>0<|end|>"
+    assert texts["3"].endswith("1<|end|><|user|>><|assistant|>2<|end|><|user|>><|assistant|>3<|end|>")
+    trained = shown[0].conversation
+    assert renderer.all_text(trained.tokens[trained.trained].tolist()) == "1<|end|>2<|end|>3<|end|>"
+
+
+def test_templates_of_the_recipe_say_what_is_imitated_turn_by_turn():
+    player = player_of(single_turn.run, ("call({a})", "{answer}"))
+    prompt = Prompt(id="p", messages=(), reference="7", tags={"a": 3})
+    assert [player(prompt, turn, ()) for turn in range(3)] == ["call(3)", "7", "7"]
+    with pytest.raises(RecipeError, match="cannot be filled in for prompt p"):
+        player_of(single_turn.run, ("{b}",))(prompt, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("context", "reference", "says"), [(6, "3", "more tokens than the context"), (32, "x", "no secret")]
+)
+def test_a_prompt_that_cannot_be_played_is_refused_by_name(context, reference, says):
+    game = resolve(NumberGame(range=(0, 3), turns=3, higher=">", lower="<"))
+    renderer = Renderer(character_tokenizer("0123<>=?"), stop=frozenset({END}))
+    source = PromptSource([Prompt(id="p", messages=({"role": "user", "content": "?"},), reference=reference)], seed=0)
+    with pytest.raises(RecipeError, match=f"prompt p.*{says}"):
+        demonstrations(source, game, player_of(game, ()), renderer, context=context, least=1)

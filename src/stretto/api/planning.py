@@ -54,7 +54,11 @@ class ForecastPlan:
     plan: Mapping[str, Any]
     """The rest of the plan, as in a run's plan.json."""
     why: str
-    """What decides about its seconds, in words."""
+    """What decides about its seconds, in words; of the best plan also on which constant its place hangs."""
+    paths: Mapping[str, str]
+    """How `gradients` and `weights` pass between devices: shared, ipc, nccl or gloo."""
+    turns: Mapping[str, Any] | None
+    """Of the best plan, the constant on which its place hangs, its value and where it turns; none if none is near."""
     waits_for: list[str]
     """What of it cannot be run yet."""
 

@@ -116,6 +116,12 @@ def _numbers(text: str) -> Iterable[str]:
     return answer.numbers(text)
 
 
+def _tests(prompt: Prompt, column: str) -> str | None:
+    from stretto.rewards import parts
+
+    return parts.unreadable_tests(prompt, column)
+
+
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
     """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
@@ -131,5 +137,5 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or give each train cell one device")
 
 
-PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers)
+PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers, tests=_tests)
 """The answers of the real rooms."""

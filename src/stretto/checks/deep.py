@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
-from stretto.checks.rules.task import comparisons
+from stretto.checks.rules.task import comparisons, untestable
 from stretto.environments import templates
 from stretto.environments.render import Renderer
 from stretto.errors import Problem, RecipeError, RolloutError
@@ -26,6 +26,7 @@ from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
+from stretto.rewards.parts import unreadable_tests
 from stretto.tasks.source import load_prompts, split_task
 from stretto.types import Prompt
 
@@ -58,6 +59,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     problems += [
         *comparisons(recipe, prompts, answer.numbers),
+        *untestable(recipe, prompts, unreadable_tests),
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *others,
     ]

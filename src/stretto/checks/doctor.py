@@ -33,7 +33,7 @@ CHECKS: tuple[Function, ...] = (
     network.cluster_is_reached,
     network.cluster_has_a_token,
     programs.ray_is_installed,
-    programs.bubblewrap_starts,
+    programs.sandbox_locks_in,
 )
 """In the order in which they are shown."""
 
@@ -44,6 +44,7 @@ TOLD_AT_START: tuple[Function, ...] = (
     devices.torch_can_use_the_gpu,
     devices.no_device_is_forgotten,
     network.cluster_has_a_token,
+    programs.sandbox_locks_in,
 )
 """Checks at the start of every run, which goes on whatever they say."""
 

@@ -43,7 +43,7 @@ def plan(
     if json:
         render.document(told.document())
     else:
-        named = named_by(told.recipe.placement)
+        named = named_by(told.recipe.placement, len(told.setting.names))
         render.screen().print(planned.page(told.found, told.setting, named, told.measured), end="")
 
 

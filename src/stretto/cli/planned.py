@@ -12,6 +12,7 @@ from stretto.placement.devices import GB
 from stretto.planner import explain
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import SearchResult
+from stretto.planner.sensitivity import turning_point
 from stretto.planner.simulate import Forecast
 from stretto.report.timeline import Span
 from stretto.scheduler.records import UPDATE
@@ -72,9 +73,13 @@ def page(
     text.append("\n")
     for forecast in found.best:
         text.append(f"{forecast.choice.label}", style="bold").append(f": {explain.why(forecast, found, setting)}\n")
+    if (turn := turning_point(found.best, setting)) is not None:
+        text.append(f"{turn}\n")
     for name, why in found.rejected:
         text.append(f"{name}", style="bold").append(f" is no choice: {why}\n")
     text.append("\nthe best plan\n", style="bold").append(f"  {explain.layout(best.choice, work)}\n")
+    if best.choice.devices > 1:
+        text.append(f"  {explain.paths(best)}\n")
     for line in _memory(best):
         text.append(f"  {line}\n")
     text.append("\n")

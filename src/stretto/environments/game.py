@@ -19,7 +19,7 @@ from stretto.errors import RolloutError
 from stretto.recipe.schema import CodeGame, GameSection, NumberGame
 from stretto.types import Message, Outcome, Prompt
 
-MOST = 20_000
+MOST = 5_000
 """Possible secrets of a game whose guesses can be told apart by what they find out."""
 Feedback = Callable[[str, str], str]
 """(secret, guess) -> what the model is told."""

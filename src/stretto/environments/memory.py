@@ -46,10 +46,13 @@ class MemoryEnvironment:
         return Outcome(answer=reply.text, signals=signals)
 
     def demonstrate(self, prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:
-        """The answer, as soon as what proves it (column `evidence`) was read; before, the empty memory."""
+        """The memory is what stands behind the last `evidence`, a column, up to a comma; before that, it is empty."""
         pieces = list(chunks(self._document(prompt), self.section.chunk))
-        known = turn >= len(pieces) or any(str(prompt.tags.get("evidence")) in each for each in pieces[: turn + 1])
-        return (prompt.reference or "") if known else self.section.empty
+        if turn >= len(pieces):
+            return prompt.reference or ""
+        mark = str(prompt.tags.get("evidence") or "\0")
+        _, found, known = "".join(pieces[: turn + 1]).rpartition(mark)
+        return known.partition(",")[0] if found else self.section.empty
 
     def _document(self, prompt: Prompt) -> str:
         text = prompt.tags.get(self.section.document)

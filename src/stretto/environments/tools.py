@@ -1,7 +1,7 @@
 """The built-in tools as an environment: the model may calculate, search a corpus and run Python before it answers.
 
-Each tool is a function with type hints and a docstring, as a user would write one in a class (`tool_class`). Python
-runs in the sandbox, which is handed in.
+Each tool is a function with type hints and a docstring, as a user would write one in a class (`tool_class`). A program
+runs in the sandbox, a process of its own, and nothing of it is left when it has ended.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from stretto.environments.base import Model
 from stretto.environments.calculator import calculator
 from stretto.environments.corpus import Corpus
 from stretto.environments.episode import converse
-from stretto.environments.toolset import Toolset
+from stretto.environments.toolset import ToolFailure, Toolset
 from stretto.recipe.schema import ToolsSection
+from stretto.sandbox.isolated import run_program
 from stretto.types import Outcome, Prompt
+
+MOST = 4000
+"""Characters of what a program printed that the model is shown."""
 
 
 class ToolsEnvironment:
@@ -34,9 +38,24 @@ class ToolsEnvironment:
         return Outcome(answer=talk.reply.text, signals=talk.signals, turn_rewards=worth)
 
 
+async def python(code: str) -> str:
+    """Runs a Python program and says what it printed. Nothing is kept from one program to the next.
+
+    Args:
+        code: The program; it prints what is to be known.
+    """
+    result = await run_program(code)
+    if result.verdict == "infra":
+        raise ToolFailure(f"the sandbox broke: {result.detail}")
+    failed = "" if result.verdict == "ok" else f"\n{result.verdict}: {result.stderr.strip()[-MOST:] or result.detail}"
+    return f"{result.stdout[:MOST]}{failed}".strip() or "(it printed nothing)"
+
+
 def _tool(name: str, section: ToolsSection, root: Path) -> Callable[..., Any]:
     if name == "calculator":
         return calculator
+    if name == "python":
+        return python
     corpus = Corpus.read(section.corpus, root=root)
     most = section.results
 

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError, validate_call
 
 from stretto.environments.base import Tool, ToolCall
+from stretto.errors import RolloutError
 from stretto.threads import Daemons
 
 LONGEST = 20_000
@@ -25,6 +26,10 @@ THREADS = Daemons(64, "tools")
 """Where plain functions run. Nobody waits for one past the environment's deadline."""
 ABANDONED: set[asyncio.Future[Any]] = set()
 """Calls of plain functions that go on although their trajectory has ended."""
+
+
+class ToolFailure(RolloutError):
+    """A tool of ours broke: nothing that the model is to blame for, so it ends the trajectory."""
 
 
 class Toolset:
@@ -47,6 +52,8 @@ class Toolset:
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
             return as_text(f"error: {wrong}"), False
+        except ToolFailure:
+            raise
         except Exception as error:  # a tool may raise anything, and the model is told
             return as_text(f"error: {type(error).__name__}: {error}"), False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
@@ -18,8 +18,9 @@ from stretto.errors import Problem, RecipeError
 from stretto.placement import strategies
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind, kind_of
+from stretto.placement.partitions import Partition, is_partition, read_partition
 from stretto.placement.plan import Cell, Plan
-from stretto.placement.strategies import ORDER, PRESETS, STRATEGIES, StrategyInputs, find_strategy
+from stretto.placement.strategies import MODELS, ORDER, PRESETS, STRATEGIES, StrategyInputs, find_strategy
 from stretto.placement.validate import hint, problems
 from stretto.recipe.schema import Count, Placement, Section
 
@@ -111,13 +112,19 @@ def _generated(section: Placement, layout: StrategyInputs) -> Plan:
     return strategy.plan(layout)
 
 
-def shares_of(told: str | Sequence[float] | Sequence[Fraction] | None, count: int) -> Sequence[Fraction]:
-    """Fractions as exact numbers, those that come close to whole devices as these."""
+def shares_of(
+    told: str | Sequence[float | Fraction] | Mapping[str, float | Fraction] | Partition | None, count: int
+) -> tuple[Fraction, ...] | Partition:
+    """Fractions as exact numbers, those that come close to whole devices as these; groups of models, likewise."""
     if told is None or isinstance(told, str):
         return PRESETS[told or "I1"]
-    exact = [Fraction(str(share)) for share in told]
+    if isinstance(told, Mapping):
+        return read_partition(told, MODELS, count=count, close=CLOSE)
+    if is_partition(told):
+        return told
+    exact = [Fraction(str(share)) for share in cast("Sequence[float | Fraction]", told)]
     whole = [Fraction(round(share * count), count) for share in exact]
-    return [near if abs(near - share) < CLOSE else share for near, share in zip(whole, exact, strict=True)]
+    return tuple(near if abs(near - share) < CLOSE else share for near, share in zip(whole, exact, strict=True))
 
 
 class WrittenCell(Section):

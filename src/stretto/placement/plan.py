@@ -67,6 +67,13 @@ class Plan:
         return {device: frozenset(roles) for device, roles in found.items()}
 
     @property
+    def holders(self) -> tuple[str, ...]:
+        """Devices that hold the policy: those that train, then those that only generate."""
+        train = [device for cell in self.cells if cell.role == "train" for device in cell.devices]
+        generate = [cell.devices[0] for cell in self.cells if cell.role == "generate"]
+        return tuple(dict.fromkeys([*train, *generate]))
+
+    @property
     def sharers(self) -> tuple[str, ...]:
         """Devices that hold a part of one optimizer each, in the order of their parts; none if it is not shared."""
         if self.optimizer != "sharded":

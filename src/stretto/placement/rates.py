@@ -48,17 +48,23 @@ class Rates:
     """Of a network card's bandwidth, what collectives reach."""
     host_share: float = 0.75
     """Of the bandwidth to host memory, what copies reach."""
-    gather: float = 6e9
-    """Bytes/s at which a generating device takes in new weights from other devices."""
-    whole: float = 4e10
-    """Bytes/s at which all weights pass through the network once where trainers gather them to hand them out."""
-    reshard: float = 15e9
-    """The same where the trainer lives on the very devices, and each part is fetched from where it is."""
+    gather: float = 2.6e9
+    """Bytes/s at which processes hand tensors round, or add them up, through host memory (gloo). The default was
+    measured between two processes of one host."""
+    tensor: float = 1.1e-4
+    """Seconds per tensor that a trainer's library exports whole, or that an engine's own loader takes in."""
+    load: float = 5.6e-4
+    """Seconds of one call of such a loader, with a bucket of tensors or with one."""
+    handover: float = 0.28
+    """Seconds that a hand-over to an engine of its own takes besides: it stops, is told and goes on."""
+    wake: float = 1.4
+    """Seconds in which an engine of its own wakes without its weights: vLLM publishes 0.8 to 2.6 (sleep level 2)."""
     skew: float = 1.5
     """How much more than their share the busiest ranks' experts are visited, where experts are spread over ranks."""
-    phase: float = 0.5
-    """Seconds that each stage of a step costs besides its work, on one device and again per doubling of devices:
-    engines wake or sleep, data is collected and dealt out, all wait for all."""
+    phase: float = 7e-4
+    """Seconds that a change of stage costs besides its work: a call to a worker process and its answer, and again per
+    doubling of devices. The default was measured with Ray on one host: 0.7 ms for one process, 1.2 for two, 2.2 for
+    four."""
     update: float = 0.03
     """Seconds that an optimizer update takes besides, per doubling of ranks: launches, norms, the slowest."""
     fp8_gain: float = 1.6
@@ -82,8 +88,7 @@ class Rates:
 
 
 DIVISORS = (
-    "matmul_share", "attention_share", "decode_share", "link_share", "nic_share", "host_share", "gather", "whole",
-    "reshard", "fp8_gain",
+    "matmul_share", "attention_share", "decode_share", "link_share", "nic_share", "host_share", "gather", "fp8_gain",
 )  # fmt: skip
 """Rates that something is divided by."""
 
@@ -93,11 +98,12 @@ SMALL, LARGE = 1e-9, 1e18
 THREADS = Rates(
     matmul_share=0.92, attention_share=1.3, layer_passes=21.0, backward=1.26, decode_share=5.6, tick=4.4e-3,
     tick_layer=5.5e-4, tick_request=2.5e-4, piece=5.6e-3, near_delay=1e-4, far_delay=1e-3, link_share=0.5, gather=1e9,
-    whole=1e9, reshard=1e9, phase=6e-3, update=0.005,
+    phase=6e-3, update=0.005,
 )  # fmt: skip
 """Where devices are threads of a CPU: small models, no kernels to launch, processes next to each other. As they were
 measured on one machine (benchmarks/placements-measured-2026-11-20.md), until they are measured where a plan is made.
 What is above 1 is read from caches more than from memory."""
 
-FITTED = ("matmul_share", "layer_passes", "decode_share", "tick", "tick_layer", "far_delay", "phase")
-"""What scripts/evidence/planner_cases fits; everything else stays as it is."""
+FITTED = ("matmul_share", "layer_passes", "decode_share", "tick", "tick_layer", "far_delay")
+"""What scripts/evidence/planner_cases fits to steps; what it fits to changes of stage belongs to the systems that were
+measured, and everything else stays as it is."""

@@ -12,11 +12,12 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from stretto.errors import Problem, RecipeError
 from stretto.placement import closed_forms
 from stretto.placement.closed_forms import Stages, StepFlow
+from stretto.placement.partitions import Partition, is_partition, lay_groups, set_partitions
 from stretto.placement.plan import Cell, Plan
 
 MODELS = {
@@ -60,8 +61,9 @@ class StrategyInputs:
     """Or sharded."""
 
 
-Division = Sequence[Fraction] | int | None
-"""What a strategy leaves open: the share of each model, or how many devices generate; none for its usual choice."""
+Division = Sequence[Fraction] | Partition | int | None
+"""What a strategy leaves open: the share of each model, groups of models with their shares, or how many devices
+generate; none for its usual choice."""
 
 Places = Mapping[str, Sequence[Any]]
 """Role -> its devices, in the order in which they were given."""
@@ -89,6 +91,8 @@ class Strategy:
     """Where each of these roles lies on these devices; a RecipeError where that cannot be."""
     presets: Mapping[str, tuple[Fraction, ...]] = field(default_factory=dict)
     """Where models have shares of the devices: shares by name, the usual ones first. Others cannot be given any."""
+    groups: Callable[[frozenset[str]], Sequence[tuple[tuple[str, ...], ...]]] = lambda roles: ()
+    """Ways to put the models of a step into groups that lie side by side, where how large each is may be chosen."""
     generates_apart: bool = False
     """True if generation has devices of its own, and how many is open."""
     least_devices: int = 2
@@ -102,12 +106,12 @@ class Strategy:
         """The plan that it makes of the devices."""
         return _plan(self, layout, self.places(layout.devices, layout.roles, division))
 
-    def label(self, division: Division = None) -> str:
-        """The strategy's name, with the shares where models have some."""
+    def label(self, division: Division = None, devices: int | None = None) -> str:
+        """The strategy's name, with the shares where models have some; of groups so many of all devices, if told."""
         if not self.presets or not isinstance(division, Sequence):
             return self.name
         preset = next((name for name, shares in self.presets.items() if shares == tuple(division)), None)
-        return f"{self.name} {preset or _told(division)}"
+        return f"{self.name} {preset or _told(tuple(division), devices)}"
 
     def refusal(self, *, devices: int, roles: frozenset[str], staleness: int, division: Division = None) -> str | None:
         """Why it is out of the question for a step like this, or none."""
@@ -132,7 +136,9 @@ def _everywhere(devices: Sequence[Any], roles: frozenset[str], division: Divisio
 
 
 def _side_by_side(devices: Sequence[Any], roles: frozenset[str], division: Division) -> Places:
-    return rows(devices, roles, division if isinstance(division, Sequence) else PRESETS["I1"])
+    if is_partition(division):
+        return lay_groups(devices, roles, division, MODELS)
+    return rows(devices, roles, cast(Sequence[Fraction], division or PRESETS["I1"]))
 
 
 def _apart(devices: Sequence[Any], roles: frozenset[str], division: Division) -> Places:
@@ -175,6 +181,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             flow="phased",
             places=_side_by_side,
             presets=PRESETS,
+            groups=lambda roles: groupings(roles),
             cannot=_nothing_beside,
             seconds=closed_forms.one_after_the_other,
         ),
@@ -220,8 +227,16 @@ def rows(devices: Sequence[Any], roles: frozenset[str], shares: Sequence[Fractio
     return places
 
 
-def _told(shares: Sequence[Fraction]) -> str:
+def _told(shares: Sequence[Any], devices: int | None = None) -> str:
+    if is_partition(shares):
+        return " ".join(f"{'+'.join(group.models)}:{group.share * (devices or 1)}" for group in shares)
     return f"({', '.join(map(str, shares))})"
+
+
+def groupings(roles: frozenset[str]) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Every way to lay the models of a step side by side in groups; none for a step with one model."""
+    models = [model for model, played in MODELS.items() if not roles.isdisjoint(played)]
+    return tuple(groups for groups in set_partitions(models) if len(groups) > 1)
 
 
 def _fractions(reason: str, fix: str) -> RecipeError:

@@ -13,11 +13,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from stretto.placement.partitions import Partition
 from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER, STRATEGIES, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
 from stretto.plugins import is_plugin
+from stretto.scheduler.records import UPDATE
 
 Source = Literal["own", "shared", "gather"]
 """Where the weights of a role come from: as in `Cell.weights`, without the cell's name."""
@@ -55,8 +57,8 @@ class Candidate:
     """The strategy's name."""
     devices: int
     """How many devices it uses, the first ones."""
-    fractions: tuple[Fraction, ...] | None = None
-    """The share of each model, where the strategy gives them some."""
+    fractions: tuple[Fraction, ...] | Partition | None = None
+    """The share of each model, or of groups of them, where the strategy gives them some."""
     generating: int | None = None
     """How many devices generate, where these have no other work."""
     lane: ModelSplit = ALONE
@@ -65,6 +67,8 @@ class Candidate:
     """Cells that train, and those that read their tensors for a forward."""
     frozen: ModelSplit = ALONE
     """Cells of models that hold weights of their own."""
+    others: tuple[tuple[str, ModelSplit], ...] = ()
+    """(role, how its cells are divided) where it is none of the three."""
     recompute: bool = False
     """Whether the backward recomputes activations."""
     budget: int = 16384
@@ -72,14 +76,15 @@ class Candidate:
     sharded: bool = False
     """Whether copies of what is trained share its optimizer."""
     sleeps: bool = False
-    """Whether cells leave their memory to others while those work."""
+    """Whether cells leave their memory to others while those work; where stages flow, only the optimizer does, until
+    the update."""
     laid: dict[frozenset[str], RoleDevices] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By roles, as far as it was asked: everything that is priced begins with it."""
 
     @property
     def label(self) -> str:
         """The strategy, with its fractions."""
-        return STRATEGIES[self.strategy].label(self.division)
+        return STRATEGIES[self.strategy].label(self.division, self.devices)
 
     @property
     def division(self) -> Division:
@@ -93,6 +98,8 @@ class Candidate:
 
     def split(self, role: str, reading: frozenset[str]) -> ModelSplit:
         """How a cell of a role is divided."""
+        if self.others and (own := dict(self.others).get(role)):
+            return own
         if role == "generate":
             return self.lane
         return self.train if role in ("train", "fit") or role in reading else self.frozen
@@ -117,16 +124,18 @@ class Candidate:
             return "own"
         places = self.places(workload.roles)
         (first, count), (start, many) = places[role], places[update]
-        width, wide = self.split(role, workload.reading).width, self.train.width
+        mine, theirs = self.split(role, workload.reading), self.split(update, workload.reading)
+        width, wide = mine.width, theirs.width
         within = start <= first and first + count <= start + many
         if not within or wide % width or (first - start) % width:
             return "own"
-        alike = self.split(role, workload.reading) == self.train and (first - start) % wide == 0
-        return "shared" if alike and self.train.dp == 1 else "gather"
+        alike = mine == theirs and (first - start) % wide == 0
+        return "shared" if alike and theirs.dp == 1 else "gather"
 
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
         own_reference = "reference" in workload.roles - workload.reading
+        frozen = workload.roles - workload.reading - {"generate", "train", "fit"}
         slices = self.train.width == self.train.dp > 1
         for asked, what in (
             (self.lane.width > 1, "generating on several devices together"),
@@ -135,8 +144,9 @@ class Candidate:
             (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
             (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
             (slices and self.sleeps, "slices that sleep"),
+            (self.sleeps and self.streamed, "an optimizer that sleeps where stages flow"),
             (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
-            (self.frozen.width > 1, "frozen models in slices"),
+            (any(self.split(role, workload.reading).width > 1 for role in frozen), "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
@@ -179,12 +189,18 @@ class Candidate:
         cells = (
             replace(
                 cell,
-                sleeps=_others(cell, on) if self.sleeps else cell.sleeps,
+                sleeps=self._sleeps(cell, on) if self.sleeps else cell.sleeps,
                 token_budget=None if cell.role == "generate" else self.budget,
             )
             for cell in plan.cells
         )
         return replace(plan, cells=tuple(cells))
+
+    def _sleeps(self, cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+        """Phases in which a cell leaves its memory to others."""
+        if not self.streamed:
+            return _others(cell, on)
+        return ("generate",) if cell.role in UPDATE else ()
 
 
 def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:

@@ -14,23 +14,19 @@ from fractions import Fraction
 
 from stretto.errors import RecipeError
 from stretto.placement.build import shares_of
+from stretto.placement.partitions import Partition
 from stretto.placement.strategies import STRATEGIES
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import FixedMemory, MemoryFit, MemoryFits
-from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.stage_times import StageTimes
-from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
+from stretto.planner.groups import GroupedCandidates
+from stretto.planner.problem import ALONE, PlanningProblem
+from stretto.planner.splits import Splits
 
 PARTS = 8
 """Parts into which devices are divided where some only generate; hosts and kinds of devices are other places to cut."""
 FEW = 8
 """Of so many devices every number may be used, of more only all of them and round numbers."""
-WIDTHS = (1, 2, 4, 8, 16)
-"""Ranks that may share a matrix."""
-EXPERT_RANKS = (64, 32, 16, 8, 4, 2)
-"""Ranks over which experts may be spread."""
-PIPELINES = (2, 4)
-"""Stages of a pipeline, between hosts."""
 WORTH_A_LOOK = 1.2
 """A choice whose stages alone take this many times the best estimate so far is passed over."""
 
@@ -41,13 +37,15 @@ class Variant:
 
     strategy: str
     """The strategy's name."""
-    fractions: tuple[Fraction, ...] | None = None
-    """The share of each model, where the strategy gives them some."""
+    fractions: tuple[Fraction, ...] | Partition | None = None
+    """The share of each model, or of groups of them, where the strategy gives them some."""
+    groups: bool = False
+    """Any groups of models, with any share each."""
 
     @property
     def label(self) -> str:
-        """The variant's name, as `Candidate.label`."""
-        return STRATEGIES[self.strategy].label(self.fractions)
+        """The variant's name, as `Candidate.label`; of any groups it is none of theirs."""
+        return f"{self.strategy} in groups" if self.groups else STRATEGIES[self.strategy].label(self.fractions)
 
     def cannot(self, setting: PlanningProblem) -> str | None:
         """Why it is out of the question whatever its numbers, or none."""
@@ -75,10 +73,12 @@ class Candidates:
 
     def __init__(self, setting: PlanningProblem, prices: StageTimes, rooms: MemoryFits) -> None:
         self.setting, self.prices, self.rooms = setting, prices, rooms
+        self.splits = Splits(setting)
         self.misses: dict[str, NearMiss] = {}
         self.weighed = 0
         work = setting.workload
         self.least = _power(max(work.longest, 256))
+        self.groups = GroupedCandidates(prices, rooms, self.splits, self.least)
         own = setting.workload.roles - setting.workload.reading - {"generate", "train", "fit"}
         self.frozen = sorted(own)
 
@@ -90,10 +90,14 @@ class Candidates:
 
     def choices(self, variant: Variant, size: int) -> Iterator[Candidate]:
         """Every layout of a strategy on so many devices, with its numbers of memory still open."""
+        if variant.groups:
+            base = Candidate(strategy=variant.strategy, devices=size, budget=self.budgets(size)[0])
+            yield from self.groups.choices(base) if size > 1 else ()
+            return
         for base, generating, training, frozen in self._shares(variant, size):
             host = self.setting.together(0, size)
-            lanes, trains = self.lanes(generating, host), self.trains(training, host)
-            others = self.frozen_splits(frozen, host) if self.frozen else [ALONE]
+            lanes, trains = self.splits.lanes(generating, host), self.splits.trains(training, host)
+            others = self.splits.frozen(frozen, host) if self.frozen else [ALONE]
             for train in trains:
                 for lane in lanes:
                     for other in others:
@@ -105,7 +109,7 @@ class Candidates:
         if size < strategy.least_devices:
             return
         # 0.33 of three devices is one of them, as in a run.
-        fractions = None if variant.fractions is None else tuple(shares_of(variant.fractions, size))
+        fractions = None if variant.fractions is None else shares_of(variant.fractions, size)
         base = Candidate(strategy=variant.strategy, devices=size, fractions=fractions, budget=most)
         if strategy.generates_apart:
             for first in self.cuts(size):
@@ -129,50 +133,6 @@ class Candidates:
         whole = {round(place / host) * host for place in places} if size >= 2 * host else set()
         return sorted(place for place in places | whole if 0 < place < size)
 
-    def lanes(self, count: int, host: int) -> list[ModelSplit]:
-        """Cells that generate: matrices cut inside a link domain, experts spread over several ranks."""
-        shape = self.setting.workload.shapes["generate"]
-        whole = [ModelSplit(tp=tp) for tp in self._widths(shape, count, host)]
-        found, widest = list(whole), whole[-1].tp
-        if count > host:
-            found += [
-                ModelSplit(tp=widest, pp=pp) for pp in PIPELINES if not count % (widest * pp) and not shape.layers % pp
-            ]
-        if shape.experts:
-            spread = [n for n in EXPERT_RANKS if not count % n and not shape.experts % n]
-            found += [ModelSplit(tp=lane.tp, dp=n // lane.tp, ep=n) for n in spread for lane in whole if n > lane.tp]
-        return found
-
-    def trains(self, count: int, host: int) -> list[ModelSplit]:
-        """Cells that train: shards, cut matrices, both; pipelines and spread experts where the model asks for them."""
-        shape, found = self.setting.workload.shapes["train"], []
-        for tp in self._widths(shape, count, host):
-            found += [ModelSplit(tp=tp, dp=dp) for dp in self._copies(count // tp, host)]
-            if count > host:
-                found += [
-                    ModelSplit(tp=tp, pp=pp) for pp in PIPELINES if not count % (tp * pp) and not shape.layers % pp
-                ]
-        if shape.experts:
-            for split in list(found):
-                spread = [n for n in EXPERT_RANKS if split.pp == 1 and not split.width % n and not shape.experts % n]
-                found += [split._replace(ep=n) for n in spread[:2]]
-        return found
-
-    def frozen_splits(self, count: int, host: int) -> list[ModelSplit]:
-        """Cells of frozen models: each a whole copy, or as few shards as there may be."""
-        return [ModelSplit(dp=dp) for dp in self._copies(count, host)][:5]
-
-    def _widths(self, shape: ModelShape, count: int, host: int) -> list[int]:
-        device = self.setting.weakest(0, len(self.setting.names))
-        domain = device.domain
-        most = domain if domain > device.per_host else min(domain, host)
-        return [tp for tp in WIDTHS if tp <= most and not count % tp and not shape.heads % tp]
-
-    def _copies(self, count: int, host: int) -> list[int]:
-        """Over how many ranks weights may be sharded: powers of two, whole hosts, all."""
-        found = [2**i for i in range(20)] + [host * 2**i for i in range(20)] + [count]
-        return sorted({ranks for ranks in found if ranks <= count and not count % ranks})
-
     def fitting(self, choice: Candidate, variant: Variant) -> Iterator[tuple[Candidate, MemoryFit]]:
         """A choice with budgets that fit: the largest without recomputing, and with it.
 
@@ -180,10 +140,12 @@ class Candidates:
         if that is not enough, something sleeps.
         """
         work = self.setting.workload
-        _, training = choice.places(work.roles)["train"]
+        places = choice.places(work.roles)
+        _, training = places["train"]
         copies = training > choice.train.width and not work.adapter
-        # What sleeps on a CPU stays in the memory in which it was.
-        sleepy = not choice.streamed and self.setting.ordered[0][1].kind.has_own_memory
+        # What sleeps on a CPU stays where it was. Where stages flow, optimizers make room for caches beside them.
+        beside = not choice.streamed or places["generate"] == places["train"]
+        sleepy = beside and self.setting.ordered[0][1].kind.has_own_memory
         for sleeps in (False, True) if sleepy else (False,):
             for sharded in (False, True) if copies else (False,):
                 done = False

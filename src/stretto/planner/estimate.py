@@ -10,7 +10,8 @@ import math
 from stretto.placement.closed_forms import Stages, StepFlow
 from stretto.placement.strategies import STRATEGIES
 from stretto.planner.candidate import Candidate
-from stretto.planner.cost.stage_times import StageTimes, StepEnd
+from stretto.planner.cost.stage_times import StageTimes
+from stretto.planner.cost.step_end import StepEnd
 from stretto.scheduler.records import FORWARD, UPDATE
 
 STREAM = 8

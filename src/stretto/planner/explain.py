@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from stretto.placement.devices import GB
+from stretto.placement.transport import TensorPath
 from stretto.planner.candidate import Candidate
+from stretto.planner.compare import slower_because, usual_of
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.search import CLOSE, SearchResult
+from stretto.planner.sensitivity import turning_point
 from stretto.planner.simulate import Forecast
 from stretto.planner.workload import StepWorkload
 
@@ -25,8 +28,12 @@ LEAST = 1e-6
 
 def document(found: SearchResult, setting: PlanningProblem) -> dict[str, Any]:
     """Plans and rejections as plain data, best first."""
+    turn = turning_point(found.best, setting)
+    plans = [_plan(forecast, found, setting) for forecast in found.best]
+    if turn is not None:
+        plans[0] |= {"why": f"{plans[0]['why']}; {turn}", "turns": turn.document()}
     return {
-        "plans": [_plan(forecast, found, setting) for forecast in found.best],
+        "plans": plans,
         "rejected": [{"strategy": name, "why": why} for name, why in found.rejected],
         "assumed": list(setting.workload.assumed),
         "constants": setting.source,
@@ -50,6 +57,8 @@ def _plan(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> 
         "cells": told.pop("cells"),
         "plan": told,
         "why": why(forecast, found, setting),
+        "paths": {"gradients": forecast.gradients.value, "weights": forecast.weights.value},
+        "turns": None,
         "waits_for": list(forecast.choice.waits_for(setting.workload)),
     }
 
@@ -97,7 +106,9 @@ def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> st
     if forecast is not first:
         behind = forecast.step / first.step - 1
         said = "about as fast as" if behind < CLOSE else f"{behind:.0%} slower than"
-        return f"{said} {first.choice.label}; {binding(forecast, setting)}"
+        usual = usual_of(forecast, found.best)
+        more = usual and slower_because(forecast, usual, setting.workload)
+        return f"{said} {first.choice.label}; {binding(forecast, setting)}" + (f"; {more}" if more else "")
     if len(found.best) == 1:
         return binding(forecast, setting)
     second = found.best[1]
@@ -161,6 +172,11 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
             f"devices of several kinds: {setting.ordered[0][1].name} has most memory bandwidth for its arithmetic, so "
             "it generates first where devices are divided; training is bound by arithmetic"
         )
+    if TensorPath.GLOO in (best.gradients, best.weights) and best.room.sides[0].device.kind.has_own_memory:
+        yield (
+            "between devices, tensors pass through host memory; placement.nccl=true passes them from card to card "
+            "(not tried on GPUs yet)"
+        )
     if waiting := list(best.choice.waits_for(work)):
         told = f"the best plan cannot be executed yet; it waits for {', '.join(waiting)}"
         if (today := found.today) is not None:
@@ -179,6 +195,11 @@ def layout(choice: Candidate, workload: StepWorkload) -> str:
         "what does not work sleeps in host memory"
     ] * choice.sleeps
     return "; ".join(told)
+
+
+def paths(forecast: Forecast) -> str:
+    """How gradients and weights pass between devices, in a line."""
+    return f"gradients: {forecast.gradients.sentence}; new weights: {forecast.weights.sentence}"
 
 
 def _cells(choice: Candidate, workload: StepWorkload, role: str) -> str:

@@ -107,7 +107,7 @@ def width_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget
         strategy=plan.strategy,
         devices=len(plan.devices),
         generating=generating if strategy.generates_apart else None,
-        fractions=None if fractions is None else tuple(fractions),
+        fractions=fractions,
         recompute=bool(work.recompute),
         budget=max(work.longest, budget),
     )

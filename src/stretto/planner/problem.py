@@ -86,6 +86,13 @@ class PlanningProblem:
         costs = Costs(rates=Rates.of(cluster.rates, kind=kind))
         return cls(workload=workload, cluster=cluster, costs=costs, source=source)
 
+    def repriced(self, costs: Costs) -> PlanningProblem:
+        """The same with other constants; what is known of the devices stays known."""
+        found = replace(self, costs=costs)
+        known = ("ordered", "names", "index", "mixed", "hosts", "memo", "beside", "sites", "alike")
+        vars(found).update({name: value for name, value in vars(self).items() if name in known})
+        return found
+
     @cached_property
     def ordered(self) -> tuple[tuple[str, Device], ...]:
         """(name, device), those that suit generation first."""

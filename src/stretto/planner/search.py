@@ -9,12 +9,15 @@ from __future__ import annotations
 import gc
 import math
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 
+from stretto.placement.build import shares_of
 from stretto.placement.cluster import Cluster, Host
+from stretto.placement.partitions import Partition
 from stretto.placement.strategies import STRATEGIES, Strategy, find_strategy
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import MemoryFit, MemoryFits
@@ -25,7 +28,7 @@ from stretto.planner.problem import PlanningProblem
 from stretto.planner.simulate import Forecast, simulate
 from stretto.recipe.schema import Placement
 
-SIMULATED = 10
+SIMULATED = 12
 """Choices that are simulated of each number of devices that may be worth it."""
 SLACK, MIXED = 1.15, 1.3
 """What takes this many times as long by its closed forms as something did in a simulation is not simulated itself:
@@ -94,22 +97,24 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
     grid = Candidates(setting, prices, rooms)
     most = min(SIMULATED, ANSWERS // setting.workload.answers)
     rejected: dict[str, str] = {}
-    best: list[Forecast] = []
+    best: dict[str, Forecast] = {}
     tried = 0
     ready: list[Forecast] = []
     for variant in variants:
         why = variant.cannot(setting)
         forecasts = [] if why else _simulated(grid, prices, variant, max(1, most // len(variants)))
+        forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
-            best.append(min(forecasts, key=_seconds))
+            first = min(forecasts, key=_seconds)
+            label = first.choice.label  # groups of models may come to be a preset
+            best[label] = min(first, best.get(label, first), key=_seconds)
             ready += sorted((each for each in forecasts if each.choice.runs(setting.workload)), key=_seconds)[:1]
             tried += len(forecasts)
-        else:
+        elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
-    best.sort(key=_seconds)
     ready.sort(key=_seconds)
     return SearchResult(
-        best=tuple(best),
+        best=tuple(sorted(best.values(), key=_seconds)),
         rejected=tuple(rejected.items()),
         ready=tuple(ready),
         misses=tuple(f"{name}: {rejected[name]}" for name in grid.misses if name in rejected),
@@ -140,33 +145,61 @@ def _simulated(grid: Candidates, prices: StageTimes, variant: Variant, quota: in
     return found
 
 
+def _borrowed(
+    grid: Candidates, prices: StageTimes, variant: Variant, others: Iterable[Forecast], own: Sequence[Forecast]
+) -> list[Forecast]:
+    """What a strategy makes of the best layouts of those before it that put models on the same devices.
+
+    How much a stream of small pieces costs, closed forms know only roughly; the layout that is best where stages wait
+    for each other is at least worth a look.
+    """
+    strategy, found = STRATEGIES[variant.strategy], list[Forecast]()
+    for other in others:
+        choice = replace(other.choice, strategy=variant.strategy)
+        apart = STRATEGIES[other.choice.strategy].places is not strategy.places
+        if apart or other.choice.strategy == variant.strategy or any(mine.choice == choice for mine in own):
+            continue
+        for fitting, room in islice(grid.fitting(choice, variant), 1):
+            found.append(simulate(prices, fitting, room))
+    return found
+
+
 def _seconds(forecast: Forecast) -> float:
     return forecast.step
 
 
 def variants_of(section: Placement, only: str | None = None) -> tuple[Variant, ...]:
-    """The strategies to compare: all, with both presets and the recipe's own fractions, or those of one name."""
+    """The strategies to compare: all, with both presets, the recipe's own fractions and groups of models, or those of
+    one name."""
     found = []
     for name, strategy in STRATEGIES.items():
         shares = dict.fromkeys((*strategy.presets.values(), _shares(section, strategy)))
+        of_any_groups = [Variant(strategy=name, groups=True)] if strategy.presets else []
         found += [Variant(strategy=name, fractions=each) for each in shares if only in (None, name)]
+        found += of_any_groups if only in (None, name) else []
     return tuple(found)
 
 
-def named_by(section: Placement) -> str:
-    """The strategy that a recipe itself asks for, as it is listed."""
+def named_by(section: Placement, devices: int | None = None) -> str:
+    """The strategy that a recipe itself asks for, as it is listed for all of so many devices."""
     strategy = find_strategy(section.strategy)
-    return section.strategy if section.strategy == "auto" else strategy.label(_shares(section, strategy))
+    return section.strategy if section.strategy == "auto" else strategy.label(_shares(section, strategy), devices)
 
 
-def _shares(section: Placement, strategy: Strategy) -> tuple[Fraction, ...] | None:
+def _shares(section: Placement, strategy: Strategy) -> tuple[Fraction, ...] | Partition | None:
     """The fractions of a recipe as exact numbers, or those that are usual; none where there is nothing to divide."""
     told = section.fractions
     if not strategy.presets:
         return None
     if told is None or isinstance(told, str):
         return strategy.presets[told] if told else next(iter(strategy.presets.values()))
-    return tuple(Fraction(str(share)).limit_denominator(LARGEST) for share in told)
+    if isinstance(told, Mapping):
+        return shares_of({name: _exact(share) for name, share in told.items()}, LARGEST)
+    return tuple(map(_exact, told))
+
+
+def _exact(share: float) -> Fraction:
+    return Fraction(str(share)).limit_denominator(LARGEST)
 
 
 def _bounds(grid: Candidates, prices: StageTimes, variant: Variant, size: int) -> list[tuple[float, Candidate]]:
@@ -193,7 +226,8 @@ def _ranked(
         if found and least > min(WORTH_A_LOOK * found[0].seconds, max(bars.values())):
             break
         runs = choice.runs(grid.setting.workload)
-        beaten = len(found) >= quota and least >= found[quota - 1].seconds
+        ahead = _ahead(found, quota, variant)
+        beaten = len(ahead) >= quota and least >= ahead[-1].seconds
         if least > bars[runs] or (beaten and (not runs or (able and least >= able[0].seconds))):
             continue
         for fitting, room in grid.fitting(choice, variant):
@@ -201,11 +235,21 @@ def _ranked(
             each = RankedCandidate(seconds=seconds, choice=fitting, room=room, runs=fitting.runs(grid.setting.workload))
             for kind in (found, able) if each.runs else (found,):
                 insort(kind, each, key=lambda item: item.seconds)
-    return found[:quota] + [each for each in able[:1] if each not in found[:quota]]
+    ahead = _ahead(found, quota, variant)
+    return ahead + [each for each in able[:1] if each not in ahead]
+
+
+def _ahead(found: list[RankedCandidate], quota: int, variant: Variant) -> list[RankedCandidate]:
+    """The best so many; where groups are open with different lanes, because else they would differ in little."""
+    if not variant.groups:
+        return found[:quota]
+    return list({each.choice.lane: each for each in reversed(found)}.values())[::-1][:quota]
 
 
 def _miss(grid: Candidates, variant: Variant, setting: PlanningProblem) -> str:
     miss = grid.misses.get(variant.label)
+    if miss is None and variant.groups:
+        return "no groups of models have room beside each other"
     if miss is None:
         return f"its shares do not divide {len(setting.names)} devices"
     return miss.room.why_not(setting.workload.longest)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from stretto.placement.plan import Plan
+from stretto.placement.transport import TensorPath
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory import RankMemory
 from stretto.planner.cost.memory_fit import GroupMemory, MemoryFit
-from stretto.planner.cost.stage_times import PlanDurations, StageTimes, StepEnd, typical
+from stretto.planner.cost.stage_times import PlanDurations, StageTimes, typical
+from stretto.planner.cost.step_end import StepEnd
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.batch_rules import shuffled_parts
 from stretto.scheduler.records import BufferedGroup, GroupStart, RolloutId, SpeedEstimate, StepSpec, role_of
@@ -63,6 +65,10 @@ class Forecast:
     """How often groups were launched."""
     launched: int
     """How many of them."""
+    gradients: TensorPath
+    """How cells that train add up their gradients."""
+    weights: TensorPath
+    """How new weights get to those that generate."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -207,4 +213,6 @@ def _forecast(
         updates=took.updates,
         rounds=took.rounds,
         launched=took.launched,
+        gradients=durations.prices.ends.gradient_path(choice),
+        weights=durations.prices.ends.weight_path(choice),
     )

@@ -20,6 +20,7 @@ from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.rounds import ASSUMED_ACCEPTANCE, DrawnRounds, draw_rounds
 from stretto.planner.run_lengths import RecordedAnswers, recorded_answers
+from stretto.plugins import is_plugin
 from stretto.recipe.schema import Recipe, RoleModel
 from stretto.scheduler.batch_rules import RoundRule
 from stretto.scheduler.records import FORWARD, UPDATE, role_of
@@ -72,6 +73,8 @@ class StepWorkload:
     """Versions that the sampler may lag behind."""
     engine: str = "native"
     """What generates."""
+    nccl: bool = False
+    """Whether GPUs hand gradients and weights on by NCCL."""
     price: float | None = None
     """Price of a GPU per hour."""
     seed: int = 0
@@ -83,6 +86,11 @@ class StepWorkload:
     def roles(self) -> frozenset[str]:
         """Roles of the step."""
         return frozenset(self.shapes)
+
+    @property
+    def engine_apart(self) -> bool:
+        """True if the engine has processes and weights of its own."""
+        return self.engine != "native" and not is_plugin(self.engine)
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -192,6 +200,7 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
+        nccl=recipe.placement.nccl,
         price=recipe.placement.price_per_gpu_hour,
         seed=recipe.seed,
         assumed=assumed,

@@ -13,12 +13,15 @@ from stretto import plugins
 from stretto.errors import Problem, RecipeError, VerdictError
 from stretto.extras import missing_extra
 from stretto.recipe.schema import (
+    ArcReward,
+    CodeReward,
     ExactReward,
     FunctionReward,
     GymReward,
     MathReward,
     NumericReward,
     OverlongReward,
+    ProgramReward,
     RegexReward,
     RewardPart,
     SignalReward,
@@ -26,9 +29,13 @@ from stretto.recipe.schema import (
 )
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
+from stretto.rewards.grids import grid_score
+from stretto.rewards.program import ProgramTests, passed
 from stretto.rewards.scorers import Scorer
+from stretto.sandbox.isolated.programs import Sandbox
+from stretto.sandbox.isolated.records import ProgramLimits
 from stretto.sandbox.pool import Pool
-from stretto.types import Outcome, Trajectory
+from stretto.types import Outcome, Prompt, Trajectory
 
 PACKAGES = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """The kinds that another package judges."""
@@ -66,6 +73,9 @@ def _settings(part: RewardPart, field: str) -> Iterator[Problem]:
     if isinstance(part, OverlongReward) and part.buffer and part.longest and part.buffer > part.longest:
         reason = f"{part.buffer} is more than longest ({part.longest})"
         yield Problem(field=f"{field}.buffer", reason=reason, fix=f"use {part.longest} or less")
+    if isinstance(part, ArcReward) and part.valid + part.cells >= 1:
+        reason = f"valid and cells are {part.valid + part.cells:g} together, which leaves nothing for right grids"
+        yield Problem(field=f"{field}.cells", reason=reason, fix="let them be less than 1 together")
     if isinstance(part, GymReward) and part.pattern is None and part.pick != "last":
         yield Problem(field=f"{field}.pick", reason="has no effect without a pattern", fix="remove it")
     if isinstance(part, RegexReward | GymReward) and part.pattern is not None:
@@ -85,14 +95,18 @@ def build(part: RewardPart, pool: Pool) -> Verdict:
             return _numeric(part)
         case RegexReward():
             return _regex(part, pool)
+        case SignalReward():
+            return _signal(part)
         case OverlongReward():
             return _overlong(part)
         case MathReward():
             return _math(part, pool)
         case GymReward():
             return _gym(part, pool)
-        case SignalReward():
-            return _signal(part)
+        case CodeReward():
+            return _code(part, pool.programs)
+        case ArcReward():
+            return _arc(part, pool.programs)
         case FunctionReward():
             return _function(part, pool)
     reason, fix = f"{part.kind} is not available yet", f"use one of {', '.join(names_of(RewardPart.records(), 'kind'))}"
@@ -123,6 +137,18 @@ def _numeric(part: NumericReward) -> Verdict:
     return verdict
 
 
+def _signal(part: SignalReward) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        signals = observed(trajectory).signals
+        if part.signal not in signals:
+            raise VerdictError(
+                f"the environment gave no signal {part.signal!r}; it gave {', '.join(signals) or 'none'}"
+            )
+        return float(signals[part.signal])
+
+    return verdict
+
+
 def _overlong(part: OverlongReward) -> Verdict:
     """Needs a resolved recipe; `longest` and `buffer` are filled in there."""
     longest, buffer = part.longest or 1, part.buffer or 1
@@ -130,17 +156,6 @@ def _overlong(part: OverlongReward) -> Verdict:
     async def verdict(trajectory: Trajectory) -> float:
         tokens = sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
         return answer.overlong(tokens, longest=longest, buffer=buffer)
-
-    return verdict
-
-
-def _signal(part: SignalReward) -> Verdict:
-    async def verdict(trajectory: Trajectory) -> float:
-        signals = observed(trajectory).signals
-        if part.signal not in signals:
-            there = ", ".join(sorted(signals)) or "none"
-            raise VerdictError(f"the environment has no signal {part.signal!r}; there are: {there}")
-        return float(signals[part.signal])
 
     return verdict
 
@@ -178,6 +193,44 @@ def _gym(part: GymReward, pool: Pool) -> Verdict:
         rest = (tags["task"], tags["config"], entry, part.pattern, part.pick)
         prepare = ("stretto.rewards.gym:prepare", tags["task"], tags["config"])
         return await scorer.score(observed(trajectory).answer, prompt.reference or "", *rest, prepare=prepare)
+
+    return verdict
+
+
+def unreadable_tests(prompt: Prompt, column: str) -> str | None:
+    """Why a prompt has no tests for a program in this column, or none."""
+    if column not in prompt.tags:
+        return f"there is no column {column!r}"
+    try:
+        ProgramTests.read(prompt.tags[column])
+    except ValueError as error:
+        return f"the tests in column {column!r} make no sense: {error}"
+    return None
+
+
+def _limits(part: ProgramReward) -> ProgramLimits:
+    return ProgramLimits(seconds=part.deadline, total_seconds=part.total_deadline, memory_mb=part.memory_mb)
+
+
+def _code(part: CodeReward, sandbox: Sandbox) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        if reason := unreadable_tests(trajectory.prompt, part.tests):
+            raise VerdictError(f"prompt {trajectory.prompt.id}: {reason}")
+        tests = ProgramTests.read(trajectory.prompt.tags[part.tests])
+        said = observed(trajectory).answer
+        return await passed(said, tests, sandbox, _limits(part), all_or_nothing=part.score == "all")
+
+    return verdict
+
+
+def _arc(part: ArcReward, sandbox: Sandbox) -> Verdict:
+    async def verdict(trajectory: Trajectory) -> float:
+        tags = trajectory.prompt.tags
+        if not {"train", "test", "family"} <= tags.keys():
+            raise VerdictError(f"prompt {trajectory.prompt.id} is not of an arc source, so it has no grids")
+        pairs = [*(tags["train"] if part.pairs == "all" else ()), *tags["test"]]
+        score = await grid_score(observed(trajectory).answer, pairs, sandbox, _limits(part))
+        return score.reward(valid=part.valid, cells=part.cells)
 
     return verdict
 

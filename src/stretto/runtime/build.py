@@ -120,8 +120,7 @@ async def _assemble(
         await crew.close()
         raise
     return Runtime(
-        **connect(recipe, task, plan, root, tokenizer=tokenizer, stop=stop, given=given),
-        environment=environment,
+        **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
         hosts=hosts,
         base=base,
         context=context,
@@ -196,6 +195,7 @@ def connect(
     plan: Plan,
     root: Path,
     *,
+    environment: Environment,
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
     given: UserFunctions = NONE_GIVEN,
@@ -213,6 +213,7 @@ def connect(
         "plan": plan,
         "algorithm": build(recipe.algorithm, folders),
         "addresses": Addresses(vocabulary=len(tokenizer)),
+        "environment": environment,
         "rewards": Rewards(recipe.rewards, pool),
         "pool": pool,
         "prompts": prompts,

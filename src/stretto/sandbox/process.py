@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,11 +35,14 @@ class Process:
         server: ForkServer | None = None,
         program: str = worker.__file__,
         longest: int = worker.MAX_REPLY + 1024,
+        flags: Sequence[str] = ("-P",),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the process; `connect` then waits until it is ready. With `paths` it is for code of the user's, and
         with a `server` it knows the functions that were given to that.
 
-        `program` is the file that it runs, and `longest` the bytes of a line.
+        `program` is the file that it runs, with these `flags` of Python and this `environment` (by default that of
+        this process), and `longest` the bytes of a line.
         """
         self.kind, self._longest = (tuple(paths), server), longest
         self.prepared: set[bytes] = set()
@@ -54,11 +57,12 @@ class Process:
                 self._child = server.start(theirs.fileno(), paths)
             else:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-P", program, *arguments],
+                    [sys.executable, *flags, program, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
+                    env=environment,
                 )
         except BaseException:
             self._socket.close()

@@ -1,4 +1,4 @@
-"""Prompts with something that their messages do not say: the secrets of games, and a list that is too long to be said.
+"""Prompts with something that their messages do not say: the secrets of games, and a log that is too long to be said.
 
 Each is drawn by its number, so that more of them (`count`) extend the set.
 """
@@ -18,11 +18,11 @@ SECRET = (NumberSource, CodeSource, LookupSource)
 MAX_PROMPTS = 100_000
 """Prompts are held in memory."""
 KEYS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""What the pairs of lookup are called."""
+"""The letters of lookup."""
 TEMPLATES = {
     "number": "I am thinking of a whole number from {low} to {high}. Guess it.",
     "code": "I have written down {length} characters, each one of {alphabet}. Guess them.",
-    "lookup": "Which digit belongs to {key}? Answer with just the digit.",
+    "lookup": "Which digit was {key} given last? Answer with just the digit.",
 }
 """The default message of each task."""
 COLUMNS = {
@@ -77,10 +77,11 @@ def _code(source: CodeSource, index: int) -> Drawn:
 
 
 def _lookup(source: LookupSource, index: int) -> Drawn:
-    """A list of letters with a digit each, in random order, and one of the letters."""
-    drawn = numbers(f"lookup|{index}", 2 * len(KEYS) + 1)
-    keys = sorted(KEYS, key=lambda key: drawn[KEYS.index(key)])[: source.pairs]
-    pairs = [f"{key}={drawn[len(KEYS) + place] % 10}" for place, key in enumerate(keys)]
-    evidence = pairs[drawn[-1] % len(pairs)]
-    document = "".join(f"{pair} " for pair in pairs)
-    return str(index), {"key": evidence[0], "document": document, "evidence": evidence}, evidence[-1]
+    """A log in which letters are given digits, over and over, and one of the letters."""
+    drawn = numbers(f"lookup|{index}", 2 * source.pairs + 1)
+    letters = [KEYS[number % source.keys] for number in drawn[: source.pairs]]
+    pairs = [f"{letter}{number % 10}" for letter, number in zip(letters, drawn[source.pairs : -1], strict=True)]
+    asked = letters[drawn[-1] % source.pairs]
+    answer = {pair[0]: pair[1] for pair in pairs}[asked]  # of a letter that was given several digits the last
+    document = "".join(f"{pair}, " for pair in pairs)
+    return str(index), {"key": asked, "document": document, "evidence": asked}, answer

@@ -16,6 +16,7 @@ from typing import Any
 from stretto.errors import CheckpointError, Problem, RecipeError
 from stretto.recipe.schema import (
     AdditionSource,
+    ArcSource,
     CodeSource,
     GymSource,
     Holdout,
@@ -31,7 +32,7 @@ from stretto.recipe.schema import (
     VerifiersSource,
     names_of,
 )
-from stretto.tasks import hf, jsonl, own, reasoning_gym, synthetic, verifiers
+from stretto.tasks import arc, hf, jsonl, own, reasoning_gym, synthetic, verifiers
 from stretto.types import Prompt
 
 
@@ -57,6 +58,7 @@ READERS: dict[type[Source], Read] = {
     NumberSource: synthetic.read,
     CodeSource: synthetic.read,
     LookupSource: synthetic.read,
+    ArcSource: arc.read,
     JsonlSource: jsonl.read,
     HubSource: hf.read,
     GymSource: reasoning_gym.read,
@@ -101,8 +103,9 @@ def split(
     """(to train on, held out), both in the order of a keyed hash of their ids.
 
     So the first n held-out prompts are a fair sample too, and a new prompt can only push out the last one held out. A
-    question that is held out under one id is not trained on under another. With `whole`, a question is everything of a
-    prompt but its id: games open with the same words, and a memory's document is a column.
+    question that is held out under one id is not trained on under another, nor is another of its family. With
+    `whole`, a question is everything of a prompt but its id: games open with the same words, and a memory's document
+    is a column.
     """
     if holdout.prompts >= len(prompts):
         reason = f"{holdout.prompts} of {len(prompts)} prompts are held out, which leaves none to train on"
@@ -110,18 +113,19 @@ def split(
         raise RecipeError.of("task.holdout.prompts", reason, fix)
     ranked = sorted(prompts, key=lambda prompt: _rank(f"holdout|{holdout.seed}", prompt.id))
     heldout = tuple(ranked[: holdout.prompts])
-    asked = {_asked(prompt, whole) for prompt in heldout}
-    training = tuple(prompt for prompt in ranked[holdout.prompts :] if _asked(prompt, whole) not in asked)
+    asked = {key for prompt in heldout for key in _asked(prompt, whole)}
+    training = tuple(prompt for prompt in ranked[holdout.prompts :] if asked.isdisjoint(_asked(prompt, whole)))
     if not training:
         reason = f"all {len(prompts)} prompts ask what the {holdout.prompts} that are held out ask"
         raise RecipeError.of("task.holdout.prompts", reason, "hold out fewer, or use more data")
     return training, heldout
 
 
-def _asked(prompt: Prompt, whole: bool) -> str:
-    """What the model is told, whatever the prompt is called."""
-    told = [prompt.messages, prompt.reference, prompt.tags] if whole else prompt.messages
-    return json.dumps(told, sort_keys=True, default=str)
+def _asked(prompt: Prompt, whole: bool) -> tuple[str, ...]:
+    """What the model is told, whatever the prompt is called, and the family of prompts that it belongs to."""
+    parts = [prompt.messages, prompt.reference, prompt.tags] if whole else prompt.messages
+    told = json.dumps(parts, sort_keys=True, default=str)
+    return (told, f"family {prompt.tags['family']}") if "family" in prompt.tags else (told,)
 
 
 def _rank(key: str, id: str) -> tuple[bytes, str]:

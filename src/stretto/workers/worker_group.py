@@ -89,8 +89,7 @@ class WorkerGroup:
     @property
     def holders(self) -> list[str]:
         """Devices that hold the policy: those that train, then those that only generate."""
-        generate = [cell.devices[0] for cell in self.plan.cells if cell.role == "generate"]
-        return list(dict.fromkeys([*self.trainers, *generate]))
+        return list(self.plan.holders)
 
     async def start(self, *, by: float | None = None) -> None:
         """Starts every worker; they load side by side. All of it must be over `by` a time of the monotonic clock."""

@@ -1,20 +1,25 @@
-"""Whether programs that a run may start are there and work: Ray for several processes, bubblewrap for a sandbox."""
+"""Whether programs that a run may start are there and work: Ray for several processes, the sandbox for model code."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from collections.abc import Callable
 
 from packaging.version import InvalidVersion, Version
 
 from stretto.checks.machine.base import Check, MachineCheck
+from stretto.errors import SandboxError
 from stretto.extras import install
+from stretto.recipe.schema import ProgramReward, Recipe
+from stretto.sandbox.isolated.programs import look
+from stretto.sandbox.isolated.protection import Protection
 
-PATIENCE = 2.0
-"""Seconds that a sandbox may take to start."""
-
-SANDBOX = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
-"""What isolation asks of bubblewrap: namespaces of its own, and nothing to write to."""
+LOCKED_IN = (
+    "code that a model wrote has processes, files, network and users of its own, and its system calls are filtered"
+)
+UNLOCK = (
+    "allow namespaces (as root, or by the settings of your kernel or container: user namespaces, mounts) and install "
+    "libseccomp, or run in a virtual machine that may be lost"
+)
 
 RAY = "2.52"
 """The first Ray that refuses who does not have a cluster's token; pyproject.toml asks for it, too."""
@@ -43,30 +48,23 @@ def too_old(version: str) -> bool:
         return False
 
 
-def bubblewrap_starts(setting: MachineCheck) -> Check | None:
-    """Where bubblewrap is installed, the kernel also lets it make namespaces."""
-    program = shutil.which("bwrap")
-    return None if program is None else sandbox_check(program)
+def sandbox_locks_in(setting: MachineCheck) -> Check | None:
+    """What stands between this machine and the code that a model writes, where a recipe runs such code."""
+    return sandbox_check(look) if setting.recipe is None or runs_programs(setting.recipe) else None
 
 
-def sandbox_check(program: str) -> Check:
-    """Runs `true` in a sandbox."""
-    fix = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or your container's settings)"
+def sandbox_check(find: Callable[[], Protection]) -> Check:
+    """Starts a sandbox and says what it lacks."""
     try:
-        done = subprocess.run(
-            [program, *SANDBOX, "true"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=PATIENCE,
-            stdin=subprocess.DEVNULL,
-        )
-        why = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1:] or f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired:
-        why = f"it did not start within {PATIENCE:g} s"
-    except OSError as error:
-        why = error.strerror or str(error)
-    if not why:
-        return Check(name="bubblewrap", ok=True, text="bubblewrap can isolate a program")
-    reason = why if isinstance(why, str) else why[0]
-    return Check(name="bubblewrap", ok=False, text=f"bubblewrap is installed, and cannot start: {reason}", fix=fix)
+        missing = find().missing
+    except SandboxError as error:
+        return Check(name="sandbox", ok=False, text=f"no sandbox for code that a model wrote: {error}", fix=UNLOCK)
+    if not missing:
+        return Check(name="sandbox", ok=True, text=LOCKED_IN)
+    text = f"code that a model wrote is not locked in: {'; '.join(missing)}"
+    return Check(name="sandbox", ok=False, text=text, fix=UNLOCK)
+
+
+def runs_programs(recipe: Recipe) -> bool:
+    """True if code that a model wrote runs with this recipe."""
+    return any(isinstance(part, ProgramReward) for part in recipe.rewards) or recipe.environment.kind == "tools"

@@ -29,6 +29,8 @@ class Lookups:
     """What is wrong with where the models are to live."""
     numbers: Callable[[str], Iterable[str]]
     """The numbers in a reference answer, as a numeric reward reads them."""
+    tests: Callable[[Prompt, str], str | None]
+    """Why a prompt has no tests for a program in this column, or none."""
     functions: frozenset[str] = frozenset()
     """Kinds that stand for functions which were given as objects, so that nobody has to find them."""
 

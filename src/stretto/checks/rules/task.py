@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
-from stretto.recipe.schema import Recipe, RegexReward
+from stretto.recipe.schema import CodeReward, Recipe, RegexReward
 from stretto.types import Prompt
 
 
@@ -22,16 +22,41 @@ def rewards_have_weight(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
         yield Problem(field="rewards", reason=reason, fix="give at least one part a weight")
 
 
+NEEDED = {"reasoning_gym": "scorer of reasoning-gym", "arc": "grids"}
+"""Kinds of rewards that judge by what only prompts of the source of that name carry -> what that is."""
+
+
 def scorers_have_their_task(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """A scorer of reasoning-gym judges by what only prompts of reasoning-gym carry."""
+    """Some rewards judge by what only prompts of one source carry."""
     kind = recipe.task.source.kind
     for index, part in enumerate(recipe.rewards):
-        if part.kind == "reasoning_gym" and kind != "reasoning_gym":
+        if part.kind in NEEDED and kind != part.kind:
             yield Problem(
                 field=f"rewards.{index}.kind",
-                reason=f"prompts of a source of kind {kind} have no scorer of reasoning-gym",
-                fix="use kind: reasoning_gym for task.source.kind too, or another reward",
+                reason=f"prompts of a source of kind {kind} have no {NEEDED[part.kind]}",
+                fix=f"use kind: {part.kind} for task.source.kind too, or another reward",
             )
+
+
+def programs_can_be_tested(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """The same as below, of the first prompts."""
+    yield from untestable(recipe, scene.prompts, scene.probes.tests)
+
+
+def untestable(
+    recipe: Recipe, prompts: Sequence[Prompt], tests: Callable[[Prompt, str], str | None]
+) -> Iterator[Problem]:
+    """A reward for programs needs tests in each of these prompts."""
+    for index, part in enumerate(recipe.rewards):
+        if isinstance(part, CodeReward):
+            found = ((prompt, tests(prompt, part.tests)) for prompt in prompts)
+            if wrong := next(((prompt, reason) for prompt, reason in found if reason), None):
+                yield Problem(
+                    field=f"rewards.{index}.tests",
+                    reason=f"{wrong[1]}, in the prompt {_named(wrong[0])}",
+                    fix='name the column of the tests, and write them as [{"input": "1 2", "output": "3"}] or '
+                    '[{"call": "f", "args": [1, 2], "expected": 3}]',
+                )
 
 
 def answers_can_be_compared(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -175,6 +175,16 @@ def graphs_have_a_gpu(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             yield Problem(field="engine.graphs", reason=reason, fix="leave it out, or name GPUs")
 
 
+def nccl_has_gpus(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Where no device is named, one may be a GPU; where several cells meet is the plan's business."""
+    if not recipe.placement.nccl:
+        return
+    with suppress(RecipeError):  # a cluster that cannot be read is the plan's problem
+        if not uses_gpu(recipe.placement, visible=True):
+            reason = "has no effect: NCCL is for GPUs, and placement.cluster names none"
+            yield Problem(field="placement.nccl", reason=reason, fix="leave it out, or name GPUs")
+
+
 def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A checkpoint cannot be the best by a number that nobody takes."""
     best = recipe.checkpoint.best or ""

@@ -68,6 +68,17 @@ class Wires:
         near = size * copies * (self.near - 1) / self.near / self.near_rate
         return near + size * remote / self.far_rate + self._hops()
 
+    def broadcast(self, size: float, part: float) -> float:
+        """`size` bytes to every host of the group, of which each rank takes in this part: a pipeline, as slow as its
+        slowest link. All cards of a host take in what it needs together, and hand it on inside."""
+        remote = min(part, size / self.near) if self.far > 1 else 0.0
+        return max(remote / self.far_rate, (part - remote) / self.near_rate) + self._hops()
+
+    def fetch(self, size: float) -> float:
+        """Every rank takes in `size` bytes that it lacks, evenly from the others."""
+        ranks = self.near * self.far
+        return self.all_gather(size * ranks / (ranks - 1)) if ranks > 1 else 0.0
+
     def send(self, size: float) -> float:
         """One rank to one other, in the next domain if there is one."""
         if self.far > 1:

@@ -6,6 +6,7 @@ works, what sleeps in host memory meanwhile, and which part is to blame where it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -154,25 +155,31 @@ class MemoryFits:
         device = self.setting.weakest(side.first, side.size)
         sources = {role: choice.source(role, work) for role in side.roles}
         resident = {role: self._resident(choice, side, role, sources[role]) for role in side.roles}
-        always = CONTEXT if choice.sleeps else sum(resident.values(), CONTEXT)
+        waiting = NOTHING
+        if choice.sleeps and choice.streamed:  # optimizers leave their memory to caches until the update
+            waiting = RankMemory(optimizer=math.fsum(held.optimizer for held in resident.values()))
+            resident = {role: held._replace(optimizer=0.0) for role, held in resident.items()}
+        moves = choice.sleeps and not choice.streamed
+        always = CONTEXT if moves else sum(resident.values(), CONTEXT)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
             always += gathered
         beside, reads = {}, always if choice.streamed else always + gathered
         for phase in side.roles:
             beside[phase] = always if phase == "train" and device.kind.has_own_memory else reads
-            for role in side.roles if choice.sleeps else ():
+            for role in side.roles if moves else ():
                 beside[phase] += self._kept(role, phase, sources, resident[role])
         # While weights are handed over, who generates and who trains is awake.
-        awake = sum((resident[role] for role in ("generate", "train") if choice.sleeps and role in resident), always)
-        publish = None
+        awake = sum((resident[role] for role in ("generate", "train") if moves and role in resident), always) + waiting
+        publish = None if waiting is NOTHING else awake
         if sources.get("generate") == "own":
             site = self._site(choice, side, "generate")
             bucket = 0.0 if work.adapter else memory.handover(work.shapes["generate"], site)
             publish = awake + RankMemory(gathered=bucket)
         if "train" in side.roles and choice.copied(work.roles):
             publish = (publish or awake) + RankMemory(gradients=resident["train"].gradients)
-        sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if choice.sleeps else []
+        sleeping = [held for role, held in resident.items() if len(side.roles) > 1] if moves else []
+        sleeping += [] if waiting is NOTHING else [waiting]
         pool = token = 0.0
         if "generate" in side.roles:
             site = self._site(choice, side, "generate")
@@ -189,6 +196,11 @@ class MemoryFits:
             pool=pool,
             token=token,
         )
+
+    def alone(self, choice: Candidate, side: DeviceGroup, role: str) -> tuple[float, float]:
+        """Bytes that a role holds on its devices while it does nothing, and what it needs besides while it works."""
+        resident = self._resident(choice, side, role, "own")
+        return resident.total, self._working(choice, side, role).total
 
     def _site(self, choice: Candidate, side: DeviceGroup, role: str) -> Site:
         return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)

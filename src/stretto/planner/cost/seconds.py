@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stretto.placement.rates import Rates
+from stretto.placement.transport import TensorPath
 from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.decode_time import Decoding
 from stretto.planner.cost.mesh import Site
@@ -193,30 +194,45 @@ class Costs:
         gathers = micro * self.gathers(shape, site, precision) * 3
         return max((passes * alone + messages) * self.bubble(site, micro), gathers)
 
-    def update(self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1) -> float:
-        """One reduction of gradients over the copies, in this and `cells` - 1 equal cells, and one step of Adam.
+    def update(
+        self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1, path: TensorPath = TensorPath.NCCL
+    ) -> float:
+        """One reduction of gradients over the copies, in this and `cells` - 1 equal cells, and one step of Adam; `path`
+        is how tensors pass between cells.
 
         fp32 gradients are scattered and bf16 weights gathered (Rajbhandari 2020), or fp32 sums are reduced where each
         keeps all of them: as much as an all-reduce of 3 or of 4 bytes each. Experts go among their own copies. Adam
         reads and writes fp32 state: 28 bytes per parameter.
         """
-        wire = 3.0 if site.mesh.zero else 4.0
         mesh = site.mesh
-        copies = mesh.sharding * cells
+        common, routed = float(shape.params - shape.routed_params), float(shape.routed_params)
         if adapter:
             common, routed = float(adapter * shape.linear_inputs), 0.0
+        held = common / mesh.model / (mesh.sharding if mesh.zero else 1)
+        held += routed / (mesh.pp * mesh.ep) / (mesh.expert_copies if mesh.zero else 1)
+        waiting = self.rates.update * math.ceil(math.log2(mesh.devices * cells))
+        if path is TensorPath.GLOO and site.device.kind.has_own_memory:
+            seconds = self._reduced(site, common, routed, 1) + self._through_hosts(site, 4.0 * held, cells)
         else:
-            routed = float(shape.routed_params)
-            common = shape.params - routed
+            seconds = self._reduced(site, common, routed, cells)
+        return seconds + 28.0 * held / site.device.bandwidth + waiting
+
+    def _reduced(self, site: Site, common: float, routed: float, cells: int) -> float:
+        """Gradients over the copies of so many cells, from device to device."""
+        mesh, wire = site.mesh, 3.0 if site.mesh.zero else 4.0
+        copies = mesh.sharding * cells
         wires = Wires.between(site, copies, stride=mesh.model, rates=self.rates)
         seconds = wires.all_reduce(wire * common / mesh.model) if copies > 1 else 0.0
         if routed and mesh.expert_copies * cells > 1:
             apart = Wires.between(site, mesh.expert_copies * cells, stride=mesh.ep * mesh.pp, rates=self.rates)
             seconds += apart.all_reduce(wire * routed / (mesh.pp * mesh.ep))
-        held = common / mesh.model / (mesh.sharding if mesh.zero else 1)
-        held += routed / (mesh.pp * mesh.ep) / (mesh.expert_copies if mesh.zero else 1)
-        waiting = self.rates.update * math.ceil(math.log2(mesh.devices * cells))
-        return seconds + 28.0 * held / site.device.bandwidth + waiting
+        return seconds
+
+    def _through_hosts(self, site: Site, size: float, cells: int) -> float:
+        """What each rank holds, added up over cells by gloo: to the host's memory, round, and back."""
+        if cells == 1:
+            return 0.0
+        return 2 * self.move(size, site) + 2 * (cells - 1) / cells * size / self.rates.gather
 
     def micro_batches(self, site: Site, load: TokenLoad, budget: float = 0.0) -> float:
         """How many micro-batches a rank works through; a pipeline wants at least as many as it has stages."""
@@ -301,42 +317,10 @@ class Costs:
             messages=messages,
         )
 
-    def publish(
-        self, shape: ModelShape, receiver: Site, *, adapter: int = 0, precision: Precision = "bfloat16"
-    ) -> float:
-        """New weights into the engine of every lane, gathered from the trainers that hold parts of them.
-
-        Each rank takes in its part, and everything passes the network once; the slower of the two decides. Lanes
-        receive side by side. The rates are those of published transfers (verl, NeMo-RL, slime), far below a card's.
-        """
-        if adapter:
-            size = whole = 2.0 * adapter * shape.linear_inputs
-        else:
-            size = self.weight_bytes(shape, receiver, math.inf, precision)
-            whole = BYTES[precision] * shape.params
-        return self.rates.far_delay + max(size / self.rates.gather, whole / self.rates.whole)
-
-    def reshard(self, shape: ModelShape, trainer: Site, engine: Site) -> float:
-        """From the layout that trains to the one that generates, on the same devices.
-
-        A rank needs 1/g of every layer and lacks what it does not train itself: of parts 1/(t p), and its share of
-        sharded weights, it holds that much; experts that are spread lie elsewhere (Sheng et al. 2024, HybridFlow),
-        unless they are spread alike.
-        """
-        part = 1 / max(engine.mesh.tp, engine.mesh.ep)
-        mesh = trainer.mesh
-        own = min(1 / mesh.tp, part) / mesh.pp / (mesh.sharding if mesh.zero == 3 else 1)
-        routed = shape.routed_params * (part if mesh.ep > 1 else part - own)
-        if mesh.same_experts(engine.mesh):
-            routed = 0.0
-        common = (shape.params - shape.routed_params) * (part - own)
-        return 2.0 * (common + routed) / self.rates.reshard
-
     def turn(self, devices: int) -> float:
         """What a stage costs the devices that serve it besides its work, however little that is.
 
-        The slowest of a group is waited for, and data is collected and dealt out along a tree: both grow with the
-        logarithm of the group (Thakur et al. 2005). Published runs take that long beside the sum of their stages.
+        All are called at once and the slowest is waited for, which takes longer by about as much with each doubling.
         """
         return self.rates.phase * (1 + math.log2(devices))
 

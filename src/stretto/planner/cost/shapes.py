@@ -134,6 +134,20 @@ class ModelShape:
         return self.common_params + self.moe_layers * self.top_k * self.expert_params + self.embedding_params
 
     @cached_property
+    def tensors(self) -> int:
+        """Tensors of a checkpoint, each expert's matrices by themselves."""
+        per_layer = 2 + (4 if not self.kv_rank else 7 if self.q_rank else 5)
+        dense = (self.layers - self.moe_layers) * self.matrices
+        routers = self.moe_layers * (1 + self.matrices * bool(self.shared_experts))
+        ends = 2 if self.tied else 3
+        return self.layers * per_layer + dense + routers + ends + self.expert_tensors
+
+    @cached_property
+    def expert_tensors(self) -> int:
+        """Those of them that are a routed expert's."""
+        return self.moe_layers * self.experts * self.matrices
+
+    @cached_property
     def largest_unit(self) -> int:
         """Parameters that are gathered at once when weights are sharded: a layer, or the embedding."""
         layer = (self.common_params + self.routed_params) // self.layers

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 from stretto.placement.plan import Plan
 from stretto.planner.candidate import Candidate, DeviceGroup
-from stretto.planner.cost import memory
 from stretto.planner.cost.decode_time import Decoding
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
+from stretto.planner.cost.step_end import StepEnd, StepEnds
 from stretto.planner.cost.token_load import TokenLoad
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.records import UPDATE, MoveRollouts, RolloutId, StageWork, role_of
@@ -28,23 +28,6 @@ QUANTILES = 24
 """Lengths that stand for all of a lane's, in closed forms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnd:
-    """What follows when everything is accumulated, in seconds."""
-
-    update: float
-    """Reduction over the copies, and the optimizer."""
-    publish: float
-    """New weights into the engines."""
-    switch: float
-    """Changes between generating and training, what sleeps moving out and in."""
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.update + self.publish + self.switch
-
-
 class StageTimes:
     """Seconds of stages by choice; what choices have in common is counted once."""
 
@@ -52,6 +35,7 @@ class StageTimes:
         self.setting, self.costs = setting, setting.costs
         self.known: dict[object, float] = {}
         self.ticks: dict[tuple[int, int], Decoding] = {}
+        self.ends = StepEnds(setting)
         self.ranked = sorted(chain.from_iterable(setting.workload.drawn))
         self.total, self.most = float(setting.workload.tokens), self.ranked[-1]
         # An answer that is looked at in the middle of the work is longer than most, and half done on average.
@@ -61,7 +45,7 @@ class StageTimes:
     def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
         sides = choice.sides(self.setting.workload.roles)
-        key = (stages, choice.train, choice.frozen, choice.recompute, choice.budget, sides)
+        key = (stages, choice.train, choice.frozen, choice.others, choice.recompute, choice.budget, sides)
         if key not in self.known:
             asked = [stage for stage in self.setting.workload.stages if stage in stages]
             self.known[key] = max(
@@ -142,76 +126,7 @@ class StageTimes:
 
     def ending(self, choice: Candidate) -> StepEnd:
         """What follows when everything is accumulated."""
-        work, moves = self.setting.workload, 0.0
-        sides = choice.sides(work.roles)
-        for side in sides if choice.sleeps else ():
-            if len(side.roles) > 1:
-                moves = max(moves, math.fsum(self._asleep(choice, side, role) for role in side.roles))
-        switch = self._turns(sides) + 2 * moves
-        return StepEnd(update=work.parts * self._updates(choice, sides), publish=self._publish(choice), switch=switch)
-
-    def _turns(self, sides: tuple[DeviceGroup, ...]) -> float:
-        """Changes from one stage to the next, on the side that has most of them."""
-        key = ("turns", sides)
-        if key not in self.known:
-            old = "old" in self.setting.workload.stages
-            counts = [len(side.roles) + (old and role_of("old") in side.roles) for side in sides]
-            turns = (count * self.costs.turn(side.size) for side, count in zip(sides, counts, strict=True))
-            self.known[key] = max(turns)
-        return self.known[key]
-
-    def _updates(self, choice: Candidate, sides: tuple[DeviceGroup, ...]) -> float:
-        """Seconds of the updates of all that a group of devices trains, on the slowest group."""
-        key = ("updates", choice.train, sides)
-        if key not in self.known:
-            trained = ([role for role in side.roles if role in UPDATE] for side in sides)
-            each = (
-                math.fsum(self._update(choice, side, role) for role in roles)
-                for side, roles in zip(sides, trained, strict=True)
-            )
-            self.known[key] = max(0.0, *each)
-        return self.known[key]
-
-    def _update(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
-        work = self.setting.workload
-        _, count = choice.places(work.roles)[role]
-        site = self.setting.site(choice.train, side.first, side.size)
-        cells = max(1, count // choice.train.width)
-        return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells)
-
-    def _asleep(self, choice: Candidate, side: DeviceGroup, role: str) -> float:
-        """Moving what a role holds to host memory, or back."""
-        work = self.setting.workload
-        if role not in UPDATE and choice.source(role, work) != "own":
-            return 0.0
-        split = choice.split(role, work.reading)
-        key = ("asleep", role, split, side.first, side.size)
-        if key not in self.known:
-            shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
-            if role in UPDATE:
-                base = work.precision_of("train")
-                held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
-                size = held.optimizer + held.weights
-            else:
-                size = memory.weights(shape, site, work.precision_of(role))
-            self.known[key] = self.costs.move(size, site)
-        return self.known[key]
-
-    def _publish(self, choice: Candidate) -> float:
-        work, source = self.setting.workload, choice.source("generate", self.setting.workload)
-        if source == "shared":
-            return 0.0
-        places = choice.places(work.roles)
-        key = ("publish", source, choice.lane, choice.train, places["generate"], places["train"])
-        if key not in self.known:
-            shape, engine = work.shapes["generate"], self.setting.site(choice.lane, *places["generate"])
-            if source == "own":
-                precision = work.precision_of("generate")
-                self.known[key] = self.costs.publish(shape, engine, adapter=work.adapter, precision=precision)
-            else:
-                trainer = self.setting.site(choice.train, *places["train"])
-                self.known[key] = self.costs.reshard(shape, trainer, engine)
-        return self.known[key]
+        return self.ends.ending(choice)
 
 
 class PlanDurations:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from stretto.recipe.schema.base import Choice, Count, Given, Seconds
+from stretto.recipe.schema.base import Choice, Count, Given, Seconds, Share
 
 Pick = Literal["last", "first", "only"]
 
@@ -83,6 +83,14 @@ class GymReward(RewardPart):
     """Seconds of processor time for one verdict; whether two integrals are the same takes sympy long."""
 
 
+class SignalReward(RewardPart):
+    """A number that the environment noticed, such as `reward` of a class of tools with `get_reward`."""
+
+    kind: Literal["signal"] = "signal"
+    signal: Annotated[str, Field(min_length=1)] = "reward"
+    """Which number."""
+
+
 class OverlongReward(RewardPart):
     """0, falling to -1 where an answer becomes too long."""
 
@@ -93,14 +101,6 @@ class OverlongReward(RewardPart):
     """Answers of this many tokens or more get -1; default: engine.max_new_tokens."""
     buffer: Count | None = None
     """Over how many tokens before that the penalty grows from 0; default: a fifth of `longest`."""
-
-
-class SignalReward(RewardPart):
-    """A number that the environment noticed, such as a game's score."""
-
-    kind: Literal["signal"] = "signal"
-    signal: Annotated[str, Field(min_length=1)] = "reward"
-    """Which one, by the name in the outcome's signals."""
 
 
 class ModelReward(RewardPart):
@@ -119,11 +119,34 @@ class FunctionReward(RewardPart):
     """Seconds one verdict may take."""
 
 
-class CodeReward(RewardPart):
-    """The share of a program's tests that the answer passes."""
+class ProgramReward(RewardPart):
+    """What kinds share that run a program out of the answer in the sandbox: its last block of Python."""
 
-    available = False
+    deadline: Seconds = 5.0
+    """Seconds one test may take, by the clock."""
+    total_deadline: Seconds = 30.0
+    """Seconds all tests of one answer may take together."""
+    memory_mb: Count = 512
+    """Memory that the program may have, in all its processes together."""
+
+
+class CodeReward(ProgramReward):
+    """Tests that a program in the answer passes: what it prints, or what its function returns."""
 
     kind: Literal["code"] = "code"
-    deadline: Seconds = 5.0
-    """Seconds one verdict may take."""
+    tests: Annotated[str, Field(min_length=1)] = "tests"
+    """The column of the tests: `[{"input", "output"}]`, `[{"call", "args", "expected"}]`, or lists of each apart."""
+    score: Literal["share", "all"] = "share"
+    """The share of tests that it passes, or 1 only where it passes all."""
+
+
+class ArcReward(ProgramReward):
+    """Grids that a function transform(grid) in the answer gets right; only for prompts of arc."""
+
+    kind: Literal["arc"] = "arc"
+    pairs: Literal["all", "test"] = "all"
+    """Which pairs count: those of the prompt too, or only those whose outputs it does not show."""
+    valid: Share = 0.1
+    """What a program gets that makes any grid at all."""
+    cells: Share = 0.1
+    """What it gets for the share of right cells; what is left to 1 is for the share of grids that are all right."""

@@ -16,12 +16,15 @@ class Placement(Section):
     """flatten, interleave, separate, elastic, or auto: the one that `stretto plan` finds to be the fastest."""
     cluster: str = "auto"
     """auto (one device: the first GPU, or the CPU), 1xcpu, 1xgpu, 8xH100, or a file."""
-    fractions: Literal["I1", "I2"] | tuple[Share, ...] | None = None
-    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1."""
+    fractions: Literal["I1", "I2"] | tuple[Share, ...] | dict[str, Share] | None = None
+    """interleave: share of the devices of actor, critic, reference and reward model, or a preset; default I1. Or groups
+    that lie side by side, such as {actor+reference: 0.75, critic+reward: 0.25}."""
     staleness: Natural = 0
     """Versions the sampler may lag behind: 1 generates the next batch while this one is trained on (separate)."""
     cells: tuple[dict[str, Any], ...] | None = None
     """A plan by hand."""
+    nccl: bool = False
+    """GPUs: gradients and weights pass from card to card by NCCL, not through host memory; not tried on GPUs yet."""
     price_per_gpu_hour: NotNegative | None = None
     """For the cost of a step in plans and at the end of a run."""
 

@@ -65,14 +65,17 @@ class CodeSource(Source):
 
 
 class LookupSource(Source):
-    """A list of letters with a digit each in the column `document`, of which one is asked: for environment memory."""
+    """A log, in the column `document`, in which letters are given digits; the last digit of one of them is asked. For
+    environment memory."""
 
     kind: Literal["synthetic"] = "synthetic"
     name: Literal["lookup"] = "lookup"
-    pairs: Annotated[int, Field(ge=1, le=52)] = 52
-    """Letters on the list, four characters each."""
+    pairs: Annotated[int, Field(ge=1, le=10_000)] = 52
+    """Entries of the log, four characters each."""
+    keys: Annotated[int, Field(ge=1, le=52)] = 8
+    """How many letters there are."""
     count: Count = 2000
-    """How many lists."""
+    """How many logs."""
 
 
 class ColumnsSource(Source):
@@ -139,15 +142,21 @@ class OwnSource(ColumnsSource):
 
 
 class ArcSource(Source):
-    """Tasks of ARC."""
-
-    available = False
+    """Tasks of ARC, to be solved by a program (the extra arc)."""
 
     kind: Literal["arc"] = "arc"
-    name: str | None = None
+    name: Literal["arc-agi-1", "arc-agi-2"] = "arc-agi-1"
     """The set of tasks."""
+    split: Literal["training", "evaluation"] = "training"
+    """Which half of the set."""
     path: str | None = None
-    """A folder of tasks on this machine."""
+    """Tasks on this machine instead: a folder with one JSON file each, as ARC is published, or one file with many."""
+    augment: Natural = 0
+    """Variants of every task besides itself: other colours, turned and mirrored."""
+    seed: int = 0
+    """Which variants; apart from the run's seed, so that runs compare on the same ones."""
+    longest: Count | None = None
+    """Characters of a prompt, which are more than its tokens: pairs are left out to fit, then tasks."""
 
 
 class Holdout(Section):
@@ -208,7 +217,7 @@ class ProgramSection(EnvironmentSection):
 
 
 class VerifiersSection(EnvironmentSection):
-    """Whatever plays the tasks of `task.source.kind: verifiers`: a question, a game, a user (the extra environments)."""
+    """Whatever plays the tasks of `task.source.kind: verifiers`: a question, a game (the extra environments)."""
 
     kind: Literal["verifiers"] = "verifiers"
     turns: Count | None = None
@@ -219,8 +228,8 @@ class ToolsSection(EnvironmentSection):
     """A model that calls tools."""
 
     kind: Literal["tools"] = "tools"
-    tools: Annotated[tuple[Literal["calculator", "search"], ...], Field(min_length=1)] = ("calculator",)
-    """Which tools."""
+    tools: Annotated[tuple[Literal["calculator", "search", "python"], ...], Field(min_length=1)] = ("calculator",)
+    """Which tools; python runs programs in the sandbox."""
     turns: Count = 8
     """Most replies of the model."""
     corpus: str | None = None

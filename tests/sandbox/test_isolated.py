@@ -1,0 +1,231 @@
+"""Programs in the sandbox: what they are given, what comes of them, and what happens when the sandbox itself breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stretto.sandbox.isolated import Calls, ProgramLimits, ProgramResult, Sandbox
+from stretto.sandbox.isolated.protection import Protection
+
+QUICK = ProgramLimits(seconds=0.5, total_seconds=3.0)
+
+Work = Callable[[Sandbox], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop for the sandbox that all tests share."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module", params=["namespaces", "limits"])
+def using(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[Callable[[Work], Any]]:
+    """What comes of some work with the sandbox, in each of its modes."""
+    sandbox = Sandbox(workers=2, isolation=request.param)
+    yield lambda work: runner.run(work(sandbox))
+    runner.run(sandbox.close())
+
+
+@pytest.fixture
+def called(using: Callable[[Work], Any]) -> Callable[..., ProgramResult]:
+    """What comes of calling the function f of a program."""
+
+    def call(code: str, *arguments: Any, limits: ProgramLimits = QUICK) -> ProgramResult:
+        calls = Calls(function="f", arguments=arguments)
+        return using(lambda sandbox: sandbox.run_program(code, calls=calls, limits=limits))
+
+    return call
+
+
+def with_another(work: Work, **settings: Any) -> Any:
+    """What comes of some work with a sandbox that it may break."""
+
+    async def run() -> Any:
+        async with Sandbox(packages=(), **settings) as sandbox:
+            return await work(sandbox)
+
+    return asyncio.run(run())
+
+
+def test_a_script_reads_its_input_and_what_it_prints_comes_back(using):
+    async def work(sandbox: Sandbox) -> None:
+        result = await sandbox.run_program(
+            "import sys\nprint(input().upper())\nprint(sys.stdin.read(), end='')", stdin="é\nb\nc"
+        )
+        assert (result.verdict, result.stdout) == ("ok", "É\nb\nc")
+        failed = await sandbox.run_program("def f():\n    return 1 / 0\nprint('before')\nf()")
+        assert (failed.verdict, failed.stdout, failed.detail) == (
+            "error",
+            "before\n",
+            "ZeroDivisionError: division by zero",
+        )
+        assert 'File "program.py", line 2, in f\n    return 1 / 0' in failed.stderr
+        assert "child.py" not in failed.stderr
+        assert (
+            await sandbox.run_program("if __name__ == '__main__':\n    print('main')\n    exit()")
+        ).stdout == "main\n"
+        assert (await sandbox.run_program("import sys\nsys.exit('no')")).verdict == "error"
+
+    using(work)
+
+
+def test_a_function_is_called_with_arguments_of_its_own_each_time(called):
+    result = called("def f(x, y=1):\n    x.append(y)\n    return tuple(x)", [[1]], {"x": [2], "y": 3}, [[]])
+    assert [each.value for each in result.calls] == [[1, 1], [2, 3], [1]]
+    assert called("class Solution:\n    def f(self, n):\n        return n + 1", [1], [2]).calls[1].value == 3
+    arrays = called(
+        "import numpy as np\ndef f(n):\n    return {'grid': np.eye(n, dtype=int), 'sum': np.float64(n)}", [2]
+    )
+    assert arrays.calls[0].value == {"grid": [[1, 0], [0, 1]], "sum": 2.0}
+    missing = called("def g(x): return x", [1], [2])
+    assert [each.verdict for each in missing.calls] == ["error", "error"]
+    assert "no function 'f'" in missing.detail
+
+
+def test_a_call_that_hangs_or_crashes_costs_that_call_only(called):
+    code = (
+        "import os, time\ndef f(x):\n    if x == 1: time.sleep(60)\n    if x == 2: os._exit(0)\n"
+        "    if x == 3: raise KeyError(x)\n    return x"
+    )
+    result = called(code, [0], [1], [2], [3], [4])
+    assert [each.verdict for each in result.calls] == ["ok", "timeout", "error", "error", "ok"]
+    assert result.verdict == "timeout"
+    assert result.calls[3].detail == "KeyError: 3"
+    assert result.calls[4].value == 4
+
+
+def test_a_program_that_never_gets_to_its_function_is_not_run_again_for_every_call(called):
+    result = called("while True: pass\ndef f(x): return x", *([[n] for n in range(40)]))
+    assert [each.verdict for each in result.calls] == ["timeout"] * 40
+    assert result.seconds < 1.5
+
+
+def test_all_calls_together_have_a_limit_too(called):
+    limits = replace(QUICK, total_seconds=1.0)
+    result = called("import time\ndef f(x): time.sleep(0.4); return x", *([[n] for n in range(9)]), limits=limits)
+    assert [each.verdict for each in result.calls][:2] == ["ok", "ok"]
+    assert [each.verdict for each in result.calls][3:] == ["timeout"] * 6
+
+
+def test_processes_that_a_function_forks_answer_nothing(called):
+    result = called("import os\ndef f(x):\n    os.fork()\n    return x", [1], [2], [3])
+    assert [each.value for each in result.calls] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        ("float('nan')", "ok"),
+        ("float('inf')", "ok"),
+        ("2 ** 10000", "ok"),
+        ("10 ** 5000", "error"),
+        ("{1, 2}", "error"),
+        ("object()", "error"),
+        ("b'bytes'", "error"),
+        ("lambda: 1", "error"),
+        ("'\\ud800'", "ok"),
+        ("{'a': {'b': [1, (2, 3)]}}", "ok"),
+        ("{(1, 2): 3}", "error"),
+        ("'x' * 10**7", "error"),
+        ("deep()", "error"),
+        ("itself()", "error"),
+        ("type('I', (int,), {'__repr__': lambda s: '] haha'})(3)", "ok"),
+        ("type('A', (), {'tolist': lambda s: s})()", "error"),
+    ],
+)
+def test_whatever_a_function_returns_is_read_as_json_or_refused(called, value, verdict):
+    code = (
+        "def deep():\n    x = []\n    for _ in range(100000): x = [x]\n    return x\n"
+        "def itself():\n    x = []\n    x.append(x)\n    return x\n"
+        f"def f():\n    return {value}"
+    )
+    assert called(code, []).verdict == verdict
+
+
+def test_the_same_program_says_the_same_in_every_server():
+    code = "import random\nprint(hash('a'), list({'x', 'yy', 'zzz', 'wwww'}), random.random())"
+    first, second = (with_another(lambda sandbox: sandbox.run_program(code)).stdout for _ in range(2))
+    assert first == second != ""
+    assert math.isfinite(float(first.rsplit(" ", 1)[1]))
+
+
+def test_two_hundred_programs_come_to_an_end_while_their_servers_are_killed():
+    async def work(sandbox: Sandbox) -> None:
+        done = 0
+
+        async def one(number: int) -> str:
+            nonlocal done
+            result = await sandbox.run_program("print(input())", stdin=str(number))
+            done += 1
+            if done % 20 == 0:
+                os.kill(sandbox.pids[done % len(sandbox.pids)], signal.SIGKILL)
+            assert result.verdict == "infra" or result.stdout == f"{number}\n"
+            return result.verdict
+
+        verdicts = await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(200))), 100)
+        assert verdicts.count("ok") > 180
+        assert sandbox.retried > 0
+
+    with_another(work, workers=4)
+
+
+def test_a_sandbox_that_keeps_breaking_is_no_fault_of_the_program():
+    async def work(sandbox: Sandbox) -> None:
+        async def killing() -> None:
+            while True:
+                sandbox.kill()
+                await asyncio.sleep(0.01)
+
+        killer = asyncio.create_task(killing())
+        script = await sandbox.run_program("print(1)")
+        function = await sandbox.run_program("def f(): return 1", calls=Calls(function="f", arguments=[[], []]))
+        killer.cancel()
+        assert script.verdict == function.verdict == "infra"
+        assert [each.verdict for each in function.calls] == ["infra", "infra"]
+
+    with_another(work)
+
+
+def test_a_program_that_nobody_waits_for_any_more_is_killed():
+    async def work(sandbox: Sandbox) -> None:
+        task = asyncio.create_task(sandbox.run_program("while True: pass", limits=ProgramLimits(seconds=60)))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert (await sandbox.run_program("print(2)")).stdout == "2\n"
+
+    with_another(work, workers=1)
+
+
+def test_what_is_not_protected_is_said():
+    everything = Protection(namespaces=True, unprivileged=True, seccomp=True, landlock=True)
+    assert everything.missing == ()
+    nothing = Protection(namespaces=False, unprivileged=False, seccomp=False, landlock=False, refused="unshare: no")
+    said = " ".join(nothing.missing)
+    for words in (
+        "unshare: no",
+        "network",
+        "every file of yours",
+        "as your user",
+        "kill every process",
+        "fill the disk",
+    ):
+        assert words in said
+    assert "every file of yours" not in " ".join(replace(nothing, unprivileged=True).missing)
+
+
+def test_a_machine_says_what_it_protects():
+    found = with_another(lambda sandbox: sandbox.protection(), isolation="limits")
+    assert not found.namespaces
+    assert "not tried" in found.missing[0]
