@@ -1,8 +1,8 @@
 """An episode of a taskset: verifiers plays and judges, and our model answers at the trajectory's address.
 
 Ids, masks and log-probabilities are recorded where they are sampled, by the model's handle, so nothing of verifiers'
-own record is trained. Its rewards and metrics become signals: each reward by its name and unweighted, and their weighted
-sum as `reward`. What verifiers calls an error, or ends because of a timeout of its own, is a failed trajectory.
+own record is trained. Its rewards and metrics become signals: each reward by its name and unweighted, and their
+weighted sum as `reward`. What verifiers calls an error, or ends because of a timeout of its own, is a failed trajectory.
 """
 
 from __future__ import annotations

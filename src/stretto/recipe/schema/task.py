@@ -235,7 +235,7 @@ class ProgramSection(EnvironmentSection):
 
 
 class VerifiersSection(EnvironmentSection):
-    """Whatever plays the tasks of `task.source.kind: verifiers`: a question, a game, a user (the extra environments)."""
+    """Whatever plays the tasks of `task.source.kind: verifiers`: a question, a game (the extra environments)."""
 
     kind: Literal["verifiers"] = "verifiers"
     turns: Count | None = None
