@@ -40,7 +40,7 @@ async def alone(recipe, folder, **made):
 
 
 async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=None, change=None):
-    """Weights, reports and the last step's times after as many on a crew; `hurt` may do things to it before.
+    """Weights, reports and the last step's times after as many on workers; `hurt` may do things to it before.
 
     `change` makes another plan of the strategy's.
     """
@@ -55,17 +55,17 @@ async def together(recipe, folder, strategy, *, devices=2, launcher=None, hurt=N
     try:
         clock = Clock(devices=parts.devices)
         if hurt:
-            hurt(parts.crew)
+            hurt(parts.worker_group)
         reports = await steps(parts, clock)
-        state = await saved(parts.crew, folder)
+        state = await saved(parts.worker_group, folder)
         return state["optimizer"]["masters"], reports, clock.metrics()
     finally:
         await parts.close()
 
 
-async def saved(crew, folder):
+async def saved(worker_group, folder):
     """What a group's workers write for a checkpoint, read again."""
-    await crew.save(folder / "saved")
+    await worker_group.save(folder / "saved")
     return read(folder / "saved" / "state")
 
 
@@ -126,7 +126,7 @@ class Dying:
 def dies(device, what, number=2):
     """Kills the process of a device at its so manieth call of a kind."""
 
-    def hurt(crew):
-        crew.members[device] = Dying(crew.members[device], what, number)
+    def hurt(worker_group):
+        worker_group.members[device] = Dying(worker_group.members[device], what, number)
 
     return hurt

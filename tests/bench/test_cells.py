@@ -35,9 +35,9 @@ SIDES = {
     **{
         side: partial(what, launch=threads)
         for side, what in {
-            "crews in turn": cells.in_turn,
-            "crews alone": cells.alone,
-            "crews agree": cells.agree,
+            "plans in turn": cells.in_turn,
+            "plans alone": cells.alone,
+            "plans agree": cells.agree,
             "cells in turn": cells.cells_in_turn,
         }.items()
     },
@@ -87,7 +87,7 @@ def test_every_strategy_stands_beside_flatten(strategies):
     assert rows[3]["gain"] == pytest.approx(1 - 1 / rows[3]["ratio"])
     assert 0 <= rows[3]["bound"] < 1
     assert document["machine"]["threads"] == 2
-    assert any("crews alone separate" in text for text in told)
+    assert any("plans alone separate" in text for text in told)
 
 
 def test_strategies_come_to_one_gradient_from_the_same_answers_and_draw_the_same(strategies):

@@ -50,9 +50,9 @@ def keeps_copies(assignment):
 
 def test_copies_of_older_weights_are_caught_where_nothing_is_sent(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_linear, "stamp_of", lambda weights: ())
-    crew = together(recipe_in(tmp_path), tmp_path, "flatten", devices=1, launcher=ThreadLauncher(keeps_copies))
+    worker_group = together(recipe_in(tmp_path), tmp_path, "flatten", devices=1, launcher=ThreadLauncher(keeps_copies))
     with pytest.raises(WeightsError, match=r"after step [12], \d+ of \d+ tensors of localhost/cpu:0 differ"):
-        asyncio.run(crew)
+        asyncio.run(worker_group)
 
 
 class Spoils(Worker):
@@ -151,12 +151,12 @@ def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, 
         made = {"plan": plan, "root": tmp_path, "folder": tmp_path, "note": print}
         first = await build_runtime(recipe, launcher=ThreadLauncher(), **made)
         await steps(first, Clock())
-        await first.crew.save(tmp_path / "saved")
+        await first.worker_group.save(tmp_path / "saved")
         await first.close()
         second = await build_runtime(recipe, launcher=ThreadLauncher(), **made)
         await second.restored(tmp_path / "saved")
-        trainers = second.crew.trainers
-        receipts = await second.crew.all(DEVICES, lambda each: each.holds(trainers, False, False), seconds=60)
+        trainers = second.worker_group.trainers
+        receipts = await second.worker_group.all(DEVICES, lambda each: each.holds(trainers, False, False), seconds=60)
         await second.close()
         return receipts
 

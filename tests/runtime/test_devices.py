@@ -29,7 +29,7 @@ def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
     async def started():
         made = await build.build_runtime(recipe, plan=make_plan(recipe), root=tmp_path, folder=None, note=print)
         await made.close()
-        return list(made.crew.device.values())
+        return list(made.worker_group.device.values())
 
     assert asyncio.run(started()) == 2 * ["localhost/cpu:1"]
     assert asked == ["localhost/cpu:1"]

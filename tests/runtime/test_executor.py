@@ -13,23 +13,23 @@ from stretto.scheduler.speed_estimator import SpeedEstimator
 def hands_with():
     """Of a step of two groups with one trajectory each, on two cells."""
     recipe = SimpleNamespace(engine=SimpleNamespace(temperature=1.0), environment=SimpleNamespace(deadline=60))
+    lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
     parts = SimpleNamespace(
         recipe=recipe,
+        worker_group=SimpleNamespace(version=0, lanes=lanes),
+        lengths=LengthPredictor(longest=8),
+        addresses=None,
         environment=None,
         renderer=None,
         sampling=lambda **told: None,
         algorithm=SimpleNamespace(min_samples=1),
         rewards=None,
     )
-    lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
-    crew = SimpleNamespace(version=0, lanes=lanes)
     clock = Clock(devices={"a": "localhost/cpu:0", "b": "localhost/cpu:1"})
-    hands = StepExecutor(
-        parts, crew, LengthPredictor(longest=8), pace=SpeedEstimator(round_seconds=0.1), clock=clock, step=1
-    )
-    hands.asked = [[None], [None]]
-    hands.trajectories = {(0, 0): None, (1, 0): None}
-    return hands
+    executor = StepExecutor(parts, pace=SpeedEstimator(round_seconds=0.1), clock=clock, step=1)
+    executor.asked = [[None], [None]]
+    executor.trajectories = {(0, 0): None, (1, 0): None}
+    return executor
 
 
 def begun_again(monkeypatch):
@@ -48,13 +48,13 @@ def begun_again(monkeypatch):
                 told.append("has left")
 
         monkeypatch.setattr(carrying, "run_trajectory", run_trajectory)
-        hands = hands_with()
-        first = asyncio.create_task(hands.generate((0, 0), "a"))
+        executor = hands_with()
+        first = asyncio.create_task(executor.generate((0, 0), "a"))
         await asyncio.sleep(0.01)
         first.cancel()
-        second = asyncio.create_task(hands.generate((0, 0), "b"))
+        second = asyncio.create_task(executor.generate((0, 0), "b"))
         await asyncio.sleep(0.01)
-        lanes = list(hands.lanes)
+        lanes = list(executor.lanes)
         second.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
         return told, lanes
@@ -78,9 +78,9 @@ def test_verdicts_at_once_are_one_span_beside_the_cells(monkeypatch):
         return {"right": 1.0}
 
     async def scenario():
-        hands = hands_with()
-        await asyncio.gather(hands.judge((0, 0)), hands.judge((1, 0)))
-        return hands.clock.spans, [hands.verdicts[index, 0].result() for index in (0, 1)]
+        executor = hands_with()
+        await asyncio.gather(executor.judge((0, 0)), executor.judge((1, 0)))
+        return executor.clock.spans, [executor.verdicts[index, 0].result() for index in (0, 1)]
 
     monkeypatch.setattr(carrying, "judge", judge)
     (span,), verdicts = asyncio.run(scenario())

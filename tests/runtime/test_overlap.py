@@ -24,8 +24,8 @@ def test_answers_are_judged_and_tools_are_waited_for_while_others_are_generated(
     told, attempts, verdicts, judge = [], count(), count(), StepExecutor.judge
     judged = defaultdict(asyncio.Event)
 
-    async def noted(hands, item):
-        await judge(hands, item)
+    async def noted(executor, item):
+        await judge(executor, item)
         told.append("judged")
         judged[next(verdicts)].set()
 

@@ -218,14 +218,14 @@ def test_a_part_that_is_missing_or_wrong_ends_with_code_2_before_anything_starts
 def test_all_three_under_ray_resume_to_the_weights_of_one_device(project):
     whole = start(project, **OWN).folder
     cells = {"placement__cluster": "2xcpu", "placement__strategy": "elastic"}
-    crew = start(project, run__steps=2, **OWN, **cells).folder
-    resume(crew, changes=["run.steps=3"], allow=["run.steps"])
+    worker_group = start(project, run__steps=2, **OWN, **cells).folder
+    resume(worker_group, changes=["run.steps=3"], allow=["run.steps"])
     one, two, before = (tensors(folder / "checkpoints" / name) for folder, name in (
-        (whole, "step-000003"), (crew, "step-000003"), (whole, "step-000001")))  # fmt: skip
+        (whole, "step-000003"), (worker_group, "step-000003"), (whole, "step-000001")))  # fmt: skip
     model = [key for key in one if key[0] == "model.safetensors"]
     moved = max(float((one[key] - before[key]).abs().max()) for key in model)
     assert max(float((one[key] - two[key]).abs().max()) for key in model) <= 1e-4 * moved
-    assert questions.evaluate_run(crew, changes=["placement.cluster=1xcpu", "placement.strategy=auto"]).n == 4
+    assert questions.evaluate_run(worker_group, changes=["placement.cluster=1xcpu", "placement.strategy=auto"]).n == 4
 
 
 @pytest.mark.slow

@@ -41,8 +41,8 @@ CLIP = {"optimizer__clip": 0.001}
 def test_they_end_with_the_weights_of_one_device(strategy, devices, adapter, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", model__adapter=adapter, **CLIP)
     single, reports = asyncio.run(alone(recipe, tmp_path))
-    crew = together(recipe, tmp_path, strategy, devices=devices, change=with_parts)
-    weights, crewed, _ = asyncio.run(crew)
+    worker_group = together(recipe, tmp_path, strategy, devices=devices, change=with_parts)
+    weights, crewed, _ = asyncio.run(worker_group)
     assert list(weights) == list(single), "the parts are put together in the order of one device"
     assert distance(single, weights) < 1e-10
     assert sum(report["grad_norm"] > 2 * recipe.optimizer.clip for report in reports) > 1
@@ -66,8 +66,8 @@ def test_each_holds_about_its_share_of_masters_and_moments(name, tmp_path):
     for devices in (1, 2, 4):
         members = []
 
-        def keep(crew, members=members):
-            members += crew.members.values()
+        def keep(worker_group, members=members):
+            members += worker_group.members.values()
 
         asyncio.run(together(recipe, tmp_path, "flatten", devices=devices, hurt=keep, change=with_parts))
         optimizers = [member.made.result().optimizer for member in members]
@@ -94,8 +94,8 @@ def test_an_update_that_is_not_finite_is_skipped_by_all_of_them(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", guards__non_finite="skip")
     found = []
     for change in (None, with_parts):
-        crew = together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Poisoned), change=change)
-        weights, reports, _ = asyncio.run(crew)
+        worker_group = together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Poisoned), change=change)
+        weights, reports, _ = asyncio.run(worker_group)
         assert [report["updates/skipped"] for report in reports] == [0, 1, 0]
         found.append(weights)
     assert distance(*found) < 1e-10
@@ -109,10 +109,10 @@ def test_an_update_that_is_not_finite_stops_the_run_if_that_is_not_said(tmp_path
 def test_models_sleep_beside_their_parts(tmp_path):
     recipe = recipe_in(tmp_path, **STAGES | {"model__dtype": "float64"})
     single, _ = asyncio.run(alone(recipe, tmp_path))
-    crew = together(
+    worker_group = together(
         recipe, tmp_path, "flatten", launcher=ThreadLauncher(Sleepy), change=lambda plan: with_sleep(with_parts(plan))
     )
-    weights, *_ = asyncio.run(crew)
+    weights, *_ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-10
 
 
@@ -133,7 +133,7 @@ class Elsewhere(Worker):
 
 
 async def crew_of(recipe, folder, devices, change, make=Worker):
-    """A crew with the optimizer shared, or not."""
+    """Workers with the optimizer shared, or not."""
     names = tuple(f"localhost/cpu:{index}" for index in range(devices))
     section = recipe.placement.model_copy(update={"strategy": "flatten"})
     plan = change(plan_of(section, roles=roles_of(recipe), devices=names))
@@ -165,7 +165,7 @@ async def gone_on(recipe, folder, *places):
                 part.restore(states[part.name])
             await steps(parts, Clock(), kept)
             kept = folder / f"after-{number}"
-            await parts.crew.files.save(kept)
+            await parts.worker_group.files.save(kept)
             states = {part.name: part.state() for part in parts.stateful}
         finally:
             await parts.close()
@@ -249,8 +249,8 @@ class Lost:
 def lost(device):
     """Loses one."""
 
-    def hurt(crew):
-        crew.members[device] = Lost(crew.members[device], device)
+    def hurt(worker_group):
+        worker_group.members[device] = Lost(worker_group.members[device], device)
 
     return hurt
 

@@ -62,13 +62,13 @@ async def crew_of(recipe, folder, devices=2):
 
 
 async def some(parts, steps):
-    """What some steps took, and the crew's weights after them."""
+    """What some steps took, and the workers' weights after them."""
     taken = []
     for step in steps:
         clock = Clock(devices=parts.devices)
         clock.begin()
         taken.append(await run_step(parts, clock, step=step))
-    return taken, (await saved(parts.crew, parts.crew.files.draft.parent))["optimizer"]["masters"]
+    return taken, (await saved(parts.worker_group, parts.worker_group.files.draft.parent))["optimizer"]["masters"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_every_sample_says_which_weights_made_it_and_an_evaluation_asks_the_newe
         try:
             await parts.restored()
             asked = []
-            lane = parts.crew.lanes["generate"]
+            lane = parts.worker_group.lanes["generate"]
             ask = lane.ask
 
             async def noting(request):

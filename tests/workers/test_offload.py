@@ -132,8 +132,8 @@ def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
     recipe, workers = recipe_in(tmp_path, model__dtype=dtype, **changes), []
     plain, reports, _ = asyncio.run(together(recipe, tmp_path, "flatten", devices=1))
     launcher = ThreadLauncher(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
-    crew = together(recipe, tmp_path, "flatten", devices=1, launcher=launcher, change=with_sleep)
-    slept, others, _ = asyncio.run(crew)
+    worker_group = together(recipe, tmp_path, "flatten", devices=1, launcher=launcher, change=with_sleep)
+    slept, others, _ = asyncio.run(worker_group)
     assert workers[0].sleepers.parts[0].shelf.numbers > 0
     assert distance(plain, slept) == 0
     assert reports == others
@@ -146,8 +146,10 @@ def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
 def test_sleep_changes_nothing_on_several_devices(strategy, devices, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES, **changes)
     single, reports = asyncio.run(alone(recipe, tmp_path))
-    crew = together(recipe, tmp_path, strategy, devices=devices, launcher=ThreadLauncher(Sleepy), change=with_sleep)
-    weights, crewed, _ = asyncio.run(crew)
+    worker_group = together(
+        recipe, tmp_path, strategy, devices=devices, launcher=ThreadLauncher(Sleepy), change=with_sleep
+    )
+    weights, crewed, _ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):
         assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
@@ -205,8 +207,8 @@ def placed(plan):
 def test_weights_are_handed_to_a_policy_that_made_room_for_a_critic(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES)
     single, _ = asyncio.run(alone(recipe, tmp_path))
-    crew = together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Sleepy), change=placed)
-    weights, *_ = asyncio.run(crew)
+    worker_group = together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(Sleepy), change=placed)
+    weights, *_ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-10
 
 
@@ -287,7 +289,7 @@ def test_a_checkpoint_that_is_written_while_the_optimizer_sleeps_has_all_of_it(t
             worker.sleepers.enter("generate")
             masters = list(worker.optimizer.tensors())
             slept = not any(tensor.numel() for tensor in masters)
-            await parts.crew.files.save(folder)
+            await parts.worker_group.files.save(folder)
             assert len(masters) > len(worker.optimizer.masters)
             return flat(read(folder / "state")), slept
         finally:
@@ -336,6 +338,6 @@ def test_a_process_that_dies_while_something_sleeps_is_replaced(call, tmp_path, 
     devices = [f"localhost/cpu:{index}" for index in range(2)]
     launcher = processes(devices, seconds=120, make=Sleepy)
     hurt = dies(devices[1], call)
-    crew = together(recipe, tmp_path, "flatten", launcher=launcher, hurt=hurt, change=with_sleep)
-    weights, *_ = asyncio.run(crew)
+    worker_group = together(recipe, tmp_path, "flatten", launcher=launcher, hurt=hurt, change=with_sleep)
+    weights, *_ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-10

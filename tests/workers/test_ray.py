@@ -30,8 +30,8 @@ def recipe(tmp_path_factory):
 def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(what, recipe):
     made, folder, single = recipe
     launcher = RayLauncher(DEVICES, seconds=60)
-    crew = together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what))
-    weights, reports, _ = asyncio.run(crew)
+    worker_group = together(made, folder, "elastic", launcher=launcher, hurt=dies(DEVICES[1], what))
+    weights, reports, _ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-8
     assert all(report["tokens/trained"] and report["learning_rate"] for report in reports)
     assert marked(launcher.reaper.mark) == []
@@ -42,13 +42,13 @@ def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead
     made, folder, single = recipe
     devices = [*DEVICES, "localhost/cpu:2"]
 
-    def hurt(crew):
+    def hurt(worker_group):
         for device in devices[dead]:
-            dies(device, "reduce")(crew)
+            dies(device, "reduce")(worker_group)
 
     launcher = RayLauncher(devices, seconds=60)
-    crew = together(made, folder, "flatten", devices=3, launcher=launcher, hurt=hurt)
-    weights, *_ = asyncio.run(crew)
+    worker_group = together(made, folder, "flatten", devices=3, launcher=launcher, hurt=hurt)
+    weights, *_ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-8
     assert marked(launcher.reaper.mark) == []
 
@@ -56,8 +56,8 @@ def test_two_of_three_that_are_killed_at_once_come_back_one_after_the_other(dead
 def test_a_sampler_that_is_killed_while_it_takes_new_weights_gets_them_again(recipe):
     made, folder, single = recipe
     launcher = RayLauncher(DEVICES, seconds=60)
-    crew = together(made, folder, "separate", launcher=launcher, hurt=dies(DEVICES[0], "fetch"))
-    weights, reports, _ = asyncio.run(crew)
+    worker_group = together(made, folder, "separate", launcher=launcher, hurt=dies(DEVICES[0], "fetch"))
+    weights, reports, _ = asyncio.run(worker_group)
     assert distance(single, weights) < 1e-8
     assert all(report["tokens/trained"] and report["learning_rate"] for report in reports)
     assert marked(launcher.reaper.mark) == []

@@ -36,11 +36,11 @@ async def wide(recipe, folder, cells, killed):
     parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
         if killed:
-            dies(killed, "generate")(parts.crew)
+            dies(killed, "generate")(parts.worker_group)
         reports = await steps(parts, Clock(devices=parts.devices))
-        await parts.crew.files.save(folder / "saved")
+        await parts.worker_group.files.save(folder / "saved")
         with pytest.raises(TrainingError, match="its part of the optimizer with it"):
-            await parts.crew.mend.revive(parts.crew.trainers[1])
+            await parts.worker_group.recovery.revive(parts.worker_group.trainers[1])
         return folder / "saved" / "state", reports
     finally:
         await parts.close()

@@ -1,4 +1,4 @@
-"""A crew whose workers only say what they were asked: deadlines, and who is asked after one has fallen silent."""
+"""Workers that only say what they were asked: deadlines, and who is asked after one has fallen silent."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from stretto.threads import beside, left_behind, run
 from stretto.types import Receipt
 from stretto.workers import checkpoints
 from stretto.workers import deadlines as patience
-from stretto.workers import worker_group as crews
+from stretto.workers import worker_group as worker_groups
 from stretto.workers.deadlines import CallDeadlines, opened
 from stretto.workers.launchers.inprocess import ThreadWorker
 from stretto.workers.process_group import ProcessGroup, reach
@@ -71,56 +71,56 @@ def crew_of(launcher, *, folder=None, **changes):
     return WorkerGroup(plan, launcher, lambda device: device, patience=patience, folder=folder)
 
 
-async def saved_by(crew, folder):
+async def saved_by(worker_group, folder):
     """The device that has written the state."""
-    await crew.save(folder / "draft")
+    await worker_group.save(folder / "draft")
     return (folder / "draft" / "state" / "from").read_text()
 
 
 async def started(**changes):
-    crew = crew_of(Sayings(), **changes)
-    await crew.start()
-    return crew
+    worker_group = crew_of(Sayings(), **changes)
+    await worker_group.start()
+    return worker_group
 
 
 def test_after_a_worker_fell_silent_another_one_gives_the_state_of_the_last_checkpoint(tmp_path):
     async def scenario():
-        crew = await started()
-        assert await saved_by(crew, tmp_path) == DEVICES[0]
-        crew.members[DEVICES[0]].hangs = True
+        worker_group = await started()
+        assert await saved_by(worker_group, tmp_path) == DEVICES[0]
+        worker_group.members[DEVICES[0]].hangs = True
         with pytest.raises(DeadlineError, match=r"localhost/cpu:0 \(.*\): begin has not answered for 0\.05 s"):
-            await crew.begin()
-        assert await saved_by(crew, tmp_path) == DEVICES[1]
+            await worker_group.begin()
+        assert await saved_by(worker_group, tmp_path) == DEVICES[1]
 
     asyncio.run(scenario())
 
 
 def test_a_worker_that_was_just_started_is_not_asked_for_what_it_does_not_have_yet(tmp_path):
     async def scenario():
-        crew = await started()
-        crew.mend.lost.add(DEVICES[0])
-        return await saved_by(crew, tmp_path)
+        worker_group = await started()
+        worker_group.recovery.lost.add(DEVICES[0])
+        return await saved_by(worker_group, tmp_path)
 
     assert asyncio.run(scenario()) == DEVICES[1]
 
 
 def test_where_the_optimizer_is_shared_there_is_no_last_checkpoint_without_all_of_its_parts(tmp_path):
     async def scenario():
-        crew = await started(optimizer="sharded")
-        crew.silent.add(DEVICES[1])
+        worker_group = await started(optimizer="sharded")
+        worker_group.silent.add(DEVICES[1])
         with pytest.raises(TrainingError, match=f"no whole optimizer is left to ask, because {DEVICES[1]} does not"):
-            await crew.save(tmp_path)
+            await worker_group.save(tmp_path)
 
     asyncio.run(scenario())
 
 
 def test_a_deadline_says_who_does_not_answer_and_where_all_processes_stand(tmp_path):
     async def scenario():
-        crew = await started()
-        crew.seen.folder = tmp_path
-        crew.members[DEVICES[1]].hangs = True
+        worker_group = await started()
+        worker_group.seen.folder = tmp_path
+        worker_group.members[DEVICES[1]].hangs = True
         with pytest.raises(DeadlineError) as caught:
-            await crew.begin()
+            await worker_group.begin()
         return str(caught.value)
 
     text = asyncio.run(scenario())
@@ -135,13 +135,13 @@ def test_a_deadline_says_who_does_not_answer_and_where_all_processes_stand(tmp_p
 
 def test_without_a_worker_that_answers_there_is_no_last_checkpoint_and_no_second_wait(tmp_path):
     async def scenario():
-        crew = await started()
-        for member in crew.members.values():
+        worker_group = await started()
+        for member in worker_group.members.values():
             member.hangs = True
         with pytest.raises(DeadlineError):
-            await crew.begin()
+            await worker_group.begin()
         with pytest.raises(TrainingError, match=rf"no whole optimizer .* {', '.join(DEVICES)} does not answer"):
-            await crew.save(tmp_path)
+            await worker_group.save(tmp_path)
 
     asyncio.run(scenario())
 
@@ -150,11 +150,11 @@ def test_the_last_checkpoint_is_given_little_time(monkeypatch, tmp_path):
     monkeypatch.setattr(checkpoints, "HURRY", 0.01)
 
     async def scenario():
-        crew = await started()
-        crew.silent.add(DEVICES[0])
-        crew.members[DEVICES[1]].hangs = True
+        worker_group = await started()
+        worker_group.silent.add(DEVICES[0])
+        worker_group.members[DEVICES[1]].hangs = True
         with pytest.raises(DeadlineError, match=r"save has not answered for 0\.01 s"):
-            await crew.save(tmp_path)
+            await worker_group.save(tmp_path)
 
     asyncio.run(scenario())
 
@@ -163,8 +163,8 @@ def test_no_two_meetings_of_a_process_have_one_name():
     async def scenario():
         heard = []
         first, second = await started(), await started()
-        for crew in (first, second):
-            for member in crew.members.values():
+        for worker_group in (first, second):
+            for member in worker_group.members.values():
 
                 async def call(what, *arguments):
                     heard.append((arguments[1].name, arguments[1].rank))
@@ -181,8 +181,8 @@ def test_no_two_meetings_of_a_process_have_one_name():
 
 def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
     async def scenario():
-        crew = await started()
-        for member in crew.members.values():
+        worker_group = await started()
+        for member in worker_group.members.values():
 
             async def call(what, *arguments, member=member):
                 if what == "unreached":
@@ -190,7 +190,7 @@ def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
                 return ("10.0.0.1", 7)
 
             member.call = call
-        await crew.reach(DEVICES)
+        await worker_group.reach(DEVICES)
 
     with pytest.raises(StrettoError, match=f"{DEVICES[0]} -> {DEVICES[1]} at 10.0.0.2 port 7: timed out\n"):
         asyncio.run(scenario())
@@ -198,13 +198,13 @@ def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
 
 def test_who_answers_again_is_silent_no_longer(tmp_path):
     async def scenario():
-        crew = await started()
-        crew.members[DEVICES[0]].hangs = True
+        worker_group = await started()
+        worker_group.members[DEVICES[0]].hangs = True
         with pytest.raises(DeadlineError):
-            await crew.begin()
-        crew.members[DEVICES[0]].hangs = False
-        await crew.begin()
-        return await saved_by(crew, tmp_path)
+            await worker_group.begin()
+        worker_group.members[DEVICES[0]].hangs = False
+        await worker_group.begin()
+        return await saved_by(worker_group, tmp_path)
 
     assert asyncio.run(scenario()) == DEVICES[0]
 
@@ -242,14 +242,14 @@ def test_who_waits_for_one_that_died_is_called_off(dead):
         devices = (*DEVICES, "localhost/cpu:2")
         plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
         patience = CallDeadlines(start=20, generate=20, train=20, publish=20)
-        crew = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
-        crew.members = {device: Meets(device, dead=index == dead) for index, device in enumerate(devices)}
+        worker_group = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
+        worker_group.members = {device: Meets(device, dead=index == dead) for index, device in enumerate(devices)}
         with pytest.raises(WorkerLost, match=f"{devices[dead]}: its process has died"):
-            await crew.meet()
-        assert not any(member.waits for member in crew.members.values())
-        crew.members[devices[dead]].dead = False
-        await crew.meet()
-        return crew.silent
+            await worker_group.meet()
+        assert not any(member.waits for member in worker_group.members.values())
+        worker_group.members[devices[dead]].dead = False
+        await worker_group.meet()
+        return worker_group.silent
 
     begun = time.monotonic()
     assert asyncio.run(scenario()) == set()
@@ -276,13 +276,13 @@ def test_who_adds_up_with_one_that_died_is_called_off():
     async def scenario():
         plan = plan_of(Placement(strategy="elastic"), roles={"generate", "train"}, devices=DEVICES)
         patience = CallDeadlines(start=20, generate=20, train=20, publish=20)
-        crew = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
-        crew.members = {device: HangsWithoutTheOthers(device, dead=device == DEVICES[1]) for device in DEVICES}
-        await crew.meet()
-        for meeting in crew.meetings["train"]:
+        worker_group = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
+        worker_group.members = {device: HangsWithoutTheOthers(device, dead=device == DEVICES[1]) for device in DEVICES}
+        await worker_group.meet()
+        for meeting in worker_group.meetings["train"]:
             reach(meeting).set("decided", "all have come")
         with pytest.raises(WorkerLost, match=f"{DEVICES[1]}: its process has died"):
-            await crew.apply()
+            await worker_group.apply()
 
     begun = time.monotonic()
     asyncio.run(scenario())
@@ -311,15 +311,15 @@ class Stuck(Sayings):
 @pytest.mark.parametrize("at", ["open", "close"])
 def test_a_launcher_that_blocks_in_a_thread_is_left_behind(at, how, monkeypatch, tmp_path):
     monkeypatch.setattr(patience, "SAYS_SO", 0.01)
-    monkeypatch.setattr(crews, "CLOSING", 0.01)
+    monkeypatch.setattr(worker_groups, "CLOSING", 0.01)
     launcher = Stuck(at, how)
 
     async def scenario():
-        crew = crew_of(launcher, folder=tmp_path)
+        worker_group = crew_of(launcher, folder=tmp_path)
         try:
-            await opened(launcher.open(), 0.01, crew)
+            await opened(launcher.open(), 0.01, worker_group)
         finally:
-            await crew.close()
+            await worker_group.close()
 
     if at == "open":
         with pytest.raises(
@@ -356,7 +356,7 @@ def test_stacks_are_only_kept_of_what_hangs(by, hangs, tmp_path):
 
 
 def test_a_worker_that_blocks_in_its_thread_is_left_behind_when_its_crew_is_closed(monkeypatch):
-    monkeypatch.setattr(crews, "CLOSING_LATE", 0.01)
+    monkeypatch.setattr(worker_groups, "CLOSING_LATE", 0.01)
     over = threading.Event()
 
     class Blocks:
@@ -370,11 +370,11 @@ def test_a_worker_that_blocks_in_its_thread_is_left_behind_when_its_crew_is_clos
             """Never reached."""
 
     async def scenario():
-        crew = await started()
-        crew.members = {device: ThreadWorker(Assigned(device), Blocks) for device in DEVICES}
+        worker_group = await started()
+        worker_group.members = {device: ThreadWorker(Assigned(device), Blocks) for device in DEVICES}
         with pytest.raises(DeadlineError, match=r"begin has not answered for 0\.05 s"):
-            await crew.begin()
-        await crew.close()
+            await worker_group.begin()
+        await worker_group.close()
 
     run(scenario())
     assert [name for name in left_behind() if name.startswith("localhost/")] != []

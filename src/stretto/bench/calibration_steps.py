@@ -94,7 +94,7 @@ class CalibrationSteps:
             note=lambda text: None,
             launcher=self.launcher,
         )
-        await self.parts.crew.save(self.start)
+        await self.parts.worker_group.save(self.start)
 
     async def step(self, workload: StepWorkload, plan: Plan) -> CalibrationStep:
         """Takes one step."""
@@ -111,13 +111,13 @@ class CalibrationSteps:
         assert self.parts is not None
         self.steps += 1
         recipe = trial_recipe(self.recipe, workload)
-        await self.parts.crew.restore(self.start / STATE)
-        crew = WorkerGroup(plan, self.launcher, self.parts.crew.assign, patience=patience_of(recipe))
-        await crew.start()
-        devices = list(crew.members)
+        await self.parts.worker_group.restore(self.start / STATE)
+        worker_group = WorkerGroup(plan, self.launcher, self.parts.worker_group.assign, patience=patience_of(recipe))
+        await worker_group.start()
+        devices = list(worker_group.members)
         budgets = [cell.token_budget for cell in plan.cells if cell.token_budget]
         budget = max(budgets, default=token_budget(recipe, kind_of(devices[0])))
-        await crew.all(devices, lambda each: told(each).about(recipe, budget), seconds=CALL)
+        await worker_group.all(devices, lambda each: told(each).about(recipe, budget), seconds=CALL)
         asked = [
             prompt_of(self.steps * PROMPTS + index, workload.prompt, self.parts.renderer, filler=filler(recipe))
             for index in range(workload.launched)
@@ -127,12 +127,12 @@ class CalibrationSteps:
             for each, row in zip(asked, workload.drawn, strict=True)
             for attempt, length in enumerate(row)
         }
-        await crew.all(devices, lambda each: told(each).tell(lengths, {}, False), seconds=CALL)
+        await worker_group.all(devices, lambda each: told(each).tell(lengths, {}, False), seconds=CALL)
         return replace(
             self.parts,
             recipe=recipe,
             plan=plan,
-            crew=crew,
+            worker_group=worker_group,
             rewards=Rewards(recipe.rewards, self.parts.pool),
             prompts=InTurn([each.prompt for each in asked]),
             pace=self.paces.setdefault(plan.strategy, SpeedEstimator(round_seconds=SLICE)),

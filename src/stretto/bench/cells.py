@@ -32,12 +32,12 @@ def in_turn(job: Job, *, launch: Launch = launched) -> JobResult:
     """Steps of every plan in turn, over the same prompts; the first round does not count."""
     rounds = read_prompts(job)
 
-    async def steps(crews: SharedWorkers) -> dict[str, list[ClusterStep]]:
+    async def steps(worker_groups: SharedWorkers) -> dict[str, list[ClusterStep]]:
         taken: dict[str, list[ClusterStep]] = {name: [] for name in job.plans}
         for number, asked in enumerate(rounds):
             for name in turned(job.plans, number):
-                await crews.ready(name, asked, {})
-                taken[name].append(await crews.step(name))
+                await worker_groups.ready(name, asked, {})
+                taken[name].append(await worker_groups.step(name))
         return taken
 
     taken, _ = threads.run(together(job, steps, launch))
@@ -51,21 +51,23 @@ def cells_in_turn(job: Job, *, launch: Launch = launched) -> JobResult:
     several = [name for name in job.plans if name not in ("one", "other")]
     kinds = ["one", "apart", *(f"{name} {kind}" for name in several for kind in ("weak", "strong"))]
 
-    async def step(crews: SharedWorkers, kind: str, mine: Sequence[Asked], theirs: Sequence[Asked]) -> ClusterStep:
+    async def step(
+        worker_groups: SharedWorkers, kind: str, mine: Sequence[Asked], theirs: Sequence[Asked]
+    ) -> ClusterStep:
         if kind == "apart":
-            await crews.ready("one", mine, {})
-            await crews.ready("other", theirs, {})
-            one, other = await asyncio.gather(crews.step("one"), crews.step("other"))
+            await worker_groups.ready("one", mine, {})
+            await worker_groups.ready("other", theirs, {})
+            one, other = await asyncio.gather(worker_groups.step("one"), worker_groups.step("other"))
             return replace(one, seconds=(one.seconds + other.seconds) / 2)
         name, _, size = kind.partition(" ")
-        await crews.ready(name, [*mine, *theirs] if size == "weak" else mine, {})
-        return await crews.step(name)
+        await worker_groups.ready(name, [*mine, *theirs] if size == "weak" else mine, {})
+        return await worker_groups.step(name)
 
-    async def steps(crews: SharedWorkers) -> dict[str, list[ClusterStep]]:
+    async def steps(worker_groups: SharedWorkers) -> dict[str, list[ClusterStep]]:
         taken: dict[str, list[ClusterStep]] = {kind: [] for kind in kinds}
         for number, (mine, theirs) in enumerate(pairs):
             for kind in turned(kinds, number):
-                taken[kind].append(await step(crews, kind, mine, theirs))
+                taken[kind].append(await step(worker_groups, kind, mine, theirs))
         return taken
 
     taken, _ = threads.run(together(job, steps, launch))
@@ -102,14 +104,14 @@ def times(job: Job, taken: Mapping[str, Sequence[ClusterStep]]) -> JobResult:
 async def together(
     job: Job, work: Callable[[SharedWorkers], Awaitable[Taken]], launch: Launch, *, rate: float = RATE
 ) -> tuple[Taken, dict[str, float]]:
-    """What some work came to with workers that all plans share, and what starting each plan's crew took."""
+    """What some work came to with workers that all plans share, and what starting each plan's workers took."""
     shared = SharedLauncher(launch(DEVICES))
-    crews = SharedWorkers(job, shared, rate=rate)
+    worker_groups = SharedWorkers(job, shared, rate=rate)
     try:
-        await crews.assemble(job.plans)
-        return await work(crews), crews.started
+        await worker_groups.assemble(job.plans)
+        return await work(worker_groups), worker_groups.started
     finally:
-        await crews.close()
+        await worker_groups.close()
         await shared.end()
 
 
@@ -119,18 +121,18 @@ def alone(job: Job, *, launch: Launch = launched) -> JobResult:
     rounds = read_prompts(job)[:2]
 
     async def steps() -> tuple[list[ClusterStep], float, dict[str, int]]:
-        crews = SharedWorkers(job, launch(DEVICES))
+        worker_groups = SharedWorkers(job, launch(DEVICES))
         try:
-            await crews.assemble([name])
+            await worker_groups.assemble([name])
             taken = []
             for asked in rounds:
-                await crews.ready(name, asked, {})
-                taken.append(await crews.step(name))
-            crew = crews.parts[name].crew
-            gained = {device: await told(crew.worker(device, 60)).gained() for device in crew.members}
-            return taken, crews.started[name], gained
+                await worker_groups.ready(name, asked, {})
+                taken.append(await worker_groups.step(name))
+            worker_group = worker_groups.parts[name].worker_group
+            gained = {device: await told(worker_group.worker(device, 60)).gained() for device in worker_group.members}
+            return taken, worker_groups.started[name], gained
         finally:
-            await crews.close()
+            await worker_groups.close()
 
     taken, started, gained = threads.run(steps())
     facts = {"started": started, "memory": gained}
@@ -142,24 +144,24 @@ def agree(job: Job, *, launch: Launch = launched) -> JobResult:
     rounds = read_prompts(job)
     start, asked = rounds[0], rounds[1:]
 
-    async def work(crews: SharedWorkers) -> dict[str, Any]:
+    async def work(worker_groups: SharedWorkers) -> dict[str, Any]:
         base = job.plans[0]
-        await crews.ready(base, start, {})
-        await crews.step(base)  # a fresh adapter equals the reference; from here on it does not
-        await crews.parts[base].crew.save(crews.start)
+        await worker_groups.ready(base, start, {})
+        await worker_groups.step(base)  # a fresh adapter equals the reference; from here on it does not
+        await worker_groups.parts[base].worker_group.save(worker_groups.start)
         fresh: dict[str, list[ClusterStep]] = {}
         for name in job.plans:
-            await crews.ready(name, asked[0], {})
-            fresh[name] = [await crews.step(name)]
+            await worker_groups.ready(name, asked[0], {})
+            fresh[name] = [await worker_groups.step(name)]
             for later in asked[1 : job.steps]:
-                await crews.about(name, later, {})
-                fresh[name].append(await crews.step(name))
+                await worker_groups.about(name, later, {})
+                fresh[name].append(await worker_groups.step(name))
         said = said_in(fresh[base][0], asked[0])
         gradients = {}
         for name in job.plans:
-            await crews.ready(name, asked[0], said, shows=True)
-            await crews.step(name)
-            gradients[name] = await crews.gradient(name)
+            await worker_groups.ready(name, asked[0], said, shows=True)
+            await worker_groups.step(name)
+            gradients[name] = await worker_groups.gradient(name)
         drawn = {name: said_in(taken[0], asked[0]) for name, taken in fresh.items()}
         return {
             "differences": differences(gradients),

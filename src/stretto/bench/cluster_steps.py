@@ -1,4 +1,4 @@
-"""Our side on several cells: the crew that `stretto train` assembles from a recipe, following one plan after the other.
+"""Our side on several cells: the workers that `stretto train` starts for a recipe, following one plan after the other.
 
 Workers are started once and serve every plan of a job; before each step everybody gets the same weights again. Answers
 have lengths that were drawn once, by prompt and attempt. What is measured this way is in `stretto.bench.cells`.
@@ -155,7 +155,7 @@ class SharedWorkers:
         self.start = Path(self.folder.name, "start")
 
     async def assemble(self, names: Sequence[str]) -> None:
-        """A crew for each plan."""
+        """A worker group for each plan."""
         for name in names:
             begun = time.perf_counter()
             parts = await build_runtime(
@@ -169,24 +169,26 @@ class SharedWorkers:
             self.started[name] = time.perf_counter() - begun
             first = next(iter(self.parts.values()), parts)  # one pool judges for all
             self.parts[name] = replace(parts, prompts=InTurn(parts.heldout), pool=first.pool, rewards=first.rewards)
-        await next(iter(self.parts.values())).crew.save(self.start)
+        await next(iter(self.parts.values())).worker_group.save(self.start)
 
     async def ready(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
         """Gives a plan's workers the weights that all begin with, and what a step is about."""
         parts = self.parts[name]
-        await parts.crew.meet()
-        await parts.crew.restore(self.start / STATE)
+        await parts.worker_group.meet()
+        await parts.worker_group.restore(self.start / STATE)
         await self.about(name, asked, said, shows=shows)
 
     async def about(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
         """What a step is about, with the weights as they are."""
-        crew, prompts = self.parts[name].crew, self.parts[name].prompts
+        worker_group, prompts = self.parts[name].worker_group, self.parts[name].prompts
         lengths = {
             key_of(each, attempt): length
             for each, row in zip(asked, cycle(self.lengths.tolist()))  # two cells get the same lengths
             for attempt, length in enumerate(row)
         }
-        await crew.all(list(crew.members), lambda each: told(each).tell(lengths, said, shows), seconds=60)
+        await worker_group.all(
+            list(worker_group.members), lambda each: told(each).tell(lengths, said, shows), seconds=60
+        )
         assert isinstance(prompts, InTurn)
         prompts.coming = [each.prompt for each in asked]
         batch = self.recipe.batch.model_copy(update={"prompts": len(asked)})
@@ -213,8 +215,8 @@ class SharedWorkers:
 
     async def gradient(self, name: str) -> NDArray[np.float64]:
         """The gradient of the plan's last step."""
-        crew = self.parts[name].crew
-        return await told(crew.worker(crew.trainers[0], 60)).gradient()
+        worker_group = self.parts[name].worker_group
+        return await told(worker_group.worker(worker_group.trainers[0], 60)).gradient()
 
     async def close(self) -> None:
         """Ends everything."""

@@ -31,8 +31,8 @@ def strategies_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     # Shares differ from all devices for everybody only where there is a reference.
     names = tuple(name for name, each in STRATEGIES.items() if not each.presets or case.reference)
     desk = CaseJobs(setting, case)
-    taken = desk.measure("crews in turn", plans=names)
-    single = {name: desk.measure("crews alone", plans=(name,)) for name in names}
+    taken = desk.measure("plans in turn", plans=names)
+    single = {name: desk.measure("plans alone", plans=(name,)) for name in names}
     rows = [_strategy(case, name, taken, single[name]) | desk.common(taken, taken) for name in names]
     return [*rows, agreement(replace(setting, steps=1), case, names)]
 
@@ -117,7 +117,7 @@ def paired(others: Sequence[float], mine: Sequence[float]) -> float:
 def agreement(setting: BenchSettings, case: BenchCase, plans: Sequence[str]) -> Row:
     """Whether plans come to the same in fp32: the gradient of the same answers, answers drawn anew, and rewards."""
     desk = CaseJobs(setting, replace(case, name=f"{case.name} fp32", dtype="float32"))
-    found = desk.measure("crews agree", plans=tuple(plans))
+    found = desk.measure("plans agree", plans=tuple(plans))
     largest = max(found.facts["differences"].values())
     row = figure(
         desk.case,

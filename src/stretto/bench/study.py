@@ -90,7 +90,7 @@ class Values:
     async def estimated(self, parts: Runtime, asked: Sequence[Asked]) -> dict[str, float]:
         """V* from new answers of the reference."""
         seconds, device = parts.recipe.deadlines.generate, parts.plan.devices[0]
-        lane = EngineQueue(cast(StudyApi, parts.crew.worker(device, seconds)).estimate, together=True)
+        lane = EngineQueue(cast(StudyApi, parts.worker_group.worker(device, seconds)).estimate, together=True)
         sampling = parts.sampling(temperature=parts.recipe.engine.temperature, seed=SEED + 1)
 
         async def answer(launch: RolloutStart) -> Trajectory:

@@ -133,16 +133,16 @@ async def _assemble(
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
     # Who only asks must not touch the draft of a run.
     draft = folder / ".model.draft" if folder and plan_trains else None
-    crew = WorkerGroup(
+    worker_group = WorkerGroup(
         plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl
     )
     try:
-        await crew.start(by=begun + recipe.deadlines.start)
-        tokenizer, context, stop = await crew.worker(crew.holders[0], recipe.deadlines.start).facts()
+        await worker_group.start(by=begun + recipe.deadlines.start)
+        tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
-        rooms = await crew.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
+        rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
     except BaseException:
-        await crew.close()
+        await worker_group.close()
         raise
     task = without_long(recipe, task, tokenizer, context, note)
     return Runtime(
@@ -152,7 +152,7 @@ async def _assemble(
         hosts=hosts,
         base=base,
         context=context,
-        crew=crew,
+        worker_group=worker_group,
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=SpeedEstimator(round_seconds=SLICE),

@@ -1,4 +1,4 @@
-"""Carries out what the scheduler decides: trajectories, verdicts, scores, credit and gradients, on the cells of a crew.
+"""Carries out what the scheduler decides, on the workers: trajectories, verdicts, scores, credit and gradients.
 
 The scheduler (`stretto.scheduler`) knows a group by its index; here that is a prompt with its attempts. Everything is
 noted once under a group or a trajectory, wherever it was made, and read in launch order, so that nothing of a step's
@@ -28,12 +28,10 @@ from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversat
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import REWARD_WORKERS, Clock
 from stretto.scheduler.batch_rules import RoundRule
-from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.records import BufferedGroup, MoveRollouts, RolloutId, StageWork
 from stretto.scheduler.records import GroupStart as Asked
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
-from stretto.workers.worker_group import WorkerGroup
 
 STREAMS = {"reference": "reference", "value": "values"}
 """Stage -> the stream that it makes, as algorithms call it."""
@@ -45,8 +43,6 @@ class StepExecutor:
     def __init__(
         self,
         parts: Runtime,
-        crew: WorkerGroup,
-        lengths: LengthPredictor,
         *,
         pace: SpeedEstimator,
         clock: Clock,
@@ -54,7 +50,7 @@ class StepExecutor:
         carried: StepBatch | None = None,
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
-        self.parts, self.crew, self.lengths, self.pace = parts, crew, lengths, pace
+        self.parts, self.worker_group, self.lengths, self.pace = parts, parts.worker_group, parts.lengths, pace
         self.clock, self.step, self.carried = clock, step, carried
         self.sampling = parts.sampling(temperature=parts.recipe.engine.temperature)
         self.min_samples = parts.algorithm.min_samples
@@ -129,7 +125,7 @@ class StepExecutor:
 
     async def generate(self, item: RolloutId, cell: str) -> int:
         """Runs a trajectory; returns its sampled tokens, 0 if it failed."""
-        before, asking = self.asking.get(item), RoutedClient(self.crew.lanes, cell)
+        before, asking = self.asking.get(item), RoutedClient(self.worker_group.lanes, cell)
         self.asking[item] = asking
         self._busy(cell, +1)
         try:
@@ -143,10 +139,10 @@ class StepExecutor:
     def _busy(self, cell: str, more: int) -> None:
         """Notes when a lane opens and closes."""
         self.active[cell] += more
-        self.crew.lanes[cell].running += more
+        self.worker_group.lanes[cell].running += more
         if more > 0 and self.active[cell] == more:
             self.lanes[cell] = ExitStack()
-            piece = self.clock.piece("generate", cell, step=self.step, version=self.crew.version)
+            piece = self.clock.piece("generate", cell, step=self.step, version=self.worker_group.version)
             self.counts[cell] = self.lanes[cell].enter_context(piece)
         if not self.active[cell]:
             self.lanes.pop(cell).close()
@@ -163,7 +159,7 @@ class StepExecutor:
             renderer=self.parts.renderer,
             sampling=self.sampling,
             outside=EnvironmentBudget(
-                self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting
+                self.parts.recipe.environment.deadline, waiting=self.worker_group.lanes[asking.cell].waiting
             ),
             addresses=self.parts.addresses,
         )
@@ -180,7 +176,7 @@ class StepExecutor:
         """Lets trajectories go on elsewhere."""
         for item in move.items:
             asking = self.asking[item]
-            self.crew.lanes[asking.cell].move(asking.waits, self.crew.lanes[move.target])
+            self.worker_group.lanes[asking.cell].move(asking.waits, self.worker_group.lanes[move.target])
             self._busy(move.target, +1)
             self._busy(asking.cell, -1)
             asking.cell = move.target
@@ -210,7 +206,7 @@ class StepExecutor:
         """Notes when reward functions run, those of several trajectories together."""
         if not self.judging:
             self.judged.clear()
-            piece = self.clock.piece("reward", REWARD_WORKERS, step=self.step, version=self.crew.version)
+            piece = self.clock.piece("reward", REWARD_WORKERS, step=self.step, version=self.worker_group.version)
             self.counts[REWARD_WORKERS] = self.judges.enter_context(piece)
         self.judging += 1
         self.judged.add(index)
@@ -232,7 +228,7 @@ class StepExecutor:
 
     async def piece(self, piece: StageWork) -> None:
         """Scores or trains."""
-        with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.crew.version) as counts:
+        with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.worker_group.version) as counts:
             counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
             await self._piece(piece)
         self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens, cell=piece.cell)
@@ -240,7 +236,7 @@ class StepExecutor:
     async def _piece(self, piece: StageWork) -> None:
         trajectories = [self.trajectories[item] for item in piece.items]
         if piece.stage == "reward":
-            scores = await reward_model_scores(trajectories, measure=partial(self.crew.score, piece.cell))
+            scores = await reward_model_scores(trajectories, measure=partial(self.worker_group.score, piece.cell))
             for item, trajectory in zip(piece.items, trajectories, strict=True):
                 asked = self.rated[item[0], trajectory.attempt]
                 if not asked.done():  # the cell may have died between this and the scheduler's hearing of it
@@ -248,14 +244,14 @@ class StepExecutor:
             return
         if piece.stage in STREAMS or piece.stage == "old":
             keyed = keyed_conversations(trajectories)
-            found = await self.crew.score(piece.cell, [conversation for _, conversation in keyed])
+            found = await self.worker_group.score(piece.cell, [conversation for _, conversation in keyed])
             stream = self.old if piece.stage == "old" else self.streams.setdefault(STREAMS[piece.stage], {})
             stream.update({key: numbers for (key, _), numbers in zip(keyed, found, strict=True)})
             return
         samples = [sample for item in piece.items for sample in self._credited(item)]
         if self.old:
             samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
-        await self.crew.accumulate(piece.cell, samples)
+        await self.worker_group.accumulate(piece.cell, samples)
 
     def _credited(self, item: RolloutId) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
@@ -306,16 +302,16 @@ class StepExecutor:
         with ExitStack() as spans:
             for cell in self.parts.plan.cells:
                 if cell.role == "train":
-                    span = self.clock.piece("publish", cell.name, step=self.step, version=self.crew.version)
+                    span = self.clock.piece("publish", cell.name, step=self.step, version=self.worker_group.version)
                     spans.enter_context(span)
-            report = await self.crew.apply(last=last)
+            report = await self.worker_group.apply(last=last)
         self.reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
         if not last:
             guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step)
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""
-        await self.crew.mend.revive(device)
+        await self.worker_group.recovery.revive(device)
 
     # What came of it --------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Runtime:
     """Prompt id -> V*, where the algorithm reads it; empty otherwise."""
     context: int
     """Longest conversation that the model was made for."""
-    crew: WorkerGroup
+    worker_group: WorkerGroup
     """The worker processes, or the worker thread."""
     budgets: Mapping[str, int]
     """Device -> most tokens in a piece."""
@@ -88,7 +88,7 @@ class Runtime:
     @property
     def version(self) -> int:
         """Version of the weights that all workers hold."""
-        return self.crew.version
+        return self.worker_group.version
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:
@@ -97,26 +97,26 @@ class Runtime:
 
     async def fetch(self) -> None:
         """State and model of a worker that trains."""
-        if self.crew.applying:
+        if self.worker_group.applying:
             raise CheckpointError("a step's updates were under way, and the workers may hold different weights")
-        if draft := self.crew.files.draft:
-            await self.crew.files.save(draft, base=self.base)
+        if draft := self.worker_group.files.draft:
+            await self.worker_group.files.save(draft, base=self.base)
 
     async def restored(self, checkpoint: Path | None = None) -> None:
         """Everybody reads what a checkpoint holds of theirs."""
         if checkpoint is not None:
-            await self.crew.restore(checkpoint / STATE)
+            await self.worker_group.restore(checkpoint / STATE)
 
     async def memory(self) -> dict[str, float]:
         """Of each worker; nothing if one has died, because a run that is over does not fail for it."""
         try:
-            return await self.crew.memory()
+            return await self.worker_group.memory()
         except StrettoError:
             return {}
 
     def write_model(self, folder: Path) -> None:
         """The files that workers have written, those of their state among them."""
-        draft = self.crew.files.draft
+        draft = self.worker_group.files.draft
         assert draft is not None
         for path in draft.iterdir():
             shutil.move(path, folder / path.name)
@@ -155,10 +155,10 @@ class Runtime:
 
     async def close(self) -> None:
         """Leaves no process and no cache behind."""
-        self.crew.files.forget()
+        self.worker_group.files.forget()
         try:
             await self.addresses.close()
-            await self.crew.close()
+            await self.worker_group.close()
             if self.hosts is not None:
                 await self.hosts.close()
         finally:

@@ -100,7 +100,7 @@ class StepResult:
 async def run_step(parts: Runtime, clock: Clock, *, step: int) -> StepResult:
     """One step under its deadline; Ctrl-C ends it only before its first update."""
     with clock.watch.stage("step", step, clock.last):
-        return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.crew.applying)
+        return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.worker_group.applying)
 
 
 async def take_step(
@@ -118,10 +118,10 @@ async def take_step(
         waiting = BufferedBatch(batch=filled, cursor=cursor)
     cursor = parts.prompts.state()
     carried = waiting.batch if waiting else None
-    hands, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
+    executor, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = BufferedBatch(batch=made, cursor=cursor) if lags and not ends else None
-    parts.crew.applying = False
-    return StepResult(batch=hands.learned(made), updates=hands.reports)
+    parts.worker_group.applying = False
+    return StepResult(batch=executor.learned(made), updates=executor.reports)
 
 
 async def turn(
@@ -134,19 +134,19 @@ async def turn(
     noted: Callable[[EventLog], object] | None = None,
 ) -> tuple[StepExecutor, StepBatch]:
     """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
-    hands = StepExecutor(parts, parts.crew, parts.lengths, pace=parts.pace, clock=clock, step=step, carried=carried)
-    drawn = hands.draw(hands.rule.first) if launches else []
+    executor = StepExecutor(parts, pace=parts.pace, clock=clock, step=step, carried=carried)
+    drawn = executor.draw(executor.rule.first) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
     if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
         terms = replace(terms, stages=(*terms.stages, "old"))
     state = StepState(parts.plan, terms, spread=parts.lengths.spread)
-    await parts.crew.mend.surviving(parts.crew.begin)
-    notes = await Driver(state, hands, now=time.monotonic).run(drawn, hands.carry())
+    await parts.worker_group.recovery.surviving(parts.worker_group.begin)
+    notes = await Driver(state, executor, now=time.monotonic).run(drawn, executor.carry())
     if noted is not None:
         noted(notes)
-    hands.expect_lengths()
+    executor.expect_lengths()
     parts.pace.stepped()
-    return hands, hands.made(state.accepted)
+    return executor, executor.made(state.accepted)
 
 
 class SampleExecutor(StepExecutor):
@@ -157,7 +157,7 @@ class SampleExecutor(StepExecutor):
     ) -> None:
         """Answers that are not `judged` are left without a verdict."""
         pace = SpeedEstimator(round_seconds=SLICE)
-        super().__init__(parts, parts.crew, parts.lengths, pace=pace, clock=Clock(devices=parts.devices), step=0)
+        super().__init__(parts, pace=pace, clock=Clock(devices=parts.devices), step=0)
         self.sampling, self.min_samples, self.wants_verdicts = sampling, 1, judged
         self.asked = [list(group) for group in groups]
 
@@ -191,7 +191,7 @@ class SampleExecutor(StepExecutor):
 
     async def revive(self, device: str) -> None:
         """Where nobody trains there is nobody to bring it back from, and whoever asked has lost little."""
-        if not self.crew.copies:
+        if not self.worker_group.copies:
             raise StateLostError(f"{device}: its process has died")
         await super().revive(device)
 
@@ -208,11 +208,11 @@ async def sample(
     be `judged`."""
     sampling = parts.sampling(temperature=temperature, seed=seed)
     groups = [list(group) for _, group in groupby(launches, key=lambda each: (each.prompt.id, each.visit))]
-    hands = SampleExecutor(parts, groups, sampling, judged=judged)
+    executor = SampleExecutor(parts, groups, sampling, judged=judged)
     plan = parts.plan.only({"generate", "reward"} if judged else {"generate"})
-    drawn = hands.drawn()
+    drawn = executor.drawn()
     if not drawn:
         return Scored(groups=(), failed=())
     state = StepState(plan, _sampling_terms(parts, plan, parts.pace.speeds(), drawn), spread=parts.lengths.spread)
-    await Driver(state, hands, now=time.monotonic).run(drawn)
-    return hands.all_scored()
+    await Driver(state, executor, now=time.monotonic).run(drawn)
+    return executor.all_scored()

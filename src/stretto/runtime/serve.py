@@ -75,7 +75,7 @@ class OpenModel:
 
     async def _generate(self, request: Request) -> Completion:
         """On the cell that has the least to do."""
-        lanes = self.parts.crew.lanes
+        lanes = self.parts.worker_group.lanes
         cell = min(lanes, key=lambda name: lanes[name].running)
         with lanes[cell].trajectory(), EnvironmentBudget(1.0, waiting=lanes[cell].waiting).paused():
             return await RoutedClient(lanes, cell).ask(request)

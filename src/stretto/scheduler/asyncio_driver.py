@@ -92,8 +92,8 @@ class EventLog:
 class Driver:
     """One step under way."""
 
-    def __init__(self, step: StepState, hands: Executor, *, now: Callable[[], float]) -> None:
-        self.step, self.hands, self.now = step, hands, now
+    def __init__(self, step: StepState, executor: Executor, *, now: Callable[[], float]) -> None:
+        self.step, self.executor, self.now = step, executor, now
         self.notes = EventLog()
         self.tasks: dict[asyncio.Task[Any], tuple[int, Callable[[Any], None], str | None]] = {}
         self.generating: dict[RolloutId, asyncio.Task[int]] = {}
@@ -134,16 +134,16 @@ class Driver:
                 case StartRollouts():
                     for item in work.items:
                         self.generating[item] = self._begin(
-                            self.hands.generate(item, work.cell), partial(self._ended, item)
+                            self.executor.generate(item, work.cell), partial(self._ended, item)
                         )
                 case MoveRollouts():
-                    self.hands.move(work)
+                    self.executor.move(work)
                 case StageWork():
-                    self._begin(self.hands.piece(work), partial(self._done, work), work.cell)
+                    self._begin(self.executor.piece(work), partial(self._done, work), work.cell)
                 case SplitUpdates():
-                    self._begin(self.hands.divide(work.groups), self._divided)
+                    self._begin(self.executor.divide(work.groups), self._divided)
                 case ApplyUpdate():
-                    self._begin(self.hands.apply(work.groups, last=work.last), partial(self._applied, work.last))
+                    self._begin(self.executor.apply(work.groups, last=work.last), partial(self._applied, work.last))
 
     def _begin(
         self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None], cell: str | None = None
@@ -181,7 +181,7 @@ class Driver:
         self._revive(device, cells)
 
     def _revive(self, device: str, cells: Sequence[str]) -> None:
-        task = self._begin(self.hands.revive(device), partial(self._back, cells))
+        task = self._begin(self.executor.revive(device), partial(self._back, cells))
         self.reviving[task] = partial(self._died_again, device, cells)
 
     def _died_again(self, device: str, cells: Sequence[str], lost: WorkerLost) -> None:
@@ -201,9 +201,9 @@ class Driver:
     def _ended(self, item: RolloutId, tokens: int) -> None:
         self.generating.pop(item)
         self._tell("ended", item, tokens, self.now())
-        self._begin(self.hands.judge(item), lambda _: None)
+        self._begin(self.executor.judge(item), lambda _: None)
         if not self.step.groups[item[0]].unfinished:
-            self._begin(self.hands.verdict(item[0]), partial(self._judged, item[0]))
+            self._begin(self.executor.verdict(item[0]), partial(self._judged, item[0]))
 
     def _judged(self, index: int, attempts: Sequence[int]) -> None:
         self._tell("judged", index, tuple(attempts))
@@ -214,7 +214,7 @@ class Driver:
         missing = self.step.missing
         if missing is None or self.step.closed:
             return
-        more = tuple(self.hands.more(missing)) if missing else ()
+        more = tuple(self.executor.more(missing)) if missing else ()
         if more:
             self._tell("launch", more)
         else:

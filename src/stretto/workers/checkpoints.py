@@ -32,9 +32,9 @@ HURRY = 5.0
 class StateFiles:
     """Writes and reads the state of a group's workers."""
 
-    def __init__(self, crew: WorkerGroup, draft: Path | None) -> None:
+    def __init__(self, worker_group: WorkerGroup, draft: Path | None) -> None:
         """`draft` is a folder that the group may make and remove."""
-        self.crew, self.draft = crew, draft
+        self.worker_group, self.draft = worker_group, draft
 
     async def save(self, folder: Path, *, base: Path | None = None, model: bool = True) -> None:
         """The policy for others, and below it in `state/` what the next step depends on. What was there before is gone.
@@ -42,18 +42,18 @@ class StateFiles:
         `base` is the run's copy of the base model. Devices that hold one whole optimizer are asked: not those that have
         fallen silent, nor those that were just started and have nothing yet. After a death at it, others are.
         """
-        crew = self.crew
+        worker_group = self.worker_group
         while True:
-            gone = crew.silent | crew.mend.lost
-            answering = [copy for copy in crew.copies if not gone & set(copy)]
+            gone = worker_group.silent | worker_group.recovery.lost
+            answering = [copy for copy in worker_group.copies if not gone & set(copy)]
             if not answering:
-                silent = ", ".join(device for device in crew.trainers if device in gone)
+                silent = ", ".join(device for device in worker_group.trainers if device in gone)
                 raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
-            seconds = min(crew.patience.train, HURRY) if crew.silent else crew.patience.train
+            seconds = min(worker_group.patience.train, HURRY) if worker_group.silent else worker_group.patience.train
             try:
                 return await self._save(folder, answering[0], seconds, base=base, model=model)
             except WorkerLost as lost:
-                crew.mend.lost.add(lost.cell)
+                worker_group.recovery.lost.add(lost.cell)
 
     async def _save(
         self, folder: Path, devices: Sequence[str], seconds: float, *, base: Path | None = None, model: bool = False
@@ -63,7 +63,7 @@ class StateFiles:
             there = listing(folder)
 
             async def write(part: int, device: str) -> None:
-                worker = self.crew.worker(device, seconds)
+                worker = self.worker_group.worker(device, seconds)
                 written = await worker.save(folder, there, part, len(devices))
                 if model and part == 0:
                     written = await worker.save_model(folder, there, base)
@@ -76,10 +76,10 @@ class StateFiles:
 
     async def restore(self, devices: Sequence[str], state: Path) -> None:
         """Lets the devices go on from the files of this folder."""
-        seconds, there = self.crew.patience.train, listing(state)
+        seconds, there = self.worker_group.patience.train, listing(state)
 
         async def read(device: str) -> None:
-            worker = self.crew.worker(device, seconds)
+            worker = self.worker_group.worker(device, seconds)
             if not await worker.restore(state, there):
                 for path in sorted(path for name in NAMES for path in state.glob(f"{name}*")):
                     await send(path, worker.append)
@@ -92,7 +92,7 @@ class StateFiles:
         """Gives a new worker the state of one that lives, or of those that hold it together."""
         with TemporaryDirectory(prefix="stretto-") as beside:
             folder = self.draft or Path(beside, "state")
-            await self._save(folder, living, self.crew.patience.train)
+            await self._save(folder, living, self.worker_group.patience.train)
             await self.restore([device], folder / STATE)
             self.forget()
 

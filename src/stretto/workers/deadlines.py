@@ -61,8 +61,8 @@ class WorkerNames(Protocol):
 class Deadline:
     """Ends a wait with a message that says for whom, for what, since when."""
 
-    def __init__(self, stage: str, device: str, seconds: float, crew: WorkerNames) -> None:
-        self.stage, self.device, self.seconds, self.crew = stage, device, seconds, crew
+    def __init__(self, stage: str, device: str, seconds: float, worker_group: WorkerNames) -> None:
+        self.stage, self.device, self.seconds, self.worker_group = stage, device, seconds, worker_group
         self.limit = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
@@ -74,17 +74,17 @@ class Deadline:
         except TimeoutError as late:
             if not self.limit.expired():
                 raise
-            self.crew.silent.add(self.device)
-            quiet, since = time.monotonic() - self.crew.last, datetime.now() - timedelta(seconds=self.seconds)
-            told = await self.crew.witness(self.stage)
+            self.worker_group.silent.add(self.device)
+            quiet, since = time.monotonic() - self.worker_group.last, datetime.now() - timedelta(seconds=self.seconds)
+            told = await self.worker_group.witness(self.stage)
             raise DeadlineError(
-                f"{self.crew.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
+                f"{self.worker_group.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
                 f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
                 f"    fix: look what that process does, or raise deadlines.{KEYS.get(self.stage, 'train')}"
             ) from late
 
 
-async def opened(opening: Awaitable[None], seconds: float, crew: WorkerNames) -> None:
+async def opened(opening: Awaitable[None], seconds: float, worker_group: WorkerNames) -> None:
     """Waits until a launcher has its devices."""
     since, begun, limit = datetime.now(), time.monotonic(), asyncio.timeout(seconds + SAYS_SO)
     try:
@@ -93,11 +93,11 @@ async def opened(opening: Awaitable[None], seconds: float, crew: WorkerNames) ->
     except DeadlineError as late:
         if time.monotonic() - begun < seconds - SAYS_SO:
             raise  # it was clear at once that nobody would come, and nothing hangs
-        raise DeadlineError(f"{late}\n{await crew.witness('start')}".rstrip()) from late
+        raise DeadlineError(f"{late}\n{await worker_group.witness('start')}".rstrip()) from late
     except TimeoutError as late:
         if not limit.expired():
             raise
-        told = await crew.witness("start")
+        told = await worker_group.witness("start")
         raise DeadlineError(
             f"start: the devices were not there after {seconds:.0f} s, since {since:%H:%M:%S}\n{told}"
             "    fix: look what it waits for, or raise deadlines.start"

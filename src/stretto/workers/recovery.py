@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Recovery:
-    """Makes a crew whole again."""
+    """Brings back the workers of a group that have died."""
 
-    def __init__(self, crew: WorkerGroup) -> None:
-        self.crew = crew
+    def __init__(self, worker_group: WorkerGroup) -> None:
+        self.worker_group = worker_group
         # Devices whose process has died and is not yet what it was; one comes back after the other.
         self.lost: set[str] = set()
         self.lock = asyncio.Lock()
@@ -39,7 +39,7 @@ class Recovery:
                     await self.revive(device)
                 return await ask()
             except WorkerLost as lost:
-                if not self.crew.copies:
+                if not self.worker_group.copies:
                     raise
                 if lost.cell in died:
                     told = f"{lost.cell}: its process died again ({lost.why})"
@@ -52,25 +52,27 @@ class Recovery:
         self.lost.add(device)
         async with self.lock:
             try:  # who else has died is found out before anybody waits for it
-                asked = [each for each in self.crew.members if each not in self.lost]
-                await self.crew.all(asked, lambda each: each.room(), seconds=self.crew.patience.train)
+                asked = [each for each in self.worker_group.members if each not in self.lost]
+                await self.worker_group.all(asked, lambda each: each.room(), seconds=self.worker_group.patience.train)
                 await self._revive(device)
                 self.lost.discard(device)
                 if not self.lost:
-                    await self.crew.meet()
+                    await self.worker_group.meet()
             except WorkerLost as lost:
                 self.lost.add(lost.cell)
                 raise
 
     async def _revive(self, device: str) -> None:
-        if any(device in copy and len(copy) > 1 for copy in self.crew.copies):
+        if any(device in copy and len(copy) > 1 for copy in self.worker_group.copies):
             told = "and its part of the optimizer with it; resume the run"
             raise StateLostError(f"{device}: its process died, {told}")
-        living = next((copy for copy in self.crew.copies if not self.lost & set(copy)), None)
+        living = next((copy for copy in self.worker_group.copies if not self.lost & set(copy)), None)
         if living is None:
             raise StateLostError(f"{device}: its process died, and no other holds the optimizer; resume the run")
         with suppress(Exception):
-            await self.crew.members[device].close()  # dead, or it came back and lost the one whose state it was to get
-        self.crew.members[device] = await self.crew.launch(device)
-        await self.crew.files.hand_over(living, device)
-        await self.crew.verify_publish([living[0], device], whole=True)
+            await self.worker_group.members[
+                device
+            ].close()  # dead, or it came back and lost the one whose state it was to get
+        self.worker_group.members[device] = await self.worker_group.launch(device)
+        await self.worker_group.files.hand_over(living, device)
+        await self.worker_group.verify_publish([living[0], device], whole=True)

@@ -42,7 +42,7 @@ from stretto.workers.worker_spec import WorkerSpec
 T = TypeVar("T")
 
 EPOCHS = itertools.count(1)
-"""Numbers of meetings; never the same one twice, because crews may share workers and their store."""
+"""Numbers of meetings; never the same one twice, because groups may share workers and their store."""
 
 
 class WorkerGroup:
@@ -84,7 +84,7 @@ class WorkerGroup:
         # When the start must be over, until it is.
         self.by: float | None = None
         self.seen = StackDump(launcher, folder)
-        self.mend = Recovery(self)
+        self.recovery = Recovery(self)
         self.files = StateFiles(self, draft)
 
     @property
