@@ -156,15 +156,14 @@ class StepExecutor:
                 self.pace.lane(seconds=seconds, longest=counts["longest"], tokens=counts["tokens"], context=context)
 
     async def _generate(self, item: RolloutId, asking: RoutedClient) -> int:
+        deadline = self.parts.recipe.environment.deadline
         trajectory = await run_trajectory(
             self.asked[item[0]][item[1]],
             model=asking,
             environment=self.parts.environment,
             renderer=self.parts.renderer,
             sampling=self.sampling,
-            outside=EnvironmentBudget(
-                self.parts.recipe.environment.deadline, waiting=self.crew.lanes[asking.cell].waiting
-            ),
+            outside=EnvironmentBudget(deadline, waiting=self.crew.lanes[asking.cell].waiting),
             addresses=self.parts.addresses,
         )
         self.trajectories[item] = trajectory
