@@ -57,7 +57,7 @@ async def run_trajectory(
     outside: EnvironmentBudget,
     addresses: Addresses | None = None,
 ) -> Trajectory:
-    """One trajectory, whose model programs may reach at `addresses`. What goes wrong in it is recorded, never raised."""
+    """One trajectory, whose model programs may reach at `addresses`. What goes wrong is recorded, never raised."""
     calls: list[int] = []
 
     async def generate(request: Request) -> Completion:
