@@ -2,6 +2,7 @@
 need what a coroutine in this process has not."""
 
 import asyncio
+import json
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from rolled import rolled
+from running import RECIPE, lines
 from stretto.algorithms.base import build
+from stretto.cli.main import main
 from stretto.environments import resolve
 from stretto.environments.verifiers import tasksets
 from stretto.errors import RecipeError
@@ -202,3 +205,25 @@ def test_games_that_would_download_lists_of_words_are_refused(monkeypatch, tmp_p
 def test_a_taskset_of_verifiers_own_is_found():
     assert tasksets.missing("textarena", (str(HERE),)) is None
     assert tasksets.missing("again", (str(HERE),)) is None
+
+
+@pytest.mark.slow
+def test_two_turn_episodes_are_trained_on_for_three_steps(tmp_path):
+    scratch = {"layers": 1, "width": 16, "heads": 2, "characters": "0123456789+", "context": 64, "warmup_steps": 0}
+    recipe = {
+        **RECIPE,
+        "model": {"name": "scratch", "scratch": scratch, "dtype": "float32", "adapter": None},
+        "task": {"source": {"kind": "verifiers", "taskset": "again", "count": 16}, "holdout": {"prompts": 4}},
+        "environment": {"kind": "verifiers"},
+        "rewards": [{"name": "right", "kind": "signal", "signal": "reward"}],
+        "batch": {"prompts": 8, "samples": 4},
+        "run": {"steps": 3, "folder": str(tmp_path / "run")},
+    }
+    (tmp_path / "again.py").write_text((HERE / "again.py").read_text())
+    (tmp_path / "again.yaml").write_text(json.dumps(recipe))
+    assert main(["train", str(tmp_path / "again.yaml")]) == 0
+    rows = [row for path in sorted((tmp_path / "run" / "samples").iterdir()) for row in lines(path)]
+    assert len(rows) == 3 * 32 and all(row["failure"] is None and row["used"] for row in rows)
+    for talk in (talk for row in rows for talk in row["conversations"]):
+        assert len(talk["tokens"]) == len(talk["trained"]) == len(talk["logprobs"])
+        assert talk["text"].count("<|assistant|>") >= 2

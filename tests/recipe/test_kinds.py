@@ -33,7 +33,14 @@ SECTIONS = {
 }
 """Dotted name -> the section with kinds that stands there."""
 OWN = "mine:f"
-REQUIRED = {"path": "x", "pattern": "x", "name": "chain_sum", "target": 10}
+REQUIRED = {
+    "path": "x",
+    "pattern": "x",
+    "name": "chain_sum",
+    "target": 10,
+    "taskset": "games",
+    "command": ("agent",),
+}
 """Keys that some kinds cannot do without."""
 
 
@@ -188,4 +195,4 @@ def test_the_kinds_are_those_that_the_rooms_have():
     }
     for record in EnvironmentSection.records():
         if record.available and ":" not in record.values("kind")[0]:
-            assert callable(resolve(record()))
+            assert callable(resolve(record(**named(record))))

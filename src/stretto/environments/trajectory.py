@@ -57,10 +57,7 @@ async def run_trajectory(
     outside: EnvironmentBudget,
     addresses: Addresses | None = None,
 ) -> Trajectory:
-    """One trajectory; whatever goes wrong in it is recorded, never raised.
-
-    `addresses` are where programs reach its model, if they do.
-    """
+    """One trajectory, whose model programs may reach at `addresses`. What goes wrong is recorded, never raised."""
     calls: list[int] = []
 
     async def generate(request: Request) -> Completion:
@@ -94,14 +91,10 @@ async def run_trajectory(
         raise
     except StrettoError as error:
         failure = f"environment: {error}"
-    except Exception as error:
-        # The user's environment may raise anything; it costs its own trajectory, not the run.
+    except Exception as error:  # the user's environment may raise anything; it costs its own trajectory, not the run
         failure = f"environment: {type(error).__name__}: {error}"
-    if outcome is not None and not handle.conversations():
-        failure = f"environment: {RolloutError('it ended without calling the model')}"
-    elif outcome is not None and outcome.turn_rewards is not None and len(outcome.turn_rewards) != handle.calls:
-        told = f"its outcome has {len(outcome.turn_rewards)} turn_rewards for {handle.calls} calls of the model"
-        failure = f"environment: {told}; give one for each, in the order of the calls"
+    if outcome is not None and (wrong := _contradiction(outcome, handle)):
+        failure = f"environment: {wrong}"
     model.give_up(calls)
     return Trajectory(
         prompt=launch.prompt,
@@ -113,6 +106,16 @@ async def run_trajectory(
         rewritten=handle.rewritten,
         full=handle.full,
     )
+
+
+def _contradiction(outcome: Outcome, handle: ModelHandle) -> str | None:
+    """What an outcome says that cannot have been, or none."""
+    if not handle.conversations():
+        return "it ended without calling the model"
+    if outcome.turn_rewards is not None and len(outcome.turn_rewards) != handle.calls:
+        told = f"its outcome has {len(outcome.turn_rewards)} turn_rewards for {handle.calls} calls of the model"
+        return f"{told}; give one for each, in the order of the calls"
+    return None
 
 
 def observed(outcome: object) -> Outcome:

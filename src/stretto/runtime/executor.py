@@ -152,15 +152,14 @@ class StepExecutor:
                 self.pace.lane(seconds=seconds, longest=longest, tokens=tokens, context=context, cell=cell)
 
     async def _generate(self, item: RolloutId, asking: RoutedClient) -> int:
+        deadline = self.parts.recipe.environment.deadline
         trajectory = await run_trajectory(
             self.asked[item[0]][item[1]],
             model=asking,
             environment=self.parts.environment,
             renderer=self.parts.renderer,
             sampling=self.sampling,
-            outside=EnvironmentBudget(
-                self.parts.recipe.environment.deadline, waiting=self.worker_group.lanes[asking.cell].waiting
-            ),
+            outside=EnvironmentBudget(deadline, waiting=self.worker_group.lanes[asking.cell].waiting),
             addresses=self.parts.addresses,
         )
         self.trajectories[item] = trajectory

@@ -2,8 +2,7 @@
 
 Ids, masks and log-probabilities are recorded where they are sampled, by the model's handle, so nothing of verifiers'
 own record is trained. Its rewards and metrics become signals: each reward by its name and unweighted, and their
-weighted sum as `reward`. What verifiers calls an error, or ends because of a timeout of its own, is a failed
-trajectory.
+weighted sum as `reward`. An error that verifiers records, or a timeout of its own, is a failed trajectory.
 """
 
 from __future__ import annotations
