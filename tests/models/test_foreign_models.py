@@ -253,7 +253,7 @@ def test_a_chat_template_that_is_wrong_is_told(folder, template):
 
 def test_a_chat_template_that_never_ends_is_told_in_time(folder, capsys, monkeypatch):
     (folder / "model" / "chat_template.jinja").write_text("{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4)
-    list(shared().texts("{{ 1 }}", {}, ["[[], true]"]))  # so that only the template is waited for
+    list(shared().texts("{{ 1 }}", {}, ["[[], true, []]"]))  # so that only the template is waited for
     monkeypatch.setattr(shared(), "seconds", 0.2)
     assert main(["check", str(folder / "r.yaml"), "--deep", "--json"]) == 2
     (problem,) = json.loads(capsys.readouterr().out)["problems"]

@@ -170,7 +170,7 @@ def test_how_many_groups_are_kept_is_recorded_stated_or_assumed_and_then_said(pl
         (["placement.cells=[{role: train, devices: [localhost/gpu:0]}]"], "placement.cells"),
         (["algorithm.name=grppo"], "algorithm.name"),
         (["batch.samples=1"], "batch.samples"),
-        (["environment.kind=tools"], "environment.kind"),
+        (["environment.kind=toools"], "environment.kind"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_its_field(planned, changes, field):

@@ -148,7 +148,8 @@ def test_a_lag_that_training_is_allowed_does_not_matter(tmp_path, workers):
 
 
 def test_a_reward_that_always_fails_ends_the_command_and_the_workers(tmp_path, workers):
-    (tmp_path / "judge.py").write_text("def good(answer, prompt, signals):\n    raise KeyError(answer)\n")
+    picky = "def good(answer, prompt, signals):\n    return {'': 0.0, prompt['reference']: 1.0}[answer]\n"
+    (tmp_path / "judge.py").write_text(picky)
     with pytest.raises(RewardError, match="have no verdict"):
         made(tmp_path, rewards=[{"name": "mine", "kind": "judge:good"}], **TWO)
 
