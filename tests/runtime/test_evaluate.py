@@ -184,10 +184,15 @@ def test_what_could_not_be_judged_is_left_out_and_never_wrong_but_it_is_said_and
     assert "AssertionError" in result.failure
     with pytest.raises(RewardError, match=rf"{5 - judged} of 5 answers have no verdict, more than guards.reward_err"):
         evaluated(tmp_path, copied, **asked)
-    nothing = "def first(answer, prompt, signals):\n    if answer not in ('', prompt['reference']): raise RuntimeError\n"
+    nothing = "def first(answer, prompt, signals):\n    assert answer in ('', prompt['reference']), 'RuntimeError'\n"
     (tmp_path / "never.py").write_text(nothing + "    return 1.0\n")
     with pytest.raises(RewardError, match=r"none of 4 answers has a verdict(.|\n)*RuntimeError"):
-        evaluated(tmp_path, lambda request: [ZERO] * 3 + [END], rewards=[{"name": "a", "kind": "never:first"}], evaluate__prompts=4)
+        evaluated(
+            tmp_path,
+            lambda request: [ZERO] * 3 + [END],
+            rewards=[{"name": "a", "kind": "never:first"}],
+            evaluate__prompts=4,
+        )
 
 
 def test_the_held_out_prompts_are_those_of_the_split(tmp_path):
