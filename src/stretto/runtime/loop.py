@@ -71,7 +71,6 @@ async def train(
     for step in range(done + 1, recipe.run.steps + 1):
         cursor = parts.prompts.state()
         clock.begin()
-        reduced = parts.worker_group.reducing
         try:
             stop_if_interrupted()
             taken = await run_step(parts, clock, step=step)
@@ -81,9 +80,7 @@ async def train(
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step)
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
-        metrics |= (
-            {"seconds/reduce": parts.worker_group.reducing - reduced} if len(parts.worker_group.trainers) > 1 else {}
-        )
+        metrics |= parts.worker_group.reduction()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(
             batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step

@@ -205,6 +205,11 @@ class WorkerGroup:
         """Every training cell forgets what it has accumulated."""
         await self.all(self.trainers, lambda each: each.begin(POLICY), seconds=self.patience.train)
 
+    def reduction(self) -> dict[str, float]:
+        """What adding up gradients took since this was asked last, where several workers train."""
+        seconds, self.reducing = self.reducing, 0.0
+        return {"seconds/reduce": seconds} if len(self.trainers) > 1 else {}
+
     async def apply(self, *, last: bool = True) -> StepReport:
         """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
         same."""

@@ -50,6 +50,8 @@ class Isolation:
     """The version of Landlock that confines files where there are no namespaces; 0 for none."""
     visible: tuple[str, ...]
     """The folders that programs can read."""
+    scratch: str
+    """Where a program's own folder is, in namespaces."""
     proc: int
     """The host's /proc, as an open folder that programs do not have; -1 where there is none."""
     base_bytes: int
@@ -59,10 +61,10 @@ class Isolation:
 def keep(request: Mapping[str, Any], isolation: Isolation) -> dict[str, Any]:
     """Runs the program of a request and says what came of it. OSError if it could not be locked in."""
     limits = request["limits"]
-    scratch = "/tmp"
+    scratch = isolation.scratch
     if isolation.namespaces:
         owner = kernel.INNER_UID if isolation.uid is None else isolation.uid
-        kernel.isolate(limits["scratch_mb"], owner)
+        kernel.isolate(scratch, limits["scratch_mb"], owner)
     else:
         scratch = tempfile.mkdtemp(prefix="stretto-program-")
         if isolation.uid is not None:

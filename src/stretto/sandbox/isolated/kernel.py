@@ -12,7 +12,7 @@ import os
 import resource
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
@@ -71,8 +71,13 @@ def spare_uid() -> int | None:
     return first + count - 1 - os.getpid() % (count // 2) if count > 2 else None
 
 
-def enter(visible: Iterable[str]) -> None:
-    """A mount namespace whose root holds the `visible` paths, read-only, a few devices and an empty /tmp.
+def scratch_among(visible: Iterable[str]) -> str:
+    """Where programs get their scratch folder: /tmp, unless what they are to see lies there."""
+    return "/scratch" if any(path.startswith("/tmp/") for path in visible) else "/tmp"
+
+
+def enter(visible: Sequence[str]) -> None:
+    """A mount namespace whose root holds the `visible` paths, read-only, a few devices and an empty scratch folder.
 
     As root its mounts are made with root's own rights; anybody else makes a user namespace to have any.
     """
@@ -97,8 +102,8 @@ def enter(visible: Iterable[str]) -> None:
         _show(path)
     for name in DEVICES:
         _show(f"/dev/{name}", device=True)
-    os.mkdir("/tmp", 0o755)
-    os.symlink("/tmp", "/dev/shm")
+    os.mkdir(scratch_among(visible), 0o755)
+    os.symlink(scratch_among(visible), "/dev/shm")
     _call("umount2", b"/host", DETACH)
     os.rmdir("/host")
     mount(None, "/", None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
@@ -125,11 +130,11 @@ def _show(path: str, *, device: bool = False) -> None:
         mount(None, path, None, REMOUNT | BIND | RDONLY | NOSUID | kept)
 
 
-def isolate(scratch_mb: int, owner: int) -> None:
-    """New namespaces for the next process that this one forks, and a scratch folder in memory at /tmp, for `owner`."""
+def isolate(scratch: str, scratch_mb: int, owner: int) -> None:
+    """New namespaces for the next process that this one forks, and a `scratch` folder in memory, for `owner`."""
     _call("unshare", NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS)
     options = f"mode=0700,uid={owner},gid={owner},size={scratch_mb}m,nr_inodes=4096"
-    mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, options)
+    mount("tmpfs", scratch, "tmpfs", NOSUID | NODEV, options)
 
 
 def drop(uid: int | None) -> None:

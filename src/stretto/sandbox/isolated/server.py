@@ -87,8 +87,9 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
     denied = b"" if seccomp is None or mode != "namespaces" else filters.compiled(seccomp)
     uid = kernel.spare_uid()
     kept = tuple(dict.fromkeys(os.path.realpath(path) for path in visible if os.path.exists(path)))
+    places = list(dict.fromkeys([*visible, *kept]))
     if mode == "namespaces":
-        kernel.enter(dict.fromkeys([*visible, *kept]))
+        kernel.enter(places)
     return Isolation(
         namespaces=mode == "namespaces",
         uid=uid,
@@ -96,6 +97,7 @@ def prepare(mode: str, packages: Sequence[str]) -> Isolation:
         denied=denied,
         landlock=landlock,
         visible=kept,
+        scratch=kernel.scratch_among(places),
         proc=proc,
         base_bytes=worker.occupied() if mode != "namespaces" else _occupied(proc),
     )
