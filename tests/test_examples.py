@@ -76,6 +76,7 @@ def test_the_scripted_engine_says_what_the_script_says_and_prints_the_verdicts(e
     assert len(printed) == 8
 
 
+@pytest.mark.slow
 def test_the_sweep_prints_a_row_for_each_learning_rate(elsewhere, capsys):
     runpy.run_path(str(EXAMPLES / "sweep.py"))["main"]([*TINY, "evaluate.prompts=4"])
     head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]

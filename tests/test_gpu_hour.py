@@ -47,6 +47,7 @@ def called(page, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=580)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_without_time_nothing_begins(tmp_path):
     import torch
 

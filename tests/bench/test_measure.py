@@ -63,6 +63,7 @@ def test_a_recipe_whose_steps_no_trial_takes_is_measured_by_our_own_workloads_al
     assert {(ask.setting.workload.updates, ask.setting.workload.staleness) for ask in own(setting)} == {(1, 0)}
 
 
+@pytest.mark.slow
 def test_steps_are_taken_as_they_were_asked_for_and_every_second_of_them_is_part_of_something(tmp_path):
     setting = setting_of(tmp_path=tmp_path)
     best = runnable(search(setting, variants_of(Placement())), setting)

@@ -24,6 +24,7 @@ from stretto.planner.cost.shapes import ModelShape
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("adapter", "batch"), [(False, 2), (True, 4)], ids=["full", "lora"])
 def test_trl_makes_of_our_tokens_what_we_make_of_them(adapter, batch, tmp_path):
     case = BenchCase(name="tiny", prompt=1, dtype="float32", adapter=adapter, prompts=2, samples=2)
@@ -70,6 +71,7 @@ def here(job):
     return replace(SIDES[job.side](job), memory=1 << 30)
 
 
+@pytest.mark.slow
 def test_a_step_of_random_weights_is_compared_with_trl(monkeypatch):
     monkeypatch.setitem(families.FAMILIES, TINY.name, TINY)
     wish = BenchRequest(

@@ -130,6 +130,7 @@ def test_calls_and_replies_go_through_the_pipe_and_replies_are_known_again(folde
     assert len({outcome.signals["pid"] for outcome in outcomes}) == 2, "they are shared out"
 
 
+@pytest.mark.slow
 def test_a_class_of_tools_runs_in_a_host_and_a_method_that_blocks_is_killed_with_it(folder, monkeypatch):
     monkeypatch.setattr(module, "GRACE", 0.2)
 

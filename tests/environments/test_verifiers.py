@@ -40,6 +40,7 @@ def again(count=8, root=HERE, taskset="again", **config):
     return load_prompts(TaskSection(source=VerifiersSource(taskset=taskset, count=count, config=config)), root)
 
 
+@pytest.mark.slow
 def test_32_episodes_of_two_turns_have_all_ids_and_masks_and_the_engines_logprobs():
     scratch = Scratch(layers=1, width=16, heads=2, characters="0123456789+", context=64, warmup_steps=0)
     policy = load(

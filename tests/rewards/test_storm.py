@@ -8,6 +8,8 @@ import random
 import signal
 from contextlib import suppress
 
+import pytest
+
 from stretto.recipe.schema import RewardPart
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, score
@@ -50,6 +52,7 @@ async def under_fire(count: int, kills: int) -> tuple[Scored, int]:
         return await asyncio.wait_for(scoring, 120), killed
 
 
+@pytest.mark.slow
 def test_killed_workers_cost_verdicts_at_most_and_never_a_reward() -> None:
     scored, killed = asyncio.run(under_fire(200, 25))
     judged = [

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 import time
 
 import pytest
@@ -158,11 +159,14 @@ def test_generation_that_takes_too_long_is_a_deadline(tmp_path):
 
 
 def test_loading_that_takes_too_long_is_a_deadline(tmp_path):
+    over = threading.Event()  # who loads lets nobody else load meanwhile
+
     def endless(policy):
-        time.sleep(60)
+        over.wait(60)
 
     with pytest.raises(DeadlineError, match=r"start has not answered for [\d.]+ s"):
         start(tmp_path, engine=endless, deadlines={"start": 2.0})
+    over.set()
 
 
 @pytest.mark.parametrize("stage", ["train", "publish"])

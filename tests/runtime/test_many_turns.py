@@ -55,6 +55,7 @@ TOOLS = {
 KINDS = {"memory": MEMORY, "game": GAME, "tools": TOOLS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [("memory", "separate"), ("game", "flatten"), pytest.param("memory", "elastic", marks=pytest.mark.slow)],

@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from recipe.test_mutations import mutants
 from running import Quiet
 from small_recipe import RIGHT
@@ -53,6 +55,7 @@ def accepted(folder):
         yield quick(recipe)
 
 
+@pytest.mark.slow
 def test_accepted_mutants_run_a_step_or_say_why_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran, failed = 0, []

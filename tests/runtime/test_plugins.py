@@ -135,6 +135,7 @@ def test_an_engine_of_ones_own_says_what_it_likes(project):
     assert {row["conversations"][0]["text"].rpartition("|>1")[1] for row in rows} == {"|>1"}
 
 
+@pytest.mark.slow
 def test_host_processes_give_the_weights_of_this_process_and_a_death_costs_its_trajectories(project):
     here = start(project, run__steps=2, evaluate__every=0, **OWN).folder
     apart = start(project, run__steps=2, evaluate__every=0, environment__hosts=2, **OWN).folder

@@ -59,6 +59,7 @@ def test_a_cell_that_was_dealt_nothing_takes_part(tmp_path):
     assert distance(single, weights) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "adamw8bit"])
 def test_each_holds_about_its_share_of_masters_and_moments(name, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16", model__scratch__layers=6, optimizer__name=name)

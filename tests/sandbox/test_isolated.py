@@ -159,6 +159,7 @@ def test_the_same_program_says_the_same_in_every_server():
     assert math.isfinite(float(first.rsplit(" ", 1)[1]))
 
 
+@pytest.mark.slow
 def test_two_hundred_programs_come_to_an_end_while_their_servers_are_killed():
     async def work(sandbox: Sandbox) -> None:
         done = 0
