@@ -17,17 +17,18 @@ pytestmark = pytest.mark.slow
 
 HANGING = """
 import asyncio, sys, time
-from stretto import environments
 from stretto.cli.main import main
 from stretto.environments import single_turn
 
+plain = single_turn.run
+
 async def run(prompt, model):
-    outcome = await single_turn.run(prompt, model)
+    outcome = await plain(prompt, model)
     if prompt.reference.startswith("0"):
         await asyncio.sleep(3600)
     return outcome
 
-environments.BUILT["single_turn"] = run
+single_turn.run = run
 sys.exit(main())
 """
 """A `stretto` whose environment hangs at some prompts."""
@@ -217,17 +218,18 @@ sys.exit(main())
 
 BLOCKING = """
 import asyncio, sys, time
-from stretto import environments
 from stretto.cli.main import main
 from stretto.environments import single_turn
 
+plain = single_turn.run
+
 async def run(prompt, model):
-    outcome = await single_turn.run(prompt, model)
+    outcome = await plain(prompt, model)
     if prompt.reference.startswith("0"):
         await asyncio.to_thread(time.sleep, 3600)
     return outcome
 
-environments.BUILT["single_turn"] = run
+single_turn.run = run
 sys.exit(main())
 """
 """One whose environment blocks in a thread at some prompts."""

@@ -1,6 +1,8 @@
 """No key of a recipe is without effect: each is read by a run, or refused where it is not the default."""
 
 import json
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,8 +11,11 @@ from running import Quiet, recipe_in
 from stretto.algorithms.catalog import CATALOG
 from stretto.checks.rules.not_available import ONLY
 from stretto.recipe.schema import Recipe, Section
+from stretto.recipe.schema.base import Choice
 from stretto.runtime import session
 from stretto.runtime.value import value
+
+SOURCES = Path(__file__).parents[2] / "src" / "stretto"
 
 COURSES = [
     {"log": ["tensorboard"], "algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "run__steps": 2},
@@ -26,6 +31,7 @@ COURSES = [
         "task__prompt": "{a}+{b}=",
         "model__scratch": {"layers": 1, "width": 16, "heads": 2, "characters": "0123456789+=", "warmup_steps": 1},
     },
+    {"task__examples": [{"prompt": "1=", "answer": "1"}]},
     {"batch__lengths": {"prompt": 5, "response": {"mean": 2, "cap": 3}}},
     {"batch__lengths": {"from_run": "earlier"}},
     {"task__source": {"kind": "jsonl", "path": "data.jsonl"}, "task__prompt": None},
@@ -51,7 +57,8 @@ def keys(section, prefix=""):
         yield f"{prefix}{key}", section, key
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, Section):
-                yield from keys(kind, f"{prefix}{key}.")
+                for record in kind.records() if issubclass(kind, Choice) else (kind,):
+                    yield from keys(record, f"{prefix}{key}.")
 
 
 @pytest.fixture
@@ -71,7 +78,8 @@ def read(tmp_path, monkeypatch):
 
     def noted(self, name):
         if name in type(self).model_fields:
-            found.add((type(self), name))
+            found.add((type(self), "itself"))
+            found.update((kind, name) for kind in type(self).__mro__ if name in getattr(kind, "model_fields", ()))
         return plain(self, name)
 
     monkeypatch.setattr(Section, "__getattribute__", noted)
@@ -88,6 +96,16 @@ def read(tmp_path, monkeypatch):
 def test_every_key_of_a_recipe_is_read_by_a_run_or_refused(read):
     """What nobody looks at cannot have an effect, so a value other than the default must be a problem."""
     refused = {row.field for row in ONLY} | {"roles.reference.name", "roles.reference.shape"}
-    unread = {name for name, section, key in keys(Recipe) if (section, key) not in read}
+    played = [each for each in keys(Recipe) if not issubclass(each[1], Choice) or (each[1], "itself") in read]
+    unread = {name for name, section, key in played if not {(kind, key) for kind in section.__mro__} & read}
     unread -= {name for name in unread for field in refused if name == field or name.startswith(f"{field}.")}
-    assert unread - EXPLAINED.keys() == set()
+    assert sorted(unread - EXPLAINED.keys()) == []
+
+
+def test_every_key_of_a_kind_that_these_runs_do_not_have_is_read_somewhere():
+    """Kinds of rewards, sources and environments have tests of their own; here no key of theirs was forgotten."""
+    sources = "\n".join(path.read_text("utf-8") for path in SOURCES.rglob("*.py") if "schema" not in path.parts)
+    available = {
+        (name, key) for name, section, key in keys(Recipe) if issubclass(section, Choice) and section.available
+    }
+    assert [name for name, key in sorted(available) if not re.search(rf"\.{key}\b", sources)] == []
