@@ -47,5 +47,5 @@ def test_a_run_on_tasks_of_arc_goes_end_to_end(tmp_path):
     source = {"kind": "arc", "path": str(folder), "augment": 1}
     reward = {"name": "grids", "kind": "arc", "deadline": 2.0}
     characters = "`\n :=()[]0123456789IOadefgimnoprstuNw"
-    rewards = course(tmp_path, source, reward, characters, prompt="{examples}\n{inputs}\n", warmup=0)
+    rewards = course(tmp_path, source, reward, characters, prompt="{examples}\n{inputs}\n", warmup=1)
     assert len(rewards) == 3
