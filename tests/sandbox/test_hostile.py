@@ -52,9 +52,8 @@ class Host:
             each.chmod(0o755)
         os.environ["STRETTO_TEST_SECRET"] = self.secret
         self.sockets = [socket.socket(), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
-        for each, address in zip(
-            self.sockets, [("127.0.0.1", 0), "\0stretto-secret", f"{self.file}.sock"], strict=True
-        ):
+        addresses = [("127.0.0.1", 0), f"\0stretto-secret-{os.getpid()}", f"{self.file}.sock"]
+        for each, address in zip(self.sockets, addresses, strict=True):
             each.bind(address)
             each.listen()
         self.serving = [threading.Thread(target=serve, args=(each, self.secret)) for each in self.sockets]
