@@ -8,7 +8,7 @@ import pytest
 from planning import PPO, setting_of
 from stretto.errors import RecipeError
 from stretto.placement.build import plan_of
-from stretto.placement.partitions import Group, set_partitions
+from stretto.placement.partitions import ModelGroup, set_partitions
 from stretto.placement.strategies import MODELS, groupings
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.memory_fit import MemoryFits
@@ -24,7 +24,7 @@ GROUPS = Variant(strategy="interleave", groups=True)
 
 def models(choice):
     """The models of each group; none where a preset is what they come to."""
-    return tuple(group.models for group in choice.fractions if isinstance(group, Group))
+    return tuple(group.models for group in choice.fractions if isinstance(group, ModelGroup))
 
 
 def grid_of(setting):
@@ -97,10 +97,10 @@ def test_a_recipe_may_name_its_groups():
     plan = plan_of(section, roles=frozenset(PPO), devices=devices)
     assert {cell.role for cell in plan.cells if devices[3] in cell.devices} == {"value", "fit", "reward"}
     assert named_by(section, 4) == "interleave actor+reference:3 critic+reward:1"
-    (variant,) = (each for each in variants_of(section) if each.fractions and isinstance(each.fractions[0], Group))
+    (variant,) = (each for each in variants_of(section) if each.fractions and isinstance(each.fractions[0], ModelGroup))
     assert variant.fractions == (
-        Group(("actor", "reference"), Fraction(3, 4)),
-        Group(("critic", "reward"), Fraction(1, 4)),
+        ModelGroup(("actor", "reference"), Fraction(3, 4)),
+        ModelGroup(("critic", "reward"), Fraction(1, 4)),
     )
 
 

@@ -92,15 +92,19 @@ class Endpoint:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         return self.callers.get(key.strip()) if scheme.lower() == "bearer" else None
 
-    async def _models(self, request: web.Request) -> web.Response:
+    def _known(self, request: web.Request) -> Caller:
+        """The same for a request that was let in."""
         caller = self._caller(request)
         assert caller is not None
+        return caller
+
+    async def _models(self, request: web.Request) -> web.Response:
+        caller = self._known(request)
         card = {"id": NAME, "object": "model", "owned_by": "stretto", "max_model_len": caller.model.context}
         return web.json_response({"object": "list", "data": [card]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        caller = self._caller(request)
-        assert caller is not None
+        caller = self._known(request)
         call = chat_call(await _body(request), caller.replies)
         model = caller.model.at(call.wish)
         reply = await model.chat(call.messages, max_new_tokens=call.max_new_tokens, tools=call.tools)
@@ -108,8 +112,7 @@ class Endpoint:
         return await _streamed(request, answer) if call.stream else web.json_response(answer)
 
     async def _generate(self, request: web.Request) -> web.Response:
-        caller = self._caller(request)
-        assert caller is not None
+        caller = self._known(request)
         call = token_call(await _body(request), vocabulary=self.vocabulary)
         completion = await caller.model.at(call.wish).complete(call.tokens, max_new_tokens=call.max_new_tokens)
         return web.json_response(_token_answer(call, completion))

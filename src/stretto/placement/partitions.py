@@ -15,7 +15,7 @@ from stretto.errors import Problem, RecipeError
 FIELD = "placement.fractions"
 
 
-class Group(NamedTuple):
+class ModelGroup(NamedTuple):
     """Models that share devices which no other model has."""
 
     models: tuple[str, ...]
@@ -24,7 +24,7 @@ class Group(NamedTuple):
     """Of the devices."""
 
 
-Partition = tuple[Group, ...]
+Partition = tuple[ModelGroup, ...]
 """Groups in the order of their devices; their shares add up to 1."""
 
 
@@ -41,7 +41,7 @@ class RolePlace(NamedTuple):
 
 def is_partition(division: object) -> TypeGuard[Partition]:
     """True for groups of models, false for shares by model and for all other divisions."""
-    return isinstance(division, tuple) and bool(division) and isinstance(division[0], Group)
+    return isinstance(division, tuple) and bool(division) and isinstance(division[0], ModelGroup)
 
 
 def set_partitions(models: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
@@ -85,7 +85,7 @@ def read_partition(
 ) -> Partition:
     """A partition as a recipe writes it, {actor+reference: 0.75, critic+reward: 0.25}; shares that come as close as
     this to whole devices of so many are these."""
-    groups, seen, problems = list[Group](), set[str](), list[Problem]()
+    groups, seen, problems = list[ModelGroup](), set[str](), list[Problem]()
     for text, share in told.items():
         named = tuple(name.strip() for name in text.split("+"))
         for name in named:
@@ -98,7 +98,7 @@ def read_partition(
             seen.add(name)
         exact = Fraction(str(share))
         near = Fraction(round(exact * count), count)
-        groups.append(Group(named, near if abs(near - exact) < close else exact))
+        groups.append(ModelGroup(named, near if abs(near - exact) < close else exact))
     if not problems and (whole := sum(group.share for group in groups)) != 1:
         fix = "give all groups together the share 1"
         problems.append(Problem(field=FIELD, reason=f"the shares of all groups add up to {whole}", fix=fix))

@@ -17,7 +17,7 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 from stretto.placement.baselines import record_of
-from stretto.placement.partitions import Group
+from stretto.placement.partitions import ModelGroup
 from stretto.placement.strategies import DEFAULT
 from stretto.planner.candidate import Candidate, DeviceGroup
 from stretto.planner.cost import memory
@@ -78,7 +78,7 @@ class GroupedCandidates:
         for groups in strategy.groups(roles):
             for cut in combinations(places, len(groups) - 1):
                 sizes = [stop - start for start, stop in pairwise((0, *cut, size))]
-                shares = (Group(models, Fraction(n, size)) for models, n in zip(groups, sizes, strict=True))
+                shares = (ModelGroup(models, Fraction(n, size)) for models, n in zip(groups, sizes, strict=True))
                 choice = replace(base, fractions=tuple(shares))
                 there = choice.places(roles)
                 choice = next((preset for place, preset in called if place == there), choice)

@@ -44,7 +44,7 @@ def _filled(template: str, prompt: Prompt) -> str:
         raise RecipeError.of(FIELD, reason, "name columns of the task, or {answer}") from None
 
 
-class Demonstrator:
+class DemonstratedModel:
     """A model that says what the player says."""
 
     def __init__(self, prompt: Prompt, player: Player, renderer: Renderer, context: int) -> None:
@@ -103,7 +103,7 @@ def demonstrations(
 async def _played(
     prompt: Prompt, environment: Environment, player: Player, renderer: Renderer, context: int
 ) -> Sequence[Conversation]:
-    model = Demonstrator(prompt, player, renderer, context)
+    model = DemonstratedModel(prompt, player, renderer, context)
     try:
         await environment(prompt, model)
     except RecipeError:

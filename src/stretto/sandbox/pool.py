@@ -17,13 +17,12 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from stretto.errors import SandboxDeadlineError, SandboxDiedError, SandboxError, SandboxLimitError, SandboxStartError
 from stretto.sandbox.fork_server import ForkServer
 from stretto.sandbox.isolated.programs import Sandbox
-from stretto.sandbox.process import Process
+from stretto.sandbox.process import ClosedAtEnd, Process
 
 GB = 2**30
 
@@ -46,7 +45,7 @@ class Builtin:
     """`module:name` and arguments of a call that a worker makes once before, to load what the function needs."""
 
 
-class Pool:
+class Pool(ClosedAtEnd):
     """Runs functions by name in worker processes. Calls beyond `workers` wait in the order they came in."""
 
     def __init__(
@@ -74,14 +73,6 @@ class Pool:
         self._starting: dict[object, float] = {}
         self._moved = time.monotonic()
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def pids(self) -> tuple[int, ...]:

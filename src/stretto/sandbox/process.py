@@ -16,13 +16,30 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from stretto.sandbox import worker
 from stretto.sandbox.fork_server import ForkedChild, ForkServer
 
 BURIAL_SECONDS = 5.0
 """How long a killed process may take to disappear."""
+
+
+class ClosedAtEnd:
+    """What is closed where an `async with` ends."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leaves nothing behind."""
+        raise NotImplementedError
 
 
 class Process:

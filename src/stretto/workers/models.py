@@ -29,7 +29,7 @@ EngineFactory = Callable[[Policy], Engine]
 """Makes what generates with a policy."""
 
 
-class Scorer(Protocol):
+class ScoringModel(Protocol):
     """A model that says something of conversations."""
 
     def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:

@@ -36,7 +36,7 @@ from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
 from stretto.workers.api import MODELS, POLICY
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
-from stretto.workers.models import EngineFactory, FrozenReference, Scorer, engine_of, load_gauges, make_trainer
+from stretto.workers.models import EngineFactory, FrozenReference, ScoringModel, engine_of, load_gauges, make_trainer
 from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.shared_folder import HostFolder, Listing, listing
@@ -63,7 +63,7 @@ class Worker:
         updates = recipe.run.steps * recipe.batch.updates
         self.parts = partition(self.policy.trained(), len(assignment.sharers) or 1)
         self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
-        self.models: dict[str, Scorer] = {}
+        self.models: dict[str, ScoringModel] = {}
         self.trainer = make_trainer(
             self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=assignment.token_budget
         )

@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from stretto.errors import SandboxError
@@ -26,7 +25,7 @@ from stretto.sandbox.isolated.bubblewrap import python_inside
 from stretto.sandbox.isolated.protection import Protection
 from stretto.sandbox.isolated.records import CallResult, Calls, ProgramLimits, ProgramResult, ProgramVerdict
 from stretto.sandbox.isolated.report import read_report
-from stretto.sandbox.process import Process
+from stretto.sandbox.process import ClosedAtEnd, Process
 
 Mode = Literal["namespaces", "bubblewrap", "limits"]
 """From the strongest to what is always there: see `protection`."""
@@ -48,7 +47,7 @@ LONGEST = 256 * 2**20
 """Bytes of a line from a server, which bounds what it collects from programs far below that."""
 
 
-class Sandbox:
+class Sandbox(ClosedAtEnd):
     """Runs programs, at most `workers` at once. One event loop at a time."""
 
     def __init__(
@@ -71,14 +70,6 @@ class Sandbox:
         """When (`time.monotonic`) a program last ended."""
         self.retried = 0
         """Programs that ran again because a server broke."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def pids(self) -> tuple[int, ...]:
