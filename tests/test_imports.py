@@ -41,7 +41,8 @@ ARROWS = {
     "algorithms": BASE | {"sandbox"},
     "sandbox": BASE,
     "weights": BASE,
-    "report": BASE,
+    # A report reads what a run wrote, and writes a page whole.
+    "report": BASE | {"recipe.yaml_io", "storage.atomic", "storage.json_lines"},
     "storage": BASE,
     "placement": BASE | {"recipe.yaml_io"},
     "scheduler": {"types", "errors", "placement"},
