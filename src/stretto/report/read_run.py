@@ -19,6 +19,7 @@ from typing import Any
 from stretto.errors import RecipeError
 from stretto.recipe import yaml_io
 from stretto.report.timeline import Span
+from stretto.storage import lock
 from stretto.storage.json_lines import numbers_of, parsed, read_rows, whole
 
 SAMPLES = re.compile(r"step-(\d{6,})\.jsonl")
@@ -33,6 +34,8 @@ class RunRecord:
 
     folder: Path
     """The run's folder."""
+    over: bool = False
+    """True if the process that trains there has stopped, though it is still there."""
 
     def __post_init__(self) -> None:
         if not (self.folder / "recipe.yaml").is_file():
@@ -94,12 +97,24 @@ class RunRecord:
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Every trajectory of a step, as docs/reference/run-folder.md describes them; none where it has no file."""
         path = self.sampled.get(step)
-        return [] if path is None else list(read_rows(path))
+        lines = [] if path is None else path.read_bytes().split(b"\n")
+        return [row for line in lines if (row := parsed(line)) is not None]
 
     @property
     def steps(self) -> int:
         """The last step that has metrics; 0 before the first."""
         return max((int(row["step"]) for row in self.metrics), default=0)
+
+    @property
+    def alive(self) -> bool:
+        """True if a process trains in the folder now."""
+        return not self.over and lock.is_held(self.folder)
+
+    @property
+    def written(self) -> list[Path]:
+        """The files that grow with every step, as far as they are there."""
+        names = ("metrics.jsonl", "timeline.json", "events.jsonl")
+        return [path for name in names if (path := self.folder / name).is_file()]
 
     @property
     def finished(self) -> bool:

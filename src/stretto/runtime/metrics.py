@@ -116,13 +116,16 @@ def conversation_row(conversation: Conversation, sample: Sample | None, renderer
     advantages = np.zeros(len(conversation.tokens))
     if sample is not None:
         advantages[conversation.trained] = sample.advantage
+    tokens = conversation.tokens.tolist()
+    text = renderer.all_text(tokens)
     return {
-        "tokens": conversation.tokens.tolist(),
+        "tokens": tokens,
         "trained": conversation.trained.astype(int).tolist(),
         "logprobs": [round(value, 6) for value in conversation.logprobs.tolist()],
         "advantages": [round(value, 6) for value in advantages.tolist()],
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,
-        "text": renderer.all_text(conversation.tokens.tolist()),
+        "text": text,
+        "widths": renderer.widths(tokens, text),
     }

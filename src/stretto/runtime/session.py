@@ -29,6 +29,7 @@ from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, w
 from stretto.runtime.guards import free_disk
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
+from stretto.runtime.live_page import LivePage
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.precision import resolve_dtype
@@ -171,6 +172,7 @@ async def _run(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
+            page = LivePage(folder, screen.note, wanted=recipe.run.report)
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
@@ -184,6 +186,7 @@ async def _run(
                 desk = RunOutput(
                     journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
                     callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
+                    page=page,
                 )  # fmt: skip
                 with InputsRecorder(folder, recipe, root, given):
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
@@ -195,6 +198,7 @@ async def _run(
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
+                page.ended()
                 await parts.close()
 
 
