@@ -10,6 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -103,19 +104,18 @@ def packed_step(rows: Sequence[Mapping[str, Any]], *, limit: int) -> str | None:
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, Any], dict[str, Any]] = {}
     for row in rows:
-        key = (str(row.get("prompt")), row.get("visit"))
-        if key not in found:
+        with suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):  # no trajectory of ours
+            attempt = _attempt(row)
             head = {name: row.get(name) for name in ("prompt", "visit", "messages", "reference", "environment")}
-            found[key] = {**head, "attempts": []}
-        found[key]["attempts"].append(_attempt(row))
+            found.setdefault((str(row["prompt"]), int(row["visit"])), {**head, "attempts": []})["attempts"].append(attempt)
     for group in found.values():
-        group["attempts"].sort(key=lambda each: each["attempt"] or 0)
+        group["attempts"].sort(key=lambda each: each["attempt"])
     return list(found.values())
 
 
 def _attempt(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: row.get(name) for name in ("attempt", "answer", "reward", "failure", "used")}
-    return {**kept, "conversations": [_conversation(each) for each in row.get("conversations") or ()]}
+    kept = {name: row.get(name) for name in ("answer", "reward", "failure", "used")}
+    return {"attempt": int(row["attempt"]), **kept, "conversations": [_conversation(each) for each in row.get("conversations") or ()]}
 
 
 def _conversation(row: Mapping[str, Any]) -> dict[str, Any]:

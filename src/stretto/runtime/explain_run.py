@@ -55,7 +55,7 @@ def explain(folder: Path, *, over: bool = False) -> dict[str, Any]:
     run = RunRecord(folder, over=over)
     findings = health(run)
     healthy = not any(each.level == "alarm" for each in findings)
-    advice: list[dict[str, str]] = []
+    advice: list[dict[str, Any]] = []
     if healthy:
         measured = measure(run)
         more, found = ([], []) if measured is None else _advised(run, measured)
@@ -101,9 +101,9 @@ def _best_of_each(measured: MeasuredRun, asked: Sequence[Change]) -> list[Gain]:
     return sorted(chosen, key=lambda gain: gain.seconds)
 
 
-def _line(gain: Gain) -> dict[str, str]:
+def _line(gain: Gain) -> dict[str, Any]:
     saved = f"{gain.before:.3g} s → {gain.seconds:.3g} s a step, {gain.share:.0%} less"
-    return {"what": gain.change.what, "gain": saved, "change": gain.change.key}
+    return {"what": gain.change.what, "gain": saved, "change": gain.change.key, "share": gain.share}
 
 
 # What was measured -----------------------------------------------------------------------------------------------------
