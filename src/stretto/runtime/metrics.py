@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm
 from stretto.environments.render import Renderer
@@ -14,7 +15,11 @@ from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
-from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
+from stretto.types import Conversation, Reward, Sample, TrainedLogprobs, Trajectory, trajectory_key
+
+
+Credited = tuple[Sample, NDArray[np.float32] | None]
+"""A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
 
 
 def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
@@ -63,10 +68,10 @@ def lag(batch: StepBatch, version: int) -> float:
 
 
 def sample_rows(
-    scored: Scored, samples: Sequence[Sample], *, renderer: Renderer, environment: str, step: int
+    scored: Scored, samples: Sequence[Sample], trained: TrainedLogprobs, *, renderer: Renderer, environment: str, step: int
 ) -> Iterator[dict[str, Any]]:
-    """One row per trajectory, judged ones first."""
-    by_key = {sample.key: sample for sample in samples}
+    """One row per trajectory, judged ones first; `trained` is what the trainer says of their tokens."""
+    by_key = {sample.key: (sample, trained.get(sample.key)) for sample in samples}
     for group in scored.groups:
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
             yield row(trajectory, reward, by_key, renderer, environment, step=step)
@@ -77,7 +82,7 @@ def sample_rows(
 def row(
     trajectory: Trajectory,
     reward: Reward | None,
-    samples: dict[tuple[str, int, int, int], Sample],
+    samples: Mapping[tuple[str, int, int, int], Credited],
     renderer: Renderer,
     environment: str,
     *,
@@ -111,11 +116,14 @@ def reward_row(reward: Reward) -> dict[str, Any]:
     return {**found, "costly": list(reward.costly)} if reward.costly else found
 
 
-def conversation_row(conversation: Conversation, sample: Sample | None, renderer: Renderer) -> dict[str, Any]:
+def conversation_row(conversation: Conversation, credited: Credited | None, renderer: Renderer) -> dict[str, Any]:
     """One conversation; numbers per trained token are aligned with its tokens, 0 elsewhere."""
-    advantages = np.zeros(len(conversation.tokens))
+    advantages, trained = np.zeros(len(conversation.tokens)), np.zeros(len(conversation.tokens))
+    sample, told = credited or (None, None)
     if sample is not None:
         advantages[conversation.trained] = sample.advantage
+    if told is not None:
+        trained[conversation.trained] = told
     tokens = conversation.tokens.tolist()
     text = renderer.all_text(tokens)
     return {
@@ -123,6 +131,7 @@ def conversation_row(conversation: Conversation, sample: Sample | None, renderer
         "trained": conversation.trained.astype(int).tolist(),
         "logprobs": [round(value, 6) for value in conversation.logprobs.tolist()],
         "advantages": [round(value, 6) for value in advantages.tolist()],
+        "trainer_logprobs": None if told is None else [round(value, 5) for value in trained.tolist()],
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.algorithms.base import Denominator, Term
@@ -17,13 +19,14 @@ from stretto.algorithms.correction import FARTHEST, sampling_logprobs
 from stretto.algorithms.kl import k3
 from stretto.training.packing import MicroBatch
 
-
 class LossCounters:
     """Counters and watched sums of one step."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
         self.sums: dict[str, float] = defaultdict(float)
+        self.logprobs: dict[tuple[str, int, int, int], NDArray[np.float32]] = {}
+        """As `types.TrainedLogprobs`, of the samples that nobody has asked about yet."""
 
     def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Denominator, Tensor]) -> None:
         """Adds one row."""
@@ -39,6 +42,10 @@ class LossCounters:
         weight = log_weight.exp()
         # Where the engine's word stands for the trainer's, it cannot be held against itself: then the lag counts too.
         alone = rows.old is not None and torch.equal(rows.old, rows.engine)
+        if not alone:
+            each = sampling.float().cpu().numpy()
+            ends = np.cumsum(rows.lengths.cpu().numpy())[:-1]
+            self.logprobs |= {s.key: own for s, own in zip(batch.samples, np.split(each, ends), strict=True)}
         sums["k3"] += float(k3(rows.engine.double(), logprobs.double() if alone else sampling).sum())
         sums["weight"] += float(weight.sum())
         sums["weight squared"] += float(weight.square().sum())
