@@ -130,6 +130,8 @@ TORCH_FREE_FILES = (
     "checks.rules",
     "engines.base",
     "engines.scripted",
+    "runtime.explain_run",
+    "runtime.live_page",
     "runtime.user_functions",
     *MODEL_FACTS,
 )
