@@ -27,7 +27,7 @@ async def looked_at(path):
         assert await tab.value("document.querySelector('#explained').innerText")
 
         # A click on a curve leads to its step, an attempt to its tokens, a token to its numbers.
-        await tab.click(*await tab.place("#curves .card:nth-child(2) .u-over", across=0.02))
+        await tab.click(*await tab.place("#curves .card:nth-child(2) .u-over", across=0.34))
         await tab.until("document.querySelector('#answers h2')?.innerText.startsWith('Answers of step 1')")
         await tab.click(*await tab.place(".attempt:nth-child(3)", down=0.1))
         await tab.until("document.querySelector('.token-card h4')?.innerText.startsWith('Attempt 2')")

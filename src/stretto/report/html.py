@@ -26,6 +26,8 @@ from stretto.storage.atomic import replace
 LIMIT = 3_000_000
 """Bytes of a page."""
 STYLES = ("vendor/uPlot.min.css", "style.css")
+LICENCE = "vendor/LICENSE"
+"""Of the charts; a page carries it along."""
 SCRIPTS = (
     "vendor/uPlot.iife.min.js",
     "unpack.js",
@@ -60,7 +62,7 @@ class ReportPage:
     ) -> Iterator[str]:
         """The page's text."""
         runs = [RunRecord(folder, over=over) for folder in self.folders]
-        style, script = _joined(STYLES), _joined(SCRIPTS)
+        style, script = _joined(STYLES), f"/*\n{_joined((LICENCE,))}*/\n{_joined(SCRIPTS)}"
         timelines = [blob(packed_spans(run.spans)) for run in runs]
         room = LIMIT - len(_shell()) - len(style) - len(script) - sum(map(len, timelines)) - _head_room(runs)
         answers = [self._answers(run, max(0, room) // len(runs)) for run in runs]
