@@ -26,7 +26,10 @@ def test_a_run_gets_its_page_in_its_folder(run, capsys):
 def test_several_runs_get_one_page_where_one_stands_or_where_it_is_wanted(run, tmp_path, capsys):
     write_run(tmp_path / "runs" / "other", recipe={"run": {"steps": 3}, "seed": 5})
     assert main(["report", "runs/one", "runs/other"]) == 0
-    assert [each["name"] for each in unpacked((tmp_path / "report.html").read_text(), "head")["runs"]] == ["one", "other"]
+    assert [each["name"] for each in unpacked((tmp_path / "report.html").read_text(), "head")["runs"]] == [
+        "one",
+        "other",
+    ]
     assert main(["report", "runs/one", "runs/other", "--out", "both.html"]) == 0 and (tmp_path / "both.html").exists()
 
 

@@ -86,5 +86,7 @@ def test_stages_that_overlap_share_the_time():
 def test_what_no_span_covers_is_nothing_and_all_adds_up_to_the_step(tmp_path):
     spans = [span("generate", 0, 1), span("train", 1, 1.5), span("evaluate", 1.5, 9, "generate")]
     run = RunRecord(write_run(tmp_path / "one", steps=1, spans=spans))
-    assert {each.stage: each.seconds for each in waits(run)} == pytest.approx({"generate": 1.0, "train": 0.5, "nothing": 0.5})
+    assert {each.stage: each.seconds for each in waits(run)} == pytest.approx(
+        {"generate": 1.0, "train": 0.5, "nothing": 0.5}
+    )
     assert idle_cells(run) == pytest.approx({"generate": 0.5, "train": 0.75})

@@ -1,4 +1,4 @@
-"""The report of a real run in a real browser: it draws, a click leads to tokens, the timeline zooms, nothing is loaded."""
+"""A real run's report in a real browser: it draws, a click leads to tokens, the timeline zooms, nothing is loaded."""
 
 import asyncio
 
@@ -70,7 +70,9 @@ async def hostile(path, text):
         assert await tab.value("window.hurt === undefined")
         assert tab.errors == []
         # The policy refuses what slipped in all the same: were there such a tag, it would neither load nor run.
-        await tab.value("document.body.insertAdjacentHTML('beforeend', '<img src=http://127.0.0.1:9/x onerror=\"window.hurt=1\">')")
+        await tab.value(
+            "document.body.insertAdjacentHTML('beforeend', '<img src=http://127.0.0.1:9/x onerror=\"window.hurt=1\">')"
+        )
         await asyncio.sleep(0.3)
         assert await tab.value("window.hurt === undefined")
         assert not [address for address in tab.asked if address.startswith("http")]

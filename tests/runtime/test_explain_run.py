@@ -31,7 +31,10 @@ class Timed(Clockwork):
         self.verdicts = []
 
     def piece(self, piece):
-        return super().piece(piece) * (1 + self.noise * self.rng.uniform(-1, 1))
+        """A piece is cut into micro-batches, each of which costs `fixed` and its tokens."""
+        self.batches = -(-piece.tokens // self.budget)
+        self.trained = self.fixed * self.batches + self.per_token["train"] * piece.tokens
+        return self.trained * (1 + self.noise * self.rng.uniform(-1, 1))
 
     def judge(self, item):
         at = min(range(len(self.workers)), key=self.workers.__getitem__)
@@ -51,7 +54,7 @@ def step_of(plan, lengths, durations, budget):
     )  # fmt: skip
     true = {(g, a): tokens for g, group in enumerate(lengths) for a, tokens in enumerate(group)}
     simulation = Simulation(StepState(plan, spec), durations, true)
-    durations.now = lambda: simulation.now
+    durations.now, durations.budget = lambda: simulation.now, budget
     return simulation.run(launches_of(lengths, prompt=PROMPT, expected=20.0))
 
 
@@ -78,6 +81,7 @@ def record(folder, plan, *, budget=2304, recipe=None, workers=2, **durations):
         ]  # fmt: skip
         now += took.seconds
         metrics.append(metrics_row(number) | {"seconds/step": took.seconds, "groups/used": GROUPS})
+        metrics[-1]["micro_batches/overhead"] = timed.fixed * timed.batches / timed.trained
         rows[number] = [
             trajectory(number, g, a, ["p"] * PROMPT + ["t"] * tokens) | {"conversations": [talk(tokens)]}
             for g, group in enumerate(lengths) for a, tokens in enumerate(group)
@@ -158,7 +162,9 @@ def test_an_unbalanced_split_is_named_with_a_strategy_that_shares(tmp_path):
 def test_a_run_with_nothing_to_gain_is_told_so(tmp_path):
     record(tmp_path / "run", plan_of("flatten", 1), **USUAL)
     told = explain(tmp_path / "run")
-    assert told["advice"] == [] and any("No change that the simulator knows" in each["text"] for each in told["findings"])
+    assert told["advice"] == [] and any(
+        "No change that the simulator knows" in each["text"] for each in told["findings"]
+    )
 
 
 def test_a_run_that_is_not_sound_is_not_tuned(tmp_path):

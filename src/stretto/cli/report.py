@@ -24,8 +24,12 @@ def report(
     step: Annotated[
         list[int] | None, typer.Option(help="A step whose answers the page must hold; can be repeated.")
     ] = None,
-    follow: Annotated[float | None, typer.Option(metavar="SECONDS", help="Write it again so often, while a run goes on.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Also say what a step waits for, and what would help.")] = False,
+    follow: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Write it again so often, while a run goes on.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also say what a step waits for, and what would help.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Write runs as one page: curves, answers token by token, timeline, predicted beside measured. Loads no PyTorch."""
@@ -69,7 +73,9 @@ def lines(run: Path, told: Mapping[str, Any]) -> list[str]:
     whole = sum(each["seconds"] for each in told["waits"])
     if whole:
         found.append(f"  a step, {whole:.3g} s, goes to")
-        found += [f"    {each['seconds'] / whole:>5.0%}  {each['what']} ({each['seconds']:.3g} s)" for each in told["waits"]]
+        found += [
+            f"    {each['seconds'] / whole:>5.0%}  {each['what']} ({each['seconds']:.3g} s)" for each in told["waits"]
+        ]
     for index, each in enumerate(told["advice"]):
         found.append(f"  {'would help most' if not index else 'would help'}: {each['change']}")
         found.append(f"      {each['what']} {each['gain']}")

@@ -26,10 +26,10 @@ OUTLIER = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTimes:
-    """Seconds of a stage's pieces."""
+    """Seconds of a stage's micro-batches."""
 
     fixed: float
-    """Of each piece, whatever its size."""
+    """Of each micro-batch, whatever its size."""
     per_token: float
     """Of each token."""
 
@@ -38,7 +38,9 @@ class PieceTimes:
         """Least squares over (seconds, tokens), neither part below 0; where all pieces are of one size, all of it is
         taken to be per token, which promises least of larger ones."""
         usual = median(seconds / max(1, tokens) for seconds, tokens in pieces)
-        kept = [(s, float(n)) for s, n in pieces if s <= OUTLIER * usual * max(1, n)] or [(s, float(n)) for s, n in pieces]
+        kept = [(s, float(n)) for s, n in pieces if s <= OUTLIER * usual * max(1, n)] or [
+            (s, float(n)) for s, n in pieces
+        ]
         mean, size = fmean(s for s, _ in kept), fmean(n for _, n in kept)
         spread = sum((n - size) ** 2 for _, n in kept)
         if spread <= (0.05 * size) ** 2 * len(kept):
@@ -47,9 +49,16 @@ class PieceTimes:
         slope = min(max(slope, 0.0), mean / size)
         return cls(fixed=mean - slope * size, per_token=slope)
 
-    def seconds(self, tokens: int) -> float:
-        """Of a piece of so many tokens."""
-        return self.fixed + self.per_token * tokens
+    @classmethod
+    def shared_out(cls, pieces: Sequence[tuple[float, int]], *, overhead: float, budget: int) -> PieceTimes:
+        """From (seconds, tokens), where it is known which share of the seconds does not grow with the tokens."""
+        seconds, tokens = sum(s for s, _ in pieces), sum(n for _, n in pieces)
+        count = sum(micro_batches(n, budget) for _, n in pieces)
+        return cls(fixed=overhead * seconds / count, per_token=(1.0 - overhead) * seconds / tokens)
+
+    def seconds(self, tokens: int, budget: int) -> float:
+        """Of a piece of so many tokens, in micro-batches of at most `budget`."""
+        return self.fixed * micro_batches(tokens, budget) + self.per_token * tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +133,7 @@ class MeasuredDurations:
         self.run = run
         self.now: Callable[[], float] = lambda: 0.0
         self.free = [0.0] * run.reward_workers
+        self.budgets = budgets_of(run)
 
     def tick(self, cell: str, active: int, context: float) -> float:
         """A decode step."""
@@ -136,7 +146,9 @@ class MeasuredDurations:
     def piece(self, piece: StageWork) -> float:
         """A piece of any other stage; one that the run never had takes what a forward is taken to take."""
         times = self.run.pieces.get(piece.stage)
-        return self.run.again * piece.tokens if times is None else times.seconds(piece.tokens)
+        if times is None:
+            return self.run.again * piece.tokens
+        return times.seconds(piece.tokens, self.budgets[piece.cell])
 
     def judge(self, item: tuple[int, int]) -> float:
         """A verdict, and the wait for a worker before it."""
@@ -189,6 +201,20 @@ def verdict_seconds(busy: float, *, answers: int, workers: int) -> float:
     return busy * min(workers, answers) / answers if answers else 0.0
 
 
+def micro_batches(tokens: int, budget: int) -> int:
+    """How many a piece of so many tokens is cut into; where a cell is alone, a piece is all that there is."""
+    return max(1, -(-tokens // budget))
+
+
+def budgets_of(run: MeasuredRun) -> dict[str, int]:
+    """Cell -> most tokens of its micro-batches, its devices together."""
+    return {
+        cell.name: (cell.token_budget or run.budgets.get(cell.role, 4096)) * len(cell.devices)
+        for cell in run.plan.cells
+        if cell.role != "generate"
+    }
+
+
 def with_budget(run: MeasuredRun, tokens: int) -> MeasuredRun:
     """The run with other micro-batches."""
     cells = tuple(replace(cell, token_budget=None) for cell in run.plan.cells)
@@ -220,9 +246,7 @@ def _terms(run: MeasuredRun, groups: Sequence[tuple[int, tuple[int, ...]]]) -> S
         barrier=run.barrier,
         stages=tuple(dict.fromkeys(cell.role for cell in cells)),
         slots=dict.fromkeys(lanes, sys.maxsize if len(lanes) == 1 else answers),
-        budgets={
-            cell.name: (cell.token_budget or run.budgets.get(cell.role, 4096)) * len(cell.devices) for cell in cells
-        },
+        budgets=budgets_of(run),
         longest=max(max(sizes, default=1) for _, sizes in groups),
         speeds=SpeedEstimate(
             tick=run.tick, tick_each=run.tick_each, per_token={"train": train.per_token}, again=run.again, switch=0.05

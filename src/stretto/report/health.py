@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
@@ -110,7 +111,7 @@ def _taught(run: RunRecord) -> Iterator[Finding]:
         yield Finding(level="alarm", text=text, fix="other prompts, more batch.samples, or a reward with more levels")
 
 
-# What a step waits for -------------------------------------------------------------------------------------------------
+# What a step waits for ------------------------------------------------------------------------------------------------
 
 WORDS = {
     "generate": "generating answers",
@@ -156,7 +157,7 @@ def shares(spans: Sequence[Span]) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     active: list[Span] = []
     place = 0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         while place < len(begins) and begins[place].start <= low:
             active.append(begins[place])
             place += 1

@@ -50,16 +50,12 @@ class ReportPage:
         self.folders, self.steps = tuple(folders), tuple(steps)
         self._packed: dict[tuple[Path, int, int], str | None] = {}
 
-    def write(
-        self, path: Path, *, explained: Sequence[Mapping[str, Any] | None] = (), over: bool = False
-    ) -> None:
+    def write(self, path: Path, *, explained: Sequence[Mapping[str, Any] | None] = (), over: bool = False) -> None:
         """Writes the page in one move; `explained` is what `runtime.explain_run` says of each run, `over` as in
         `RunRecord`."""
         replace(path, self.parts(explained=explained, over=over))
 
-    def parts(
-        self, *, explained: Sequence[Mapping[str, Any] | None] = (), over: bool = False
-    ) -> Iterator[str]:
+    def parts(self, *, explained: Sequence[Mapping[str, Any] | None] = (), over: bool = False) -> Iterator[str]:
         """The page's text."""
         runs = [RunRecord(folder, over=over) for folder in self.folders]
         style, script = _joined(STYLES), f"/*\n{_joined((LICENCE,))}*/\n{_joined(SCRIPTS)}"
@@ -70,9 +66,7 @@ class ReportPage:
         head = {
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "differing": changed_keys(runs),
-            "runs": [
-                _run(run, kept, why) for run, kept, why in zip(runs, answers, told, strict=True)
-            ],
+            "runs": [_run(run, kept, why) for run, kept, why in zip(runs, answers, told, strict=True)],
         }
         blobs = {"head": blob(head)}
         for index, (timeline, kept) in enumerate(zip(timelines, answers, strict=True)):
@@ -129,7 +123,7 @@ def by_interest(run: RunRecord, *, first: Sequence[int] = ()) -> list[int]:
 
 
 def _ever_finer(steps: Sequence[int]) -> list[int]:
-    """The steps in an order in which any beginning is spread evenly: the middle, the middles of the halves, and so on."""
+    """The steps in an order in which any beginning is spread evenly: the middle, those of the halves, and so on."""
     order, spans = list[int](), [(0, len(steps))]
     while spans:
         low, high = spans.pop(0)
@@ -178,7 +172,9 @@ def _joined(names: tuple[str, ...]) -> str:
 
 def _page(title: str, style: str, script: str, blobs: Mapping[str, str]) -> Iterator[str]:
     """The shell with its places filled. What is put in is not looked at again, so no text can bring a place along."""
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    )
     filled = {"title": escape(title), "policy": policy, "style": style, "script": script}
     before, *others = _shell().split("{{")
     yield before

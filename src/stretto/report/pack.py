@@ -107,7 +107,9 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         with suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):  # no trajectory of ours
             attempt = _attempt(row)
             head = {name: row.get(name) for name in ("prompt", "visit", "messages", "reference", "environment")}
-            found.setdefault((str(row["prompt"]), int(row["visit"])), {**head, "attempts": []})["attempts"].append(attempt)
+            found.setdefault((str(row["prompt"]), int(row["visit"])), {**head, "attempts": []})["attempts"].append(
+                attempt
+            )
     for group in found.values():
         group["attempts"].sort(key=lambda each: each["attempt"])
     return list(found.values())
@@ -115,7 +117,11 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _attempt(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: row.get(name) for name in ("answer", "reward", "failure", "used")}
-    return {"attempt": int(row["attempt"]), **kept, "conversations": [_conversation(each) for each in row.get("conversations") or ()]}
+    return {
+        "attempt": int(row["attempt"]),
+        **kept,
+        "conversations": [_conversation(each) for each in row.get("conversations") or ()],
+    }
 
 
 def _conversation(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _line(gain: Gain) -> dict[str, Any]:
     return {"what": gain.change.what, "gain": saved, "change": gain.change.key, "share": gain.share}
 
 
-# What was measured -----------------------------------------------------------------------------------------------------
+# What was measured ----------------------------------------------------------------------------------------------------
 
 
 def measure(run: RunRecord) -> MeasuredRun | None:
@@ -122,10 +122,8 @@ def measure(run: RunRecord) -> MeasuredRun | None:
     lanes = [lane for span in spans if span.stage == "generate" and (lane := _lane(span, groups[span.step]))]
     if not lanes:
         return None
-    pieces = {
-        stage: PieceTimes.fitted([(span.seconds, span.tokens) for span in spans if span.stage == stage and span.tokens])
-        for stage in sorted({span.stage for span in spans if span.tokens} - {"generate", "publish"})
-    }
+    budgets = _budgets(run, plan)
+    pieces = _piece_times(spans, budgets, [row for step, row in rows.items() if step in groups])
     tick, tick_each = fitted_lanes(lanes, pieces)
     workers = int(run.plan.get("reward_workers") or 1)
     judged = [span for span in spans if span.cell == JUDGES]
@@ -141,9 +139,25 @@ def measure(run: RunRecord) -> MeasuredRun | None:
         verdict=verdict_seconds(busy, answers=answers, workers=workers),
         reward_workers=workers,
         update=_per_step(spans, "publish", len(groups)),
-        budgets=_budgets(run, plan),
+        budgets=budgets,
         barrier=facts_of(str(run.setting("algorithm.name"))).scope == "batch",
     )
+
+
+def _piece_times(
+    spans: Sequence[Span], budgets: Mapping[str, int], rows: Sequence[Mapping[str, float]]
+) -> dict[str, PieceTimes]:
+    """Stage -> seconds of its micro-batches. Of training, the trainer has measured what each costs beside tokens."""
+    overheads = [row["micro_batches/overhead"] for row in rows if "micro_batches/overhead" in row]
+    found = {}
+    for stage in sorted({span.stage for span in spans if span.tokens} - {"generate", "publish"}):
+        pieces = [(span.seconds, span.tokens) for span in spans if span.stage == stage and span.tokens]
+        if stage == "train" and overheads:
+            budget = budgets.get(stage, 4096)
+            found[stage] = PieceTimes.shared_out(pieces, overhead=median(overheads), budget=budget)
+        else:
+            found[stage] = PieceTimes.fitted(pieces)
+    return found
 
 
 def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, tuple[int, ...]]]:
@@ -159,7 +173,10 @@ def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, tuple[int, 
 def _plan(run: RunRecord) -> Plan | None:
     try:
         told = dict(run.plan)
-        cells = tuple(Cell(**{**cell, "devices": tuple(cell["devices"]), "sleeps": tuple(cell["sleeps"])}) for cell in told["cells"])
+        cells = tuple(
+            Cell(**{**cell, "devices": tuple(cell["devices"]), "sleeps": tuple(cell["sleeps"])})
+            for cell in told["cells"]
+        )
         kept = {name: told[name] for name in ("strategy", "flow", "staleness", "optimizer", "tail")}
         return Plan(**kept, cells=cells, priority={name: tuple(each) for name, each in told["priority"].items()})
     except (KeyError, TypeError, AttributeError):
@@ -194,7 +211,7 @@ def _budgets(run: RunRecord, plan: Plan) -> dict[str, int]:
     }
 
 
-# What could be changed -------------------------------------------------------------------------------------------------
+# What could be changed ------------------------------------------------------------------------------------------------
 
 
 def changes(run: RunRecord, measured: MeasuredRun) -> Iterator[Change]:

@@ -86,7 +86,12 @@ async def train(
         metrics |= parts.worker_group.reduction()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(
-            batch.scored, batch.samples, batch.trained, renderer=parts.renderer, environment=recipe.environment.kind, step=step
+            batch.scored,
+            batch.samples,
+            batch.trained,
+            renderer=parts.renderer,
+            environment=recipe.environment.kind,
+            step=step,
         )
         desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):

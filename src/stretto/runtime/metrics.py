@@ -17,7 +17,6 @@ from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
 from stretto.types import Conversation, Reward, Sample, TrainedLogprobs, Trajectory, trajectory_key
 
-
 Credited = tuple[Sample, NDArray[np.float32] | None]
 """A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
 
@@ -68,7 +67,13 @@ def lag(batch: StepBatch, version: int) -> float:
 
 
 def sample_rows(
-    scored: Scored, samples: Sequence[Sample], trained: TrainedLogprobs, *, renderer: Renderer, environment: str, step: int
+    scored: Scored,
+    samples: Sequence[Sample],
+    trained: TrainedLogprobs,
+    *,
+    renderer: Renderer,
+    environment: str,
+    step: int,
 ) -> Iterator[dict[str, Any]]:
     """One row per trajectory, judged ones first; `trained` is what the trainer says of their tokens."""
     by_key = {sample.key: (sample, trained.get(sample.key)) for sample in samples}

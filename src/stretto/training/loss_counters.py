@@ -19,6 +19,10 @@ from stretto.algorithms.correction import FARTHEST, sampling_logprobs
 from stretto.algorithms.kl import k3
 from stretto.training.packing import MicroBatch
 
+FEW_ROWS, ALIKE = 6, 0.03
+"""Fewer rows, or rows whose sizes spread by less than this share, do not tell what one costs beside its tokens."""
+
+
 class LossCounters:
     """Counters and watched sums of one step."""
 
@@ -57,6 +61,26 @@ class LossCounters:
             for metric, watch in term.watch.items():
                 sums[metric] += float(watch.numbers(logprobs, rows).sum())
 
+    def time(self, batch: MicroBatch, seconds: float) -> None:
+        """Adds what a row took, so that what rows cost whatever their size can be told from what tokens cost."""
+        tokens, sums = float(len(batch.tokens)), self.sums
+        for name, number in (("", 1.0), (" tokens", tokens), (" squares", tokens * tokens)):
+            sums[f"rows{name}"] += number
+        sums["rows seconds"] += seconds
+        sums["rows products"] += seconds * tokens
+
+    def row_overhead(self) -> float | None:
+        """The share of the rows' seconds that does not grow with their tokens, by least squares; none where rows are
+        too few or too alike to tell."""
+        count, tokens, squares, seconds, products = (
+            self.sums.get(f"rows{name}", 0.0) for name in ("", " tokens", " squares", " seconds", " products")
+        )
+        spread = count * squares - tokens * tokens
+        if count < FEW_ROWS or spread < (ALIKE * tokens) ** 2 or not seconds:
+            return None
+        per_token = (count * products - tokens * seconds) / spread
+        return min(1.0, max(0.0, 1.0 - per_token * tokens / seconds))
+
     def denominator(self, kind: Denominator) -> float:
         """What the sums of a term are divided by at the end of the step."""
         return 1.0 if kind == "constant" else max(1.0, self.sums[kind])
@@ -71,7 +95,7 @@ class LossCounters:
         sums, tokens = self.sums, max(1.0, self.sums["tokens"])
         watched = {metric: watch.per for term in self.terms for metric, watch in term.watch.items()}
         watched |= {"kl/reference": "tokens"} if "kl/reference" in sums else {}
-        squared = sums["weight squared"]
+        squared, overhead = sums["weight squared"], self.row_overhead()
         return {
             **{metric: sums[metric] / self.denominator(per) for metric, per in watched.items()},
             "loss": self.objective(),
@@ -81,6 +105,8 @@ class LossCounters:
             "ess": sums["weight"] ** 2 / (tokens * squared) if squared else 1.0,
             "tokens/trained": sums["tokens"],
             "tokens/shared": sums["shared"],
+            "micro_batches": sums["rows"],
+            **({} if overhead is None else {"micro_batches/overhead": overhead}),
         }
 
 
