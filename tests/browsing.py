@@ -67,7 +67,7 @@ class Tab:
 
     async def open(self, path):
         await self.call("Page.navigate", url=Path(path).resolve().as_uri())
-        await self.until("document.documentElement.dataset.drawn === 'yes'")
+        await self.until("document.documentElement?.dataset.drawn === 'yes'")
 
     async def mouse(self, kind, x, y, **more):
         await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)

@@ -37,14 +37,16 @@ def run_of(strategy="flatten", devices=1, **more):
 def test_fixed_and_per_token_seconds_come_apart():
     made = PieceTimes(fixed=0.3, per_token=0.002)
     noisy = [(made.seconds(tokens, 99) * (1 + 0.01 * (-1) ** tokens), tokens) for tokens in range(40, 90, 3)]
-    found = PieceTimes.fitted([*noisy, (60.0, 64)])  # one that waited for something else
+    found = PieceTimes.fitted([*noisy, (60.0, 64)], budget=99)  # one that waited for something else
     assert found.fixed == pytest.approx(0.3, rel=0.1) and found.per_token == pytest.approx(0.002, rel=0.25)
 
 
-def test_pieces_of_one_size_promise_nothing_of_larger_ones():
-    assert PieceTimes.fitted([(1.0, 100), (1.1, 101)]) == PieceTimes(fixed=0.0, per_token=pytest.approx(1.05 / 100.5))
-    falling = PieceTimes.fitted([(2.0, 10), (1.0, 20)])
+def test_pieces_of_one_size_or_of_several_micro_batches_promise_nothing_of_larger_ones():
+    assert PieceTimes.fitted([(1.0, 100), (1.1, 101)], budget=999) == PieceTimes(fixed=0.0, per_token=pytest.approx(1.05 / 100.5))
+    falling = PieceTimes.fitted([(2.0, 10), (1.0, 20)], budget=99)
     assert falling.per_token == 0.0 and falling.fixed == 1.5
+    several = PieceTimes.fitted([(2.0, 10), (3.0, 20)], budget=15)
+    assert several == PieceTimes(fixed=0.0, per_token=pytest.approx(2.5 / 15))
 
 
 def test_decode_steps_come_out_of_whole_lanes():

@@ -34,18 +34,16 @@ class PieceTimes:
     """Of each token."""
 
     @classmethod
-    def fitted(cls, pieces: Sequence[tuple[float, int]]) -> PieceTimes:
-        """Least squares over (seconds, tokens), neither part below 0; where all pieces are of one size, all of it is
-        taken to be per token, which promises least of larger ones."""
+    def fitted(cls, pieces: Sequence[tuple[float, int]], *, budget: int) -> PieceTimes:
+        """Least squares over (seconds, tokens), neither part below 0. Where pieces are of one size, or of several
+        micro-batches, all is taken to be per token, which promises least of larger ones."""
         usual = median(seconds / max(1, tokens) for seconds, tokens in pieces)
-        kept = [(s, float(n)) for s, n in pieces if s <= OUTLIER * usual * max(1, n)] or [
-            (s, float(n)) for s, n in pieces
-        ]
-        mean, size = fmean(s for s, _ in kept), fmean(n for _, n in kept)
-        spread = sum((n - size) ** 2 for _, n in kept)
-        if spread <= (0.05 * size) ** 2 * len(kept):
+        kept = [(seconds, float(tokens)) for seconds, tokens in pieces if seconds <= OUTLIER * usual * max(1, tokens)]
+        mean, size = fmean(seconds for seconds, _ in kept), fmean(tokens for _, tokens in kept)
+        spread = sum((tokens - size) ** 2 for _, tokens in kept)
+        if spread <= (0.05 * size) ** 2 * len(kept) or max(tokens for _, tokens in kept) > budget:
             return cls(fixed=0.0, per_token=mean / max(1.0, size))
-        slope = sum((n - size) * (s - mean) for s, n in kept) / spread
+        slope = sum((tokens - size) * (seconds - mean) for seconds, tokens in kept) / spread
         slope = min(max(slope, 0.0), mean / size)
         return cls(fixed=mean - slope * size, per_token=slope)
 

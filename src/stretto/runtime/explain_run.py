@@ -34,6 +34,7 @@ from stretto.recipe.schema import Placement
 from stretto.report.health import BESIDE, JUDGES, Finding, health, idle_cells, recent, waits
 from stretto.report.read_run import RunRecord
 from stretto.report.timeline import Span
+from stretto.scheduler.records import role_of
 
 STEPS = 8
 """Steps that are simulated, the newest."""
@@ -150,13 +151,13 @@ def _piece_times(
     """Stage -> seconds of its micro-batches. Of training, the trainer has measured what each costs beside tokens."""
     overheads = [row["micro_batches/overhead"] for row in rows if "micro_batches/overhead" in row]
     found = {}
-    for stage in sorted({span.stage for span in spans if span.tokens} - {"generate", "publish"}):
+    for stage in sorted({span.stage for span in spans if span.tokens and role_of(span.stage) in budgets}):
         pieces = [(span.seconds, span.tokens) for span in spans if span.stage == stage and span.tokens]
+        budget = budgets[role_of(stage)]
         if stage == "train" and overheads:
-            budget = budgets.get(stage, 4096)
             found[stage] = PieceTimes.shared_out(pieces, overhead=median(overheads), budget=budget)
         else:
-            found[stage] = PieceTimes.fitted(pieces)
+            found[stage] = PieceTimes.fitted(pieces, budget=budget)
     return found
 
 
