@@ -17,7 +17,7 @@ from statistics import fmean, median
 from stretto.placement.plan import Plan
 from stretto.scheduler.records import GroupStart, MoveRollouts, SpeedEstimate, StageWork, StepSpec
 from stretto.scheduler.simulator import Simulation
-from stretto.scheduler.speed_estimator import SHARE, SpeedEstimator
+from stretto.scheduler.speed_estimator import SHARE
 from stretto.scheduler.state import StepState
 
 OUTLIER = 3.0
@@ -184,13 +184,18 @@ def gains(run: MeasuredRun, changes: Sequence[Change]) -> list[Gain]:
 def fitted_lanes(lanes: Sequence[tuple[float, int, int, int]], pieces: Mapping[str, PieceTimes]) -> tuple[float, float]:
     """Seconds of a decode step of one answer, and of each further one, from lanes: (seconds, tokens of the longest
     answer, tokens of all, tokens of the prompts)."""
-    estimator = SpeedEstimator(round_seconds=0.0)
-    for seconds, longest, tokens, context in lanes:
-        estimator.lane(seconds=seconds, longest=longest, tokens=tokens, context=context)
-    if "train" in pieces:  # so that a piece's fixed seconds do not count as those of prompts
-        estimator.piece("train", seconds=pieces["train"].per_token * 1e6, tokens=10**6)
-    speeds = estimator.speeds()
-    return speeds.tick, speeds.tick_each
+    again = SHARE * pieces["train"].per_token if "train" in pieces else 0.0
+    rows = [(float(longest), float(tokens - longest), s - again * context) for s, longest, tokens, context in lanes]
+    xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    xt, yt = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
+    determinant = xx * yy - xy * xy
+    if determinant > 1e-9 * xx * yy:
+        tick, each = (yy * xt - xy * yt) / determinant, (xx * yt - xy * xt) / determinant
+        if tick >= 0 and each >= 0:
+            return tick, each
+        if tick < 0:  # the best without what is below nothing
+            return 0.0, max(0.0, yt / yy)
+    return max(0.0, xt / xx), 0.0
 
 
 def verdict_seconds(busy: float, *, answers: int, workers: int) -> float:

@@ -23,14 +23,14 @@ function kept(run) {
 function missing(run, state) {
   const nearest = [...run.answers].sort((one, other) => Math.abs(one - state.step) - Math.abs(other - state.step))[0];
   return h("div.card.missing", {}, h("p", {}, state.step === 0 ? "Step 0 is the evaluation before training; nothing was sampled to learn from. " : `The answers of step ${state.step} are not in this page. `),
-    h("button", { onclick: () => state.open({ step: nearest, group: 0, attempt: null }) }, `go to step ${nearest}`),
+    h("button", { onclick: () => state.open({ step: nearest, group: null, attempt: null }) }, `go to step ${nearest}`),
     state.step ? h("code.change", {}, `stretto report ${run.folder} --step ${state.step}`) : null);
 }
 
 function stepBar(run, state) {
   const place = run.answers.findIndex((step) => step >= state.step);
   const at = place < 0 ? run.answers.length - 1 : place;
-  const go = (index) => run.answers[index] !== undefined && state.open({ step: run.answers[index], group: 0, attempt: null });
+  const go = (index) => run.answers[index] !== undefined && state.open({ step: run.answers[index], group: null, attempt: null });
   const slider = h("input", { type: "range", min: 0, max: run.answers.length - 1, value: at, "aria-label": "Step" });
   slider.addEventListener("change", () => go(Number(slider.value)));
   const row = run.metrics.step.indexOf(state.step);
@@ -42,7 +42,7 @@ function stepBar(run, state) {
 
 function groupsOf(packed, run, state, redraw) {
   const groups = packed.groups;
-  const index = Math.min(state.group ?? 0, groups.length - 1);
+  const index = Math.min(state.group ?? telling(groups), groups.length - 1);
   const values = groups.flatMap((group) => group.attempts.map((each) => each.reward?.value)).filter((value) => value !== null && value !== undefined);
   const scale = { low: Math.min(0, ...values), high: Math.max(...values, 1e-9) };
   const list = h("ol.groups", {}, groups.map((group, place) => groupLine(group, place, place === index, scale, state)));
@@ -51,7 +51,12 @@ function groupsOf(packed, run, state, redraw) {
   const tokens = h("div.card.token-card");
   const chosen = group.attempts.find((each) => each.attempt === state.attempt) ?? group.attempts[0];
   drawTokens(tokens, chosen, state, () => drawTokens(tokens, chosen, state, redraw));
-  return [h("div.step", {}, list, h("div.group", {}, question(group), h("div.attempts", {}, group.attempts.map((each) => attemptCard(each, group, run, scale, state, each === chosen))))), tokens];
+  return [h("div.step", {}, list, h("div.group", {}, question(group), h("div.attempts", {}, group.attempts.map((each) => attemptCard(each, group, run, scale, state, each === chosen))), tokens))];
+}
+
+/** The first group whose rewards differ, from which something can be learned; else the first. */
+function telling(groups) {
+  return Math.max(0, groups.findIndex((group) => new Set(group.attempts.map((each) => each.reward?.value)).size > 1));
 }
 
 function groupLine(group, place, on, scale, state) {
@@ -67,9 +72,9 @@ function lastWords(group) {
 }
 
 function rewardColour(value, { low, high }) {
-  if (value === null || value === undefined) return colour("idle");
+  if (value === null || value === undefined) return "var(--idle)";
   const share = high > low ? (value - low) / (high - low) : 0;
-  return `color-mix(in oklab, ${colour("good")} ${Math.round(100 * share)}%, ${colour("bad")})`;
+  return `color-mix(in oklab, var(--good) ${Math.round(100 * share)}%, var(--bad))`;
 }
 
 function question(group) {

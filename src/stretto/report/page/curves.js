@@ -83,7 +83,7 @@ function drawCurves(head, state) {
   return undefined;
 }
 
-/** What a card draws: {name, run, paint, values by step}. */
+/** What a card draws: {name, run, ink, values by step}. */
 function seriesOf(curve, head) {
   const several = head.runs.length > 1;
   return head.runs.flatMap((run, index) => {
@@ -93,15 +93,17 @@ function seriesOf(curve, head) {
     const shown = several && curve.stages ? there.filter((name) => name === "seconds/step") : there;
     return shown.map((name, place) => ({
       name: label(name), metric: name, run: index, main: place === 0, several, there: shown.length,
-      paint: () => (several ? lineColour(index) : curve.stages && place ? stageColour(name.slice(8)) : lineColour(place)),
+      ink: several ? lineInk(index) : curve.stages && place ? stageInk(name.slice(8)) : lineInk(place),
       dash: several && place ? [4, 3 + place] : null,
       values: byStep(run, name), low: place === 0 && curve.band ? byStep(run, curve.band[0]) : null, high: place === 0 && curve.band ? byStep(run, curve.band[1]) : null,
     }));
   });
 }
 
+const LABELS = { "clip/share": "clipped", "correction/share": "corrected", "kl/engine_trainer": "mean k3", "engine_trainer/largest": "largest difference", "kl/reference": "k3" };
+
 function label(name) {
-  return name.replace("reward/part/", "").replace("seconds/", "").replace(/^(eval|reward|groups|length|kl|clip|correction|astar|engine_trainer)\//, "");
+  return LABELS[name] ?? name.replace("reward/part/", "").replace("seconds/", "").replace(/^(eval|reward|groups|length|astar)\//, "");
 }
 
 function byStep(run, name) {
@@ -115,20 +117,20 @@ function plotOf(curve, series, steps, { place, legend, answered, state }) {
   const [data, lines, bands] = [[steps], [{}], []];
   for (const each of series) {
     if (each.low) {
-      const faint = () => faded(each.paint(), 0.16);
+      const faint = () => faded(colour(each.ink), 0.16);
       data.push(columnOf(each.high), columnOf(each.low));
       lines.push({ width: 0, points: { show: false }, spanGaps: true, edge: true }, { width: 0, points: { show: false }, spanGaps: true, edge: true });
       bands.push({ series: [data.length - 2, data.length - 1], fill: faint });
     }
     data.push(columnOf(each.values));
     const few = data[data.length - 1].filter((value) => value !== null).length <= 60;
-    lines.push({ label: each.name, stroke: each.paint, width: each.main || each.several ? 2 : 1.5, dash: each.dash, spanGaps: true,
-      points: { show: few, size: 5, stroke: each.paint, fill: each.paint }, of: each });
+    lines.push({ label: each.name, stroke: () => colour(each.ink), width: each.main || each.several ? 2 : 1.5, dash: each.dash, spanGaps: true,
+      points: { show: few, size: 5, stroke: () => colour(each.ink), fill: () => colour(each.ink) }, of: each });
   }
   const options = {
     width: 360, height: 190, series: lines, bands, legend: { show: false }, padding: [10, 10, 0, 0],
     scales: { x: { time: false, range: (plot, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: scaleOf(curve) },
-    axes: [axis({ space: 60 }), axis({ size: 48, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) })],
+    axes: [axis({ space: 60, size: 28 }), axis({ size: 48, ...(curve.log ? { splits: decades } : {}), values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) })],
     cursor: { sync: { key: "steps", setSeries: false }, points: { size: 7 }, y: false },
     hooks: { setCursor: [(plot) => tell(plot, legend, steps)], draw: [(plot) => markStep(plot, state, steps)] },
   };
@@ -149,6 +151,13 @@ function scaleOf(curve) {
   } };
 }
 
+/** Powers of ten between two values, few enough to be read. */
+function decades(plot, axis, low, high) {
+  const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const gap = Math.max(1, Math.ceil((to - from) / 5));
+  return Array.from({ length: Math.floor((to - from) / gap) + 1 }, (_, index) => 10 ** (from + index * gap));
+}
+
 function axis(more) {
   return { stroke: () => colour("muted"), font: "11px system-ui, sans-serif", ticks: { show: false },
     grid: { stroke: () => colour("grid"), width: 1 }, gap: 6, ...more };
@@ -160,7 +169,7 @@ function tell(plot, legend, steps) {
   const here = at !== null && at !== undefined && plot.cursor.left >= 0;
   const entries = plot.series.map((line, index) => [line.of, plot.data[index]]).filter(([of]) => of).map(([of, column]) => {
     const value = here ? column[at] : last(column);
-    return h("span.entry", {}, swatch(of.paint()), of.there > 1 || !of.several ? `${of.name} ` : "", h("b", {}, short(value)));
+    return h("span.entry", {}, swatch(of.ink), of.there > 1 || !of.several ? `${of.name} ` : "", h("b", {}, short(value)));
   });
   show(legend, entries, h("span.at", {}, here ? `step ${steps[at]}` : ""));
 }
@@ -191,7 +200,7 @@ function choose(plot, steps, series, answered, state) {
     const wanted = plot.posToVal(event.clientY - box.top, "y");
     const lines = plot.series.map((line, place) => [line.of, plot.data[place][index]]).filter(([of, value]) => of && value !== null && value !== undefined);
     lines.sort(([, one], [, other]) => Math.abs(one - wanted) - Math.abs(other - wanted));
-    state.open({ run: lines.length ? lines[0][0].run : series[0].run, step: steps[index], group: 0, attempt: null });
+    state.open({ run: lines.length ? lines[0][0].run : series[0].run, step: steps[index], group: null, attempt: null });
   });
 }
 

@@ -73,14 +73,20 @@ function faded(paint, share) {
 
 const STAGES = ["generate", "reward", "reference", "value", "old", "train", "fit", "publish", "reduce", "evaluate", "checkpoint"];
 
-function stageColour(stage) {
-  return colour(STAGES.includes(stage) ? `stage-${stage}` : "stage-other");
+/** Names of colours, for `swatch` and `colour`. */
+function stageInk(stage) {
+  return STAGES.includes(stage) ? `stage-${stage}` : "stage-other";
 }
 
 const LINES = 8;
 
-function lineColour(index) {
-  return colour(`line-${(index % LINES) + 1}`);
+function lineInk(index) {
+  return `line-${(index % LINES) + 1}`;
+}
+
+/** A spot of a colour, which follows the theme by itself. */
+function swatch(ink) {
+  return h("i.swatch", { style: { background: `var(--${ink})` } });
 }
 
 /** The last value of a column that is a number. */

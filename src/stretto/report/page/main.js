@@ -3,7 +3,7 @@
 const REFRESH = 10_000;
 
 const state = {
-  run: 0, step: null, group: 0, attempt: null, conversation: 0, channel: "advantage", theme: "auto", timeline: null,
+  run: 0, step: null, group: null, attempt: null, conversation: 0, channel: "advantage", theme: "auto", timeline: null,
   open(changes) {
     const before = this.run;
     Object.assign(this, changes);

@@ -8,7 +8,7 @@ function stateOf(run) {
 
 function drawTop(head, state, redraw) {
   const names = head.runs.map((run, index) =>
-    h("span.run", {}, head.runs.length > 1 ? swatch(lineColour(index)) : null, h("b", {}, run.name),
+    h("span.run", {}, head.runs.length > 1 ? swatch(lineInk(index)) : null, h("b", {}, run.name),
       h(`span.chip.${stateOf(run)[0]}`, {}, stateOf(run)[1])));
   const themes = ["auto", "light", "dark"];
   const theme = h("button.quiet", { id: "theme", title: "Colours: as the system has them, light, or dark" }, themeName(state));
@@ -25,10 +25,6 @@ function themeName(state) {
   return { auto: "◐ auto", light: "○ light", dark: "● dark" }[state.theme];
 }
 
-function swatch(paint) {
-  return h("i.swatch", { style: { background: paint } });
-}
-
 function tile(label, value, ...notes) {
   return h("div.tile", {}, h("span.label", {}, label), h("span.value", {}, value),
     notes.filter(Boolean).map((note) => h("span.note", {}, note)));
@@ -36,7 +32,7 @@ function tile(label, value, ...notes) {
 
 function drawOverview(head) {
   const rows = head.runs.map((run, index) => h("div.tiles", {},
-    head.runs.length > 1 ? h("h3.of", {}, swatch(lineColour(index)), run.name) : null, ...tiles(run)));
+    head.runs.length > 1 ? h("h3.of", {}, swatch(lineInk(index)), run.name) : null, ...tiles(run)));
   show(document.getElementById("overview"), ...rows);
 }
 
@@ -97,9 +93,9 @@ function explanation(run, named) {
   const { waits, findings, advice, healthy } = run.explained;
   const total = waits.reduce((seconds, each) => seconds + each.seconds, 0) || 1;
   const bar = h("div.stack", { role: "img", "aria-label": "Shares of a step" }, waits.map((each) =>
-    h("span", { style: { width: `${(100 * each.seconds) / total}%`, background: waitColour(each.stage) }, title: `${each.what}: ${duration(each.seconds)}` })));
+    h("span", { style: { width: `${(100 * each.seconds) / total}%`, background: `var(--${waitInk(each.stage)})` }, title: `${each.what}: ${duration(each.seconds)}` })));
   const keys = h("div.keys", {}, waits.map((each) =>
-    h("span.key", {}, swatch(waitColour(each.stage)), `${each.what} `, h("b", {}, percent(each.seconds / total)), ` ${duration(each.seconds)}`)));
+    h("span.key", {}, swatch(waitInk(each.stage)), `${each.what} `, h("b", {}, percent(each.seconds / total)), ` ${duration(each.seconds)}`)));
   return h("div.card.explanation", {}, named ? h("h3", {}, run.name) : null,
     waits.length ? [bar, keys] : null,
     h("ul.findings", {}, findings.map((each) => h(`li.${each.level}`, {}, each.text, each.fix ? h("span.fix", {}, each.fix) : null))),
@@ -111,8 +107,8 @@ function adviceLine(each) {
   return h("p", {}, `${each.what} `, h("span.gain", {}, each.gain), h("code.change", {}, each.change));
 }
 
-function waitColour(stage) {
-  return stage === "nothing" ? colour("idle") : stageColour(stage);
+function waitInk(stage) {
+  return stage === "nothing" ? "idle" : stageInk(stage);
 }
 
 // Predicted and measured ------------------------------------------------------------------------------------------------
@@ -141,7 +137,7 @@ function planTable(run, named) {
   const stages = [...new Set([...STAGES, ...Object.keys(measured.seconds), "step"])].filter((stage) =>
     stage !== "step" && ((measured.seconds[stage] ?? 0) >= step / 200 || (predicted.seconds?.[stage] ?? 0) >= step / 200));
   const rows = [...stages, "step"].map((stage) => h("tr", { class: stage === "step" ? "total" : null },
-    h("th", {}, stage === "step" ? null : swatch(stageColour(stage)), stage), 
+    h("th", {}, stage === "step" ? null : swatch(stageInk(stage)), stage), 
     h("td", {}, duration(predicted.seconds?.[stage])), h("td", {}, duration(measured.seconds[stage])),
     h("td.bars", {}, pair(predicted.seconds?.[stage], measured.seconds[stage], step, stage))));
   const memory = [...new Set([...Object.keys(predicted.memory_gb ?? {}), ...Object.keys(measured.memory_gb ?? {})])];
@@ -159,7 +155,7 @@ function planTable(run, named) {
 }
 
 function pair(expected, seen, whole, stage) {
-  const bar = (value, kind) => h(`i.${kind}`, { style: { width: `${Math.min(100, (100 * (value ?? 0)) / whole)}%`, background: stage && stage !== "step" ? stageColour(stage) : colour("accent") } });
+  const bar = (value, kind) => h(`i.${kind}`, { style: { width: `${Math.min(100, (100 * (value ?? 0)) / whole)}%`, background: `var(--${stage && stage !== "step" ? stageInk(stage) : "accent"})` } });
   return [bar(expected, "expected"), bar(seen, "seen")];
 }
 
@@ -171,7 +167,7 @@ function gigabytes(value) {
 
 function drawRecipes(head) {
   const differing = Object.entries(head.differing);
-  const names = head.runs.map((run, index) => h("th", {}, head.runs.length > 1 ? swatch(lineColour(index)) : null, run.name));
+  const names = head.runs.map((run, index) => h("th", {}, head.runs.length > 1 ? swatch(lineInk(index)) : null, run.name));
   const table = (rows) => h("table.recipe", {}, h("thead", {}, h("tr", {}, h("th", {}, "key"), names)),
     h("tbody", {}, rows.map(([key, values]) => h("tr", {}, h("th", {}, key), values.map((value) => h("td", {}, shownValue(value)))))));
   const keys = [...new Set(head.runs.flatMap((run) => Object.keys(run.recipe)))];

@@ -10,7 +10,7 @@ function drawTimeline(head, state) {
     if (!line || !line.start.length) return section(element, "Timeline", "Nothing has worked yet.");
     const view = new TimelineView(line, run, state);
     state.timeline = view;
-    const stages = h("div.keys", {}, line.stages.map((stage) => h("span.key", {}, swatch(stageColour(stage)), stage)), h("span.key", {}, h("i.swatch.hatched"), "idle"));
+    const stages = h("div.keys", {}, line.stages.map((stage) => h("span.key", {}, swatch(stageInk(stage)), stage)), h("span.key", {}, h("i.swatch.hatched"), "idle"));
     const tools = h("div.tools", {}, h("button", { id: "zoom-out", title: "Zoom out", onclick: () => view.zoom(2) }, "−"), h("button", { id: "zoom-in", title: "Zoom in", onclick: () => view.zoom(0.5) }, "+"),
       h("button", { onclick: () => view.toStep(state.step ?? line.step[line.step.length - 1]) }, "this step"), h("button", { onclick: () => view.all() }, "whole run"));
     section(element, `Timeline${head.runs.length > 1 ? `, ${run.name}` : ""}`, "A lane for each cell. The wheel zooms, dragging moves, a click opens the step.",
@@ -57,7 +57,7 @@ class TimelineView {
     this.canvas.addEventListener("pointerup", (event) => {
       const found = pressed && !pressed.moved ? this.spanAt(event) : null;
       pressed = null;
-      if (found !== null) this.state.open({ step: this.line.step[found], group: 0, attempt: null });
+      if (found !== null) this.state.open({ step: this.line.step[found], group: null, attempt: null });
     });
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
     this.canvas.addEventListener("dblclick", () => this.all());
@@ -152,11 +152,11 @@ class TimelineView {
       const [start, stop] = [line.start[index], line.start[index] + line.length[index]];
       if (stop < this.from || start > this.to) continue;
       const [left, right] = [this.x(start), this.x(stop)];
-      pen.fillStyle = stageColour(line.stages[line.stage[index]]);
+      pen.fillStyle = colour(stageInk(line.stages[line.stage[index]]));
       pen.globalAlpha = line.step[index] === this.state.step || this.state.step === null ? 1 : 0.78;
       pen.fillRect(left, top, Math.max(0.6, right - left - (right - left > 4 ? 1 : 0)), LANE - 8);
       pen.globalAlpha = 1;
-      if (right - left > 64) {
+      if (Math.min(right, LEFT + this.width()) - Math.max(left, LEFT) > 64) {
         pen.fillStyle = colour("on-stage");
         pen.fillText(line.stages[line.stage[index]], Math.max(left, LEFT) + 7, top + (LANE - 8) / 2 + 1);
       }
