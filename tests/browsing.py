@@ -27,7 +27,12 @@ class Tab:
 
     def __init__(self, socket):
         self.socket, self.numbers, self.answers = socket, itertools.count(1), {}
-        self.errors, self.asked = [], []
+        self.errors, self.requests = [], {}
+
+    @property
+    def asked(self):
+        """Every address that was asked for and not held back by the page's policy."""
+        return list(self.requests.values())
 
     async def listen(self):
         async for message in self.socket:
@@ -41,7 +46,9 @@ class Tab:
             elif told["method"] == "Runtime.consoleAPICalled" and told["params"]["type"] in ("error", "warning"):
                 self.errors.append(str(told["params"]["args"]))
             elif told["method"] == "Network.requestWillBeSent":
-                self.asked.append(told["params"]["request"]["url"])
+                self.requests[told["params"]["requestId"]] = told["params"]["request"]["url"]
+            elif told["method"] == "Network.loadingFailed" and told["params"].get("blockedReason") == "csp":
+                self.requests.pop(told["params"]["requestId"])
 
     async def call(self, method, **parameters):
         number = next(self.numbers)

@@ -73,7 +73,11 @@ async def hostile(path, text):
         await tab.value(
             "document.body.insertAdjacentHTML('beforeend', '<img src=http://127.0.0.1:9/x onerror=\"window.hurt=1\">')"
         )
-        await asyncio.sleep(0.3)
+        for _ in range(100):
+            if len(tab.errors) >= 2:
+                break
+            await asyncio.sleep(0.05)
+        assert len(tab.errors) >= 2 and all("Content Security Policy" in error for error in tab.errors)
         assert await tab.value("window.hurt === undefined")
         assert not [address for address in tab.asked if address.startswith("http")]
 

@@ -63,6 +63,7 @@ const CURVES = [
   },
 ];
 
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((tens) => [1, 2, 5].map((each) => each * 10 ** tens));
 const plots = [];
 
 function drawCurves(head, state) {
@@ -87,7 +88,7 @@ function drawCurves(head, state) {
 function seriesOf(curve, head) {
   const several = head.runs.length > 1;
   return head.runs.flatMap((run, index) => {
-    const stages = curve.stages ? STAGES.map((stage) => `seconds/${stage}`) : [];
+    const stages = curve.stages ? STAGES.filter((stage) => stage !== "evaluate").map((stage) => `seconds/${stage}`) : [];
     const names = [...curve.lines, ...Object.keys(run.metrics).filter((name) => curve.prefix && name.startsWith(curve.prefix)), ...stages];
     const there = names.filter((name) => (run.metrics[name] ?? []).some((value) => value !== null));
     const shown = several && curve.stages ? there.filter((name) => name === "seconds/step") : there;
@@ -130,7 +131,7 @@ function plotOf(curve, series, steps, { place, legend, answered, state }) {
   const options = {
     width: 360, height: 190, series: lines, bands, legend: { show: false }, padding: [10, 10, 0, 0],
     scales: { x: { time: false, range: (plot, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: scaleOf(curve) },
-    axes: [axis({ space: 60, size: 28 }), axis({ size: 48, ...(curve.log ? { splits: decades } : {}), values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) })],
+    axes: [axis({ space: 60, size: 28, incrs: WHOLE }), axis({ size: 48, ...(curve.log ? { splits: decades } : {}), values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) })],
     cursor: { sync: { key: "steps", setSeries: false }, points: { size: 7 }, y: false },
     hooks: { setCursor: [(plot) => tell(plot, legend, steps)], draw: [(plot) => markStep(plot, state, steps)] },
   };

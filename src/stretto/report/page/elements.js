@@ -32,7 +32,7 @@ function short(value, digits = 3) {
   const size = Math.abs(value);
   if (size >= 1e6) return value.toExponential(1);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
-  if (size < 1e-4) return value.toExponential(1).replace("e-", "e−").replace(/^-/, "−");
+  if (size < 1e-4) return value.toExponential(1).replace(".0e", "e").replaceAll("-", "−");
   return String(Number(value.toPrecision(digits))).replace("-", "−");
 }
 
