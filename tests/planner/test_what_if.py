@@ -42,7 +42,9 @@ def test_fixed_and_per_token_seconds_come_apart():
 
 
 def test_pieces_of_one_size_or_of_several_micro_batches_promise_nothing_of_larger_ones():
-    assert PieceTimes.fitted([(1.0, 100), (1.1, 101)], budget=999) == PieceTimes(fixed=0.0, per_token=pytest.approx(1.05 / 100.5))
+    assert PieceTimes.fitted([(1.0, 100), (1.1, 101)], budget=999) == PieceTimes(
+        fixed=0.0, per_token=pytest.approx(1.05 / 100.5)
+    )
     falling = PieceTimes.fitted([(2.0, 10), (1.0, 20)], budget=99)
     assert falling.per_token == 0.0 and falling.fixed == 1.5
     several = PieceTimes.fitted([(2.0, 10), (3.0, 20)], budget=15)

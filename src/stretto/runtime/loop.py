@@ -85,14 +85,7 @@ async def train(
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
         metrics |= parts.worker_group.reduction()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
-        rows = sample_rows(
-            batch.scored,
-            batch.samples,
-            batch.trained,
-            renderer=parts.renderer,
-            environment=recipe.environment.kind,
-            step=step,
-        )
+        rows = sample_rows(batch, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
         desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)

@@ -13,9 +13,8 @@ from stretto.environments.render import Renderer
 from stretto.models.memory import peak_gb
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.base import sampled_tokens
-from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
-from stretto.types import Conversation, Reward, Sample, TrainedLogprobs, Trajectory, trajectory_key
+from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
 
 Credited = tuple[Sample, NDArray[np.float32] | None]
 """A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
@@ -66,21 +65,13 @@ def lag(batch: StepBatch, version: int) -> float:
     return float(np.mean([version - 1 - sample.conversation.version for sample in batch.samples] or [0]))
 
 
-def sample_rows(
-    scored: Scored,
-    samples: Sequence[Sample],
-    trained: TrainedLogprobs,
-    *,
-    renderer: Renderer,
-    environment: str,
-    step: int,
-) -> Iterator[dict[str, Any]]:
-    """One row per trajectory, judged ones first; `trained` is what the trainer says of their tokens."""
-    by_key = {sample.key: (sample, trained.get(sample.key)) for sample in samples}
-    for group in scored.groups:
+def sample_rows(batch: StepBatch, *, renderer: Renderer, environment: str, step: int) -> Iterator[dict[str, Any]]:
+    """One row per trajectory, judged ones first."""
+    by_key = {sample.key: (sample, batch.trained.get(sample.key)) for sample in batch.samples}
+    for group in batch.scored.groups:
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
             yield row(trajectory, reward, by_key, renderer, environment, step=step)
-    for trajectory in scored.failed:
+    for trajectory in batch.scored.failed:
         yield row(trajectory, None, by_key, renderer, environment, step=step)
 
 
