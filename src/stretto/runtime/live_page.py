@@ -28,6 +28,11 @@ class LivePage:
         self.folder, self.note, self.wanted = folder, note, wanted
         self.page = ReportPage([folder])
         self.due = time.monotonic() + SELDOM
+        self.begun = False
+
+    def begin(self) -> None:
+        """Training begins; a resume that was refused before leaves the page as it was."""
+        self.begun = True
 
     def stepped(self) -> None:
         """A step has ended: a new page, if the last one is old enough."""
@@ -39,7 +44,7 @@ class LivePage:
 
     def ended(self) -> None:
         """The run is over, done or not: the page of all of it. A run that never took a step has none."""
-        if self.wanted and (self.folder / "metrics.jsonl").is_file():
+        if self.wanted and self.begun and (self.folder / "metrics.jsonl").is_file():
             self._write(over=True)
 
     def _write(self, *, over: bool) -> None:

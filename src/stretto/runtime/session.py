@@ -188,6 +188,7 @@ async def _run(
                     callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
                     page=page,
                 )  # fmt: skip
+                page.begin()
                 with InputsRecorder(folder, recipe, root, given):
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
