@@ -125,9 +125,9 @@ def conversation_row(conversation: Conversation, credited: Credited | None, rend
     return {
         "tokens": tokens,
         "trained": conversation.trained.astype(int).tolist(),
-        "logprobs": [round(value, 6) for value in conversation.logprobs.tolist()],
-        "advantages": [round(value, 6) for value in advantages.tolist()],
-        "trainer_logprobs": None if told is None else [round(value, 5) for value in trained.tolist()],
+        "logprobs": conversation.logprobs.round(6).tolist(),
+        "advantages": advantages.round(6).tolist(),
+        "trainer_logprobs": None if told is None else trained.round(5).tolist(),
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,
