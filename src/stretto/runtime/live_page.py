@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from stretto.report.html import ReportPage
 from stretto.runtime.explain_run import explain
@@ -21,18 +21,13 @@ SELDOM = 5.0
 
 
 class LivePage:
-    """The page of a run under way."""
+    """The page of a run under way; a context manager around its training, at whose end the page has all of it."""
 
     def __init__(self, folder: Path, note: Callable[[str], None], *, wanted: bool = True) -> None:
         """Where a page is not `wanted`, nothing is written."""
         self.folder, self.note, self.wanted = folder, note, wanted
         self.page = ReportPage([folder])
         self.due = time.monotonic() + SELDOM
-        self.begun = False
-
-    def begin(self) -> None:
-        """Training begins; a resume that was refused before leaves the page as it was."""
-        self.begun = True
 
     def stepped(self) -> None:
         """A step has ended: a new page, if the last one is old enough."""
@@ -42,9 +37,12 @@ class LivePage:
             now = time.monotonic()
             self.due = now + max(SELDOM, (now - started) / SHARE)
 
-    def ended(self) -> None:
-        """The run is over, done or not: the page of all of it. A run that never took a step has none."""
-        if self.wanted and self.begun and (self.folder / "metrics.jsonl").is_file():
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The run is over, done or not. One that never took a step has no page."""
+        if self.wanted and (self.folder / "metrics.jsonl").is_file():
             self._write(over=True)
 
     def _write(self, *, over: bool) -> None:

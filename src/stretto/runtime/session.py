@@ -172,7 +172,6 @@ async def _run(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
-            page = LivePage(folder, screen.note, wanted=recipe.run.report)
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
@@ -186,20 +185,18 @@ async def _run(
                 desk = RunOutput(
                     journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
                     callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
-                    page=page,
+                    page=LivePage(folder, screen.note, wanted=recipe.run.report),
                 )  # fmt: skip
-                page.begin()
-                with InputsRecorder(folder, recipe, root, given):
+                with InputsRecorder(folder, recipe, root, given), desk.page:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
-                finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
+                    finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
+                    beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
                 return finished
             except StateLostError:
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
-                page.ended()
                 await parts.close()
 
 
