@@ -238,7 +238,8 @@ def test_the_glossary_names_exactly_the_metrics_of_a_run(run):
     found = {key for line in lines(run / "metrics.jsonl") for key in line} - {"step"}
     assert {key for key in found if not any(pattern.fullmatch(key) for pattern in patterns.values())} == set()
     unseen = {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, found))}
-    assert unseen == {metric for term in build(AlgorithmSection(name="astar_po")).terms for metric in term.watch}
+    watched = {metric for term in build(AlgorithmSection(name="astar_po")).terms for metric in term.watch}
+    assert unseen == watched | {"micro_batches/overhead"}  # which takes more micro-batches than these steps have
 
 
 def test_every_file_of_a_run_is_in_the_reference(run):

@@ -41,7 +41,8 @@ ARROWS = {
     "algorithms": BASE | {"sandbox"},
     "sandbox": BASE,
     "weights": BASE,
-    "report": BASE,
+    # A report reads what a run wrote, and writes a page whole.
+    "report": BASE | {"recipe.yaml_io", "storage.atomic", "storage.json_lines", "storage.lock"},
     "storage": BASE,
     "placement": BASE | {"recipe.yaml_io"},
     "scheduler": {"types", "errors", "placement"},
@@ -129,6 +130,8 @@ TORCH_FREE_FILES = (
     "checks.rules",
     "engines.base",
     "engines.scripted",
+    "runtime.explain_run",
+    "runtime.live_page",
     "runtime.user_functions",
     *MODEL_FACTS,
 )

@@ -170,6 +170,10 @@ class Sample:
     """What the critic should have said, if the algorithm has one."""
 
 
+TrainedLogprobs = Mapping[tuple[str, int, int, int], "NDArray[np.float32]"]
+"""Sample's key -> the trainer's log-probabilities of its trained tokens, at the weights that sampled them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """A published version of the trained parameters."""

@@ -29,12 +29,13 @@ COMMANDS = {
     "plan": "plan.plan",
     "doctor": "doctor.doctor",
     "value": "value.value",
+    "report": "report.report",
     "bench": "bench.bench",
     "task": "task.task",
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "merge", "report", "replay", "deploy")
+WAITING = ("sft", "reward-model", "merge", "replay", "deploy")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -54,6 +55,7 @@ JSON_KEYS = {
     "bench": ("bench", "machine", "rows"),
     "doctor": ("checks",),
     "task": ("prompts", "answers", "parts"),
+    "report": ("page", "runs"),
     "plan": ("plans", "rejected", "assumed"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }

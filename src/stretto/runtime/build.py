@@ -79,7 +79,7 @@ async def build_runtime(
     """
     task = load_task(recipe, root, values)
     start = recipe.deadlines.start
-    pool = Pool(workers=reward_worker_count(), paths=folders_of(root), start_deadline=start, server=given.server)
+    pool = Pool(workers=reward_worker_count(recipe), paths=folders_of(root), start_deadline=start, server=given.server)
     hosts = None
     try:
         rewards = Rewards(recipe.rewards, pool)
@@ -308,9 +308,10 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     return hosts
 
 
-def reward_worker_count() -> int:
+def reward_worker_count(recipe: Recipe) -> int:
     """Processes for user code: the other half of the cores is for what generates and trains."""
-    return min(max(2, cores() // 2), MOST_JUDGES)
+    told = recipe.run.reward_workers
+    return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told
 
 
 def token_budget(recipe: Recipe, kind: DeviceKind) -> int:

@@ -18,6 +18,7 @@ from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
+from stretto.runtime.live_page import LivePage
 from stretto.runtime.metrics import lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import run_step
@@ -45,6 +46,8 @@ class RunOutput:
     """What a checkpoint holds."""
     callbacks: Callbacks
     """The user's functions that are called after each step."""
+    page: LivePage
+    """report.html."""
 
 
 async def train(
@@ -82,9 +85,7 @@ async def train(
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
         metrics |= parts.worker_group.reduction()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
-        rows = sample_rows(
-            batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
-        )
+        rows = sample_rows(batch, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
         desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
@@ -95,6 +96,7 @@ async def train(
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
             await save(parts, desk, clock, step=step, metrics=metrics)
         desk.journal.timeline(clock.events())
+        desk.page.stepped()
         try:
             desk.callbacks(
                 StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder)

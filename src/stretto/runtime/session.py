@@ -29,6 +29,7 @@ from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, w
 from stretto.runtime.guards import free_disk
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
+from stretto.runtime.live_page import LivePage
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.memory_rehearsal import rehearse_if_asked
 from stretto.runtime.moved import point_adapters
@@ -186,11 +187,12 @@ async def _run(
                 desk = RunOutput(
                     journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
                     callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
+                    page=LivePage(folder, screen.note, wanted=recipe.run.report),
                 )  # fmt: skip
-                with InputsRecorder(folder, recipe, root, given):
+                with InputsRecorder(folder, recipe, root, given), desk.page:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
-                finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
+                    finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
+                    beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
                 screen.finish([*summary(finished), *[""] * bool(beside), *beside])
                 return finished
             except StateLostError:

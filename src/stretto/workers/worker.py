@@ -31,7 +31,7 @@ from stretto.training.optimizer import wide_master
 from stretto.training.parallel.zero1 import merge_states, partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
-from stretto.types import Conversation, Receipt, Sample
+from stretto.types import Conversation, Receipt, Sample, TrainedLogprobs
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
@@ -147,10 +147,13 @@ class Worker(RehearsalCalls):
         """Forgets what a step has accumulated here."""
         self.trained(model).begin()
 
-    def accumulate(self, model: str, samples: Sequence[Sample]) -> None:
-        """Adds the gradients of these samples."""
+    def accumulate(self, model: str, samples: Sequence[Sample]) -> TrainedLogprobs:
+        """Adds the gradients of these samples; returns what the trainer says of those that it computed here."""
         self.sleepers.enter(ROLES[model])
-        self.trained(model).accumulate(samples)
+        trainer = self.trained(model)
+        trainer.accumulate(samples)
+        told = trainer.meter.logprobs
+        return {sample.key: told.pop(sample.key) for sample in samples if sample.key in told}
 
     def sums(self, model: str) -> dict[str, float]:
         """The counters of what was accumulated here."""

@@ -26,7 +26,7 @@ from stretto.storage.tensors import read_parts
 from stretto.threads import beside
 from stretto.training import loss_counters
 from stretto.training.trainer import StepReport
-from stretto.types import Conversation, Sample, Weights
+from stretto.types import Conversation, Sample, TrainedLogprobs, Weights
 from stretto.weights.publish import verify_publish
 from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, client
 from stretto.workers.checkpoints import StateFiles
@@ -194,13 +194,14 @@ class WorkerGroup:
             lambda device, share: self.worker(device, seconds).score(model, share),
         )
 
-    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> TrainedLogprobs:
         """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
-        process that died at it has from the others."""
+        process that died at it has from the others. Returns what the trainer says of the tokens."""
         if self.updated is not None:
-            return
+            return {}
         model, devices = MODELS[self.role[cell]], self.devices[cell]
-        await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+        told = await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+        return {key: logprobs for found in told for key, logprobs in found.items()}
 
     # The end of a step ------------------------------------------------------------------------------------------------
 

@@ -92,5 +92,10 @@ class RunSection(Section):
     """Steps."""
     folder: Annotated[str, Field(min_length=1)] = "auto"
     """auto: runs/<recipe>-<NNN>, the next free one; an explicit folder must not exist."""
+    report: bool = True
+    """Keep report.html in the run's folder up to date."""
+    reward_workers: Literal["auto"] | Count = "auto"
+    """Processes that run reward functions and tools; auto: half of the cores, from 2 to 16. More help where these wait,
+    such as for a judge that is asked over a network."""
     callbacks_strict: bool = False
     """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""
