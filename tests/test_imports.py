@@ -42,7 +42,7 @@ ARROWS = {
     "sandbox": BASE,
     "weights": BASE,
     # A report reads what a run wrote, and writes a page whole.
-    "report": BASE | {"recipe.yaml_io", "storage.atomic", "storage.json_lines", "storage.lock"},
+    "report": BASE | {"recipe.yaml_io", "storage.atomic", "storage.json_lines", "storage.lock", "storage.pass_rates"},
     "storage": BASE,
     "placement": BASE | {"recipe.yaml_io"},
     "scheduler": {"types", "errors", "placement"},

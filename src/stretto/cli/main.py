@@ -32,6 +32,9 @@ COMMANDS = {
     "report": "report.report",
     "bench": "bench.bench",
     "task": "task.task",
+    "samples": "samples.samples",
+    "compare": "compare.compare",
+    "sweep": "sweep.sweep",
 }
 """Command -> its file in this folder, and the function there."""
 
@@ -111,7 +114,7 @@ def _run(given: Sequence[str]) -> int:
     """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
-    for_output = given[:1] not in (["train"], ["resume"])  # what those make is in a folder
+    for_output = given[:1] not in (["train"], ["resume"], ["sweep"])  # what those make is in a folder
     with standard_streams(output_matters=for_output):
         try:
             code = _done(given, show)

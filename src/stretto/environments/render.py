@@ -40,6 +40,8 @@ class Tokenizer(Protocol):
 
     chat_template: Any
     special_tokens_map: Any
+    all_special_ids: Any
+    added_tokens_decoder: Any
 
     def get_chat_template(self) -> str: ...
 
@@ -157,6 +159,12 @@ class Renderer:
         if self._reader is None:
             self._reader = ToolCallReader(self.tokenizer)
         return self._reader.read(tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens, tools)
+
+    @property
+    def turn_tokens(self) -> frozenset[int]:
+        """Special tokens, which no reply should hold, but for those that end it."""
+        added = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return frozenset(added.union(self.tokenizer.all_special_ids)) - self.stop
 
     def all_text(self, tokens: Sequence[int]) -> str:
         """A whole conversation for people to read, special tokens included."""

@@ -7,13 +7,15 @@ weights move at the end of a step alone; whatever is interrupted before leaves t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from stretto.errors import StrettoError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
+from stretto.report.diagnosis import Diagnosis
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.evaluate import Evaluation, evaluate
@@ -48,6 +50,8 @@ class RunOutput:
     """The user's functions that are called after each step."""
     page: LivePage
     """report.html."""
+    diagnosis: Diagnosis
+    """Says what is wrong with the run."""
 
 
 async def train(
@@ -86,11 +90,12 @@ async def train(
         metrics |= parts.worker_group.reduction()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(batch, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
-        desk.journal.samples(step, list(rows))
+        desk.journal.samples(step, answers := list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         note_step(desk, clock, step=step, metrics=metrics)
         desk.progress.step(step, metrics)
+        show(desk, step=step, metrics=metrics, answers=answers)
         if len(batch.accepted) < recipe.batch.prompts:
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
@@ -107,6 +112,15 @@ async def train(
             await save_before(error, parts, desk, clock, step=step, metrics=metrics)
             raise
     return evaluations
+
+
+def show(desk: RunOutput, *, step: int, metrics: Mapping[str, float], answers: Sequence[Mapping[str, Any]]) -> None:
+    """One of the step's answers, and what is wrong with the run, if anything is."""
+    if answers:
+        desk.progress.sampled(answers[0])
+    for rule, text in desk.diagnosis.step(step, metrics, answers).items():
+        desk.progress.note(f"step {step}: {text}")
+        desk.journal.event("diagnosis", step=step, rule=rule, text=text)
 
 
 def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:
@@ -145,6 +159,9 @@ async def evaluated(
         await save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
+    verdicts = evaluation.verdicts.items()
+    right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
+    desk.journal.event("evaluated", step=step, right=right, wrong=wrong)
     desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
     if evaluation.failure is not None:
         desk.progress.note(unjudged(evaluation, step=step))

@@ -6,9 +6,10 @@ another recipe than the one the checkpoint was trained with, unless told which k
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from stretto.errors import CheckpointError, StateLostError, StrettoError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress, console_for
+from stretto.report.diagnosis import Diagnosis
+from stretto.report.loggers import LIBRARIES, library_logger
 from stretto.report.own_logger import own_logger
+from stretto.report.read_run import flat
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
@@ -50,7 +54,7 @@ from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.atomic import replace
 from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.storage.lock import held
-from stretto.storage.run_folder import Journal, claim_folder, forget_unbegun, free_folder
+from stretto.storage.run_folder import Journal, Sink, claim_folder, forget_unbegun, free_folder
 from stretto.types import Stateful
 from stretto.workers.checkpoints import NAMES
 from stretto.workers.models import EngineFactory
@@ -154,15 +158,18 @@ async def _run(
 ) -> Finished:
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+    with interrupt_answered(), progress or console_for(sys.stdout) as screen, ExitStack() as stack:
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
         every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
         stand = standing(checkpoints, every=every, note=screen.note)
         done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
+        stack.enter_context(told_how_to_go_on(screen, checkpoints, recipe, folder))
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
+            if stand.latest and done >= recipe.run.steps and not lacks_evaluation(recipe, done, metrics):
+                return finished_before(screen, folder, stand.latest, done)
         import_plugins(recipe, root)  # those that are as they were
         course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
@@ -186,20 +193,36 @@ async def _run(
                 screen.start(recipe.run.steps, done)
                 desk = RunOutput(
                     journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
+                    diagnosis=Diagnosis(recipe, parts.renderer.turn_tokens),
                     callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
                     page=LivePage(folder, screen.note, wanted=recipe.run.report),
                 )  # fmt: skip
                 with InputsRecorder(folder, recipe, root, given), desk.page:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
-                    finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                    beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
-                screen.finish([*summary(finished), *[""] * bool(beside), *beside])
-                return finished
+                    return await _finish(parts, desk, course, evaluations, root=root, after=done)
             except StateLostError:
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
                 await parts.close()
+
+
+async def _finish(
+    parts: Runtime,
+    desk: RunOutput,
+    course: PlannedRun,
+    evaluations: Sequence[tuple[int, Evaluation]],
+    *,
+    root: Path,
+    after: int,
+) -> Finished:
+    """What the run came to, which is shown, beside what was expected of the steps after `after`."""
+    folder, recipe = desk.journal.folder, parts.recipe
+    finished = Finished(folder=folder, model=_last(desk.checkpoints), evaluations=tuple(evaluations))
+    beside = compare_to_forecast(folder, course, recipe, root, after=after, memory=await parts.memory())
+    lines = [*summary(finished), *[""] * bool(beside), *beside]
+    desk.progress.finish([*lines, "", finished_text(folder, recipe.run.steps)])
+    return finished
 
 
 def _refuse(folder: Path, recipe: Recipe, before: Recipe, root: Path, *, done: int, **rest: Any) -> None:
@@ -226,15 +249,47 @@ def _journal(
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     after = None if done is None else done - pending
-    sinks = [
-        own_logger(name, folder, plugins.folders_of(root), note)
-        if plugins.is_plugin(name)
-        else TensorBoard(folder / "tensorboard", after=after)
-        for name in recipe.log
-    ]
+    sinks = [sink_of(name, folder, root, after=after, note=note) for name in recipe.log]
+    keys = dict(flat(recipe.model_dump(mode="json")))
+    for sink in sinks:
+        sink.recipe(keys)
     if done is not None:
         return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
     return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)
+
+
+@contextmanager
+def told_how_to_go_on(screen: Progress, checkpoints: Checkpoints, recipe: Recipe, folder: Path) -> Iterator[None]:
+    """Within it, whoever interrupts the run is told where it stands and what goes on with it."""
+    try:
+        yield
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        latest = checkpoints.latest()
+        where = f"after step {step_of(latest)} of {recipe.run.steps}" if latest else "before the first step"
+        screen.note(f"stopped {where}; go on with: stretto resume {folder}")
+        raise
+
+
+def finished_before(screen: Progress, folder: Path, model: Path, steps: int) -> Finished:
+    """What a run came to that was finished already, which is told."""
+    finished = Finished(folder=folder, model=model, evaluations=())
+    screen.finish([*summary(finished), "", finished_text(folder, steps)])
+    return finished
+
+
+def finished_text(folder: Path, steps: int) -> str:
+    """That a run is finished, and how it could go further."""
+    more = f"stretto resume {folder} run.steps={2 * steps} --allow run.steps"
+    return f"finished: {steps} of {steps} steps; go further with: {more}"
+
+
+def sink_of(name: str, folder: Path, root: Path, *, after: int | None, note: Note) -> Sink:
+    """Where else what a run finds goes, by its name in `log`."""
+    if plugins.is_plugin(name):
+        return own_logger(name, folder, plugins.folders_of(root), note)
+    if name in LIBRARIES:
+        return library_logger(name, folder, after=after, note=note)
+    return TensorBoard(folder / "tensorboard", after=after)
 
 
 def _last(checkpoints: Checkpoints) -> Path:
