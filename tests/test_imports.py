@@ -77,6 +77,7 @@ ARROWS = {
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
     | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    "deploy": BASE | {"placement", "storage.atomic"},
     "export": BASE
     | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
     | {"models", "recipe", "runtime.answers", "runtime.build", "runtime.moved", "runtime.recipe_file", "storage"}
@@ -122,6 +123,7 @@ TORCH_FREE = (
     "scheduler",
     "planner",
     "report",
+    "deploy",
 )
 TORCH_FREE_FILES = (
     "__init__",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -33,12 +33,7 @@ def chat(
     session = api.chat(
         run, step=step, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, note=render.note
     )
-    out, asks = sys.stdout, sys.stdin.isatty()
-
-    def show(text: str) -> None:
-        out.write(render.plain(text))
-        out.flush()
-
+    show, asks = writer(sys.stdout), sys.stdin.isatty()
     if asks:
         show(f"{session.name}: {HELP}\n")
     try:
@@ -57,6 +52,16 @@ def chat(
                 show("\n" if reply.stop == "stop" else f"\n(cut off after {len(reply.tokens)} tokens)\n")
     finally:
         session.close()
+
+
+def writer(out: TextIO) -> Callable[[str], None]:
+    """Shows pieces of text at once, without what would move a terminal's cursor or change its colours."""
+
+    def show(text: str) -> None:
+        out.write(render.plain(text))
+        out.flush()
+
+    return show
 
 
 def _lines(asks: bool) -> Iterator[str]:

@@ -69,8 +69,19 @@ class GgufExport:
         return {"file": str(self.path), "type": self.kind, "bytes": self.size, "step": self.step, "proof": proof}
 
 
-def export(model: TrainedModel, target: Path | None, *, kind: str, most: int, note: Note) -> GgufExport:
-    """Writes the file once it is proved to be the run's model; nothing is kept of one that is not."""
+def export(
+    model: TrainedModel,
+    target: Path | None,
+    *,
+    kind: str,
+    most: int,
+    note: Note,
+    make: Callable[[Any, str], GgufLayout] | None = None,
+) -> GgufExport:
+    """Writes the file once it is proved to be the run's model; nothing is kept of one that is not.
+
+    `make` makes the layout, from configuration and type; a test can make a wrong one.
+    """
     config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
     refuse_family(config)
     weights = TrainedWeights(model)
@@ -88,7 +99,7 @@ def export(model: TrainedModel, target: Path | None, *, kind: str, most: int, no
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            layout = GgufLayout(config, kind)
+            layout = (make or GgufLayout)(config, kind)
             write(draft, layout, weights, header=partial(write_header, model, policy, run, vocabulary))
             unexplained = unexplained_share(policy, *layout.reading(draft))
             del policy
