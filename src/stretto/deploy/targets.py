@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
+import uuid
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
@@ -57,7 +59,8 @@ def docker(made: Deployment) -> Files:
 def modal(made: Deployment) -> Files:
     """A program of Modal's that trains in a container with a volume, and is retried."""
     _one_machine(made, "modal")
-    where = f"cpu={made.threads}.0" if made.threads else f"gpu={_named(made, MODAL, 'Modal') + f':{made.devices}'!r}"
+    gpus = "" if made.threads else f"{_named(made, MODAL, 'Modal')}:{made.devices}"
+    where = f"cpu={made.threads}.0" if made.threads else f"gpu={gpus!r}"
     values = {
         "name": repr(made.name),
         "volume": repr(f"{made.name}-runs"),
@@ -66,7 +69,8 @@ def modal(made: Deployment) -> Files:
         "where": where,
         "seconds": min(made.hours, 24) * 3600,
     }
-    return container(made) | {"app.py": fill("modal_app.py", values)}
+    image = {"Dockerfile": fill("modal.Dockerfile", {"folder": made.inside})}
+    return container(made) | image | {"app.py": fill("modal_app.py", values)}
 
 
 def kuberay(made: Deployment) -> Files:
@@ -88,8 +92,11 @@ def kuberay(made: Deployment) -> Files:
 
 def skypilot(made: Deployment) -> Files:
     """A task of SkyPilot's on machines of whatever cloud has them; recovered after a preemption, it goes on."""
-    where = f"cpus: {made.threads}+" if made.threads else f"accelerators: {_named(made, SKYPILOT, 'SkyPilot')}:{made.devices}"
-    sky = fill("sky.yaml", _words(made) | {"where": where, "hosts": made.hosts})
+    gpus = "" if made.threads else f"{_named(made, SKYPILOT, 'SkyPilot')}:{made.devices}"
+    where = f"cpus: {made.threads}+" if made.threads else f"accelerators: {gpus}"
+    # Names of buckets are everybody's, so the project's own is in it.
+    bucket = f"{made.name}-runs-{hashlib.sha256(f'{uuid.getnode()}|{made.project}'.encode()).hexdigest()[:8]}"
+    sky = fill("sky.yaml", _words(made) | {"where": where, "hosts": made.hosts, "bucket": bucket})
     return {"sky.yaml": sky, "train.sh": train(made, None), "ray.sh": fill("sky-ray.sh", {})}
 
 

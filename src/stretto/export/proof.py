@@ -195,8 +195,8 @@ def _compared(run: RunAnswers, export: Path, unexplained: float | None) -> Expor
 def _logprobs(network: Any, context: NDArray[np.int64], answer: NDArray[np.int64]) -> Tensor:
     """(tokens of the answer, vocabulary) log-probabilities, from one forward over prompt and answer."""
     tokens = torch.as_tensor(np.concatenate([context, answer]))[None]
-    logits: Tensor = network(input_ids=tokens, use_cache=False).logits[0, len(context) - 1 : -1]
-    return logits.float().log_softmax(-1)
+    logits: Tensor = network(input_ids=tokens, use_cache=False, logits_to_keep=len(answer) + 1).logits
+    return logits[0, -len(answer) - 1 : -1].float().log_softmax(-1)
 
 
 def _source(export: Path) -> dict[str, Any]:

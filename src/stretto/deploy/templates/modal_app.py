@@ -12,7 +12,7 @@ PROJECT = Path(__file__).resolve().parents[len(Path(@inside).parts)] if modal.is
 
 app = modal.App(@name)
 runs = modal.Volume.from_name(@volume, create_if_missing=True)
-image = modal.Image.from_dockerfile(PROJECT / @dockerfile, context_dir=PROJECT).entrypoint([])
+image = modal.Image.from_dockerfile(PROJECT / @dockerfile, context_dir=PROJECT)
 
 
 @@app.function(
@@ -24,7 +24,7 @@ image = modal.Image.from_dockerfile(PROJECT / @dockerfile, context_dir=PROJECT).
 )
 def train() -> None:
     """Begins the run or goes on with it."""
-    code = subprocess.run(["/opt/train.sh"], check=False).returncode
+    code = subprocess.run(["bash", "/opt/train.sh"], check=False).returncode
     runs.commit()
     if code:
         raise SystemExit(code)
