@@ -84,13 +84,14 @@ def test_every_script_is_one_and_the_plan_is_beside_it(project, target):
 
 def test_train_begins_a_run_and_goes_on_with_it_whatever_it_is_called(project):
     recipe = written(project, name=ODD)
-    folder = made("slurm", recipe, cluster="2xcpu", changes=["task.prompt={text} $(touch pwned)="])
+    changes = ["model.scratch.characters=01= $(touch pwned)"]
+    folder = made("slurm", recipe, cluster="2xcpu", changes=changes)
     fakes = faked(project / "bin", stretto='printf "%s\\n" "$@" >> "$LOG"')
     environment = surroundings(project, fakes)
     subprocess.run(["bash", folder / "train.sh"], check=True, env=environment)
     told = (project / "log").read_text().splitlines()
     run = told[-1].removeprefix("run.folder=")
-    assert told == ["train", recipe.name, "task.prompt={text} $(touch pwned)=", "placement.cluster=2xcpu", told[-1]]
+    assert told == ["train", recipe.name, *changes, "placement.cluster=2xcpu", told[-1]]
     (project / run).mkdir(parents=True)
     (project / run / "recipe.yaml").write_text("")
     subprocess.run(["bash", folder / "train.sh"], check=True, env=environment)
@@ -164,7 +165,9 @@ def test_a_rayjob_is_what_its_schema_says(project, cluster, workers):
     head = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     (gpus,) = head["containers"][0]["resources"]["limits"].items()
     assert gpus == ("amd.com/gpu", 4) if "MI" in cluster else ("nvidia.com/gpu", 8)
-    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in head["volumes"] if "persistentVolumeClaim" in volume]
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"] for volume in head["volumes"] if "persistentVolumeClaim" in volume
+    ]
     assert claims == [claim["metadata"]["name"]]
 
 

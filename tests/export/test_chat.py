@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from typer.testing import CliRunner
 
 from exported import trained
@@ -34,10 +35,8 @@ def test_an_interrupted_answer_was_never_asked_for(run):
     def stop(text):
         raise KeyboardInterrupt
 
-    try:
+    with pytest.raises(KeyboardInterrupt):
         session.say("0=", stop)
-    except KeyboardInterrupt:
-        pass
     assert session.messages == [] and not session.engine.active
     assert session.say("0=").tokens
     session.close()
@@ -46,8 +45,9 @@ def test_an_interrupted_answer_was_never_asked_for(run):
 def test_the_terminal_gets_text_and_no_commands(run):
     out = io.StringIO()
     writer(out)("\x1b[2J\x9b31m\rred\u202e\n")
-    assert out.getvalue() == "\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}31m\N{REPLACEMENT CHARACTER}red\N{REPLACEMENT CHARACTER}\n"
-    options = [str(run), "--temperature", "0", "--max-new-tokens", "3"]
+    gone = "\N{REPLACEMENT CHARACTER}"
+    assert out.getvalue() == f"{gone}[2J{gone}31m{gone}red{gone}\n"
+    options = ["chat", str(run), "--temperature", "0", "--max-new-tokens", "3"]
     result = CliRunner().invoke(app_of(["chat"]), options, input="0=\n\n/new\n0=\n/quit\n")
     assert result.exit_code == 0, result.output
     first, second = result.output.strip("\n").split("\n", 1) if "cut off" not in result.output else ("", "")

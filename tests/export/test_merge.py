@@ -68,9 +68,7 @@ def swap(updates, name):
 @pytest.mark.parametrize("spoil", [leave_out, scale, swap])
 def test_a_broken_merge_is_refused_and_not_kept(run, tmp_path, spoil, dtype):
     with pytest.raises(ExportError, match="update is missing or too much"):
-        merge(
-            trained(run), tmp_path / "m", dtype=dtype, most=3, note=print, make=lambda model: Spoiled(model, spoil)
-        )
+        merge(trained(run), tmp_path / "m", dtype=dtype, most=3, note=print, make=lambda model: Spoiled(model, spoil))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,7 +99,10 @@ def test_an_export_with_another_end_template_or_weights_is_told(run, tmp_path):
 
 def test_what_rounding_loses_is_measured_and_decides_the_type(tmp_path):
     young = start(
-        tmp_path, **(LEARNS | {"optimizer__lr": 1e-5}), model__adapter={"rank": 2, "alpha": 2.0}, model__dtype="bfloat16"
+        tmp_path,
+        **(LEARNS | {"optimizer__lr": 1e-5}),
+        model__adapter={"rank": 2, "alpha": 2.0},
+        model__dtype="bfloat16",
     ).folder
     weights = TrainedWeights(trained(young))
     assert lost_share(weights, torch.bfloat16) > 0.5 and lost_share(weights, torch.float32) < 0.1
@@ -120,7 +121,7 @@ def test_what_cannot_be_merged_is_refused_with_what_to_do(run, tmp_path):
         api.merge(whole)
     with pytest.raises(RecipeError, match="exists already"):
         api.merge(run, to=tmp_path)
-    with pytest.raises(RecipeError, match="those that it holds: 0, 1, 2|those that it holds"):
+    with pytest.raises(RecipeError, match="those that it holds: 1, 2"):
         api.merge(run, step="7", to=tmp_path / "m")
     with pytest.raises(RecipeError, match="is no step"):
         api.merge(run, step="last", to=tmp_path / "m")

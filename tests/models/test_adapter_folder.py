@@ -39,10 +39,8 @@ def test_training_goes_on_with_the_adapter_as_it_was_saved(run, tmp_path):
     for name, weight in saved:
         if name in loaded:
             assert torch.equal(weight, loaded[name]), name
-    assert any(float(weight.abs().max()) > 0 for name, weight in loaded.items() if "lora_B" in name)
-    finished = start(
-        tmp_path, model__name=str(run / SAVED), model__scratch=None, model__adapter=ADAPTER, **LEARNS
-    )
+    assert any(weight.detach().any() for name, weight in loaded.items() if "lora_B" in name)
+    finished = start(tmp_path, model__name=str(run / SAVED), model__scratch=None, model__adapter=ADAPTER, **LEARNS)
     config = json.loads((finished.model / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(run / "base"), "others find what it adapts"
     inputs = json.loads((finished.folder / "inputs.json").read_text())["inputs"]["model.name"]
@@ -105,8 +103,6 @@ def test_weights_that_are_not_those_of_the_recipe_are_refused_when_they_are_read
     recipe, files = going_on(tmp_path, tmp_path / "adapter")
     assert recipe.model.adapter.targets == "all-linear"
     load(recipe.model, files, seed=0, device=CPU)  # the weights are of all layers, as the recipe says
-    few = recipe.model.model_copy(
-        update={"adapter": recipe.model.adapter.model_copy(update={"targets": ("q_proj",)})}
-    )
+    few = recipe.model.model_copy(update={"adapter": recipe.model.adapter.model_copy(update={"targets": ("q_proj",)})})
     with pytest.raises(RecipeError, match="weights for no layer of"):
         load(few, files, seed=0, device=CPU)

@@ -94,9 +94,7 @@ def push(
     _refuse_count(prompts)
     model = find(place_of(run), step, note=note)
     chosen = None if dry_run else hub or HuggingFaceHub()
-    return pushed(
-        model, to, licence=licence, merged=merged, private=private, hub=chosen, most=prompts, note=note
-    )
+    return pushed(model, to, licence=licence, merged=merged, private=private, hub=chosen, most=prompts, note=note)
 
 
 def chat(

@@ -18,12 +18,8 @@ HELP = "/new begins again, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 def chat(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    step: Annotated[
-        str, typer.Option(metavar="N", help="The checkpoint: its step, newest or best.")
-    ] = "newest",
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy; default: as in training.")
-    ] = None,
+    step: Annotated[str, typer.Option(metavar="N", help="The checkpoint: its step, newest or best.")] = "newest",
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; default: as in training.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Longest answer; default: as in training.")
     ] = None,

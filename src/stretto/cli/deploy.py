@@ -1,4 +1,4 @@
-"""`stretto deploy TARGET RECIPE`: ready files that start a run on Slurm, Kubernetes, rented machines or in a container."""
+"""`stretto deploy TARGET RECIPE`: files that start a run on Slurm, Kubernetes, rented machines or in a container."""
 
 from __future__ import annotations
 

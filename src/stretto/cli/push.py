@@ -1,4 +1,4 @@
-"""`stretto push RUN --to ORG/NAME`: a run's model on the Hugging Face hub, with a card that says where it comes from."""
+"""`stretto push RUN --to ORG/NAME`: a run's model on the Hugging Face hub, with a card that says what it is."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def modal(made: Deployment) -> Files:
         "seconds": min(made.hours, 24) * 3600,
     }
     image = {"Dockerfile": fill("modal.Dockerfile", {"folder": made.inside})}
-    return container(made) | image | {"app.py": fill("modal_app.py", values)}
+    return container(made) | image | {"app.py": fill("modal_app.txt", values)}
 
 
 def kuberay(made: Deployment) -> Files:
@@ -85,7 +85,12 @@ def kuberay(made: Deployment) -> Files:
     workers = ""
     if made.hosts > 1:
         workers = fill("ray-workers.yaml", {"count": made.hosts - 1, "pod": _indented(others, 10)})
-    told = {"pod": _indented(head, 8), "workers": workers, "seconds": made.hours * 3600, "ray": yaml_text(ray_version())}
+    told = {
+        "pod": _indented(head, 8),
+        "workers": workers,
+        "seconds": made.hours * 3600,
+        "ray": yaml_text(ray_version()),
+    }
     job = fill("rayjob.yaml", words | told)
     return container(made) | {"rayjob.yaml": job}
 
@@ -141,7 +146,7 @@ def container(made: Deployment) -> Files:
 
 
 def ray_version() -> str:
-    """The Ray of the image, which KubeRay must be told: that of this environment, or the oldest that asks for tokens."""
+    """The Ray of the image, of which KubeRay is told: that of this environment, or the oldest that asks for tokens."""
     try:
         return version("ray")
     except PackageNotFoundError:

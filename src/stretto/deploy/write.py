@@ -56,7 +56,9 @@ def copy_source(target: Path) -> None:
             shutil.copy2(CLONE / name, target / name)
         return
     (target / "pyproject.toml").write_text(_project(), encoding="utf-8")
-    pinned = sorted({f"{each.metadata['Name']}=={each.version}" for each in distributions()} - {f"stretto=={__version__}"})
+    pinned = sorted(
+        {f"{each.metadata['Name']}=={each.version}" for each in distributions()} - {f"stretto=={__version__}"}
+    )
     (target / "constraints.txt").write_text("\n".join(pinned) + "\n", encoding="utf-8")
 
 
@@ -78,6 +80,6 @@ def _project() -> str:
     return (
         '[build-system]\nrequires = ["hatchling>=1.27"]\nbuild-backend = "hatchling.build"\n\n'
         f'[project]\nname = "stretto"\nversion = "{__version__}"\nrequires-python = ">=3.11"\n'
-        f"dependencies = {json.dumps(plain)}\n\n[project.scripts]\nstretto = \"stretto.cli.main:main\"\n\n"
+        f'dependencies = {json.dumps(plain)}\n\n[project.scripts]\nstretto = "stretto.cli.main:main"\n\n'
         f'[project.optional-dependencies]\n{listed}\n\n[tool.hatch.build.targets.wheel]\npackages = ["src/stretto"]\n'
     )

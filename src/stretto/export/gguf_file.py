@@ -1,8 +1,8 @@
 """A run's model as one GGUF file, which llama.cpp and the programs around it read.
 
 The file is written with llama.cpp's own package (`gguf`): its names of tensors, its quantisation. What is ours is the
-header, and for Llama the order of rows within heads, which llama.cpp wants interleaved. Weights go through memory one by
-one. Families whose files transformers can read back are written, because that is how the file is proved.
+header, and for Llama the order of rows within heads, which llama.cpp wants interleaved. Weights go through memory one
+by one. Families whose files transformers can read back are written, because that is how the file is proved.
 """
 
 from __future__ import annotations

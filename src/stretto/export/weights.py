@@ -32,7 +32,7 @@ class StoredWeights:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._handles: dict[Path, Any] = {}
-        self._places = {name: path for path in self._paths() for name in self._open(path).keys()}
+        self._places = {name: path for path in self._paths() for name in list(self._open(path).keys())}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Which files a model name means, and what can be read of them in a moment: family and context length.
 
 A name is `scratch`, a folder, a .gguf file, package:NAME/FILE (a file that a Python package carries) or a hub id. The
-folder of an adapter means the model that it adapts, with the adapter. Nothing is downloaded, imported or unpickled here, and no weights are read; whether a model loads is for `models.load`
-to find out.
+folder of an adapter means the model that it adapts, with the adapter. Nothing is downloaded, imported or unpickled
+here, and no weights are read; whether a model loads is for `models.load` to find out.
 """
 
 from __future__ import annotations
