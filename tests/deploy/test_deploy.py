@@ -3,11 +3,13 @@
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -15,7 +17,8 @@ import pytest
 import yaml
 
 from running import written
-from stretto.api.deploying import deploy
+from stretto.api.deploying import deploy, packages_of
+from stretto.deploy.deployment import deployment
 from stretto.deploy.targets import TARGETS
 from stretto.errors import RecipeError
 
@@ -189,6 +192,18 @@ def test_a_service_of_compose_has_its_gpus_its_volumes_and_time_to_save(project)
     assert not list(folder.rglob("*.pyc"))
 
 
+def test_a_model_of_a_package_comes_along(project):
+    assert packages_of("scratch") == packages_of("org/name") == ()
+    (package,) = packages_of("package:yaml/any.gguf")
+    assert re.fullmatch(r"PyYAML==[\d.]+", package, re.IGNORECASE)
+    made_for = deployment(Path("tiny.yaml"), (), cluster="1xL4", to=None, target="x", hours=1, image=None)
+    for target in ("docker", "modal", "skypilot"):
+        text = "".join(TARGETS[target](replace(made_for, packages=(package,))).values())
+        assert f"--no-deps {package}" in text and f"--no-deps {package}" not in "".join(
+            TARGETS[target](made_for).values()
+        )
+
+
 def test_a_dockerfile_keeps_the_rules_that_linters_have(project):
     """Of hadolint's: a tag that is no `latest`, no root at the end, JSON for commands, no lists of packages left."""
     folder = made("docker", cluster="4xL4")
@@ -230,6 +245,8 @@ def test_a_task_of_skypilot_is_yaml_with_scripts_that_are_there(project, cluster
         subprocess.run(["bash", "-n", "-c", script], check=True)
         for word in script.replace('"', " ").replace("[", " ").split():
             assert "deploy/" not in word or (project / word).exists(), word
+    sky = pytest.importorskip("sky")
+    assert sky.Task.from_yaml(str(folder / "sky.yaml")).num_nodes == hosts
 
 
 def test_what_cannot_be_started_there_is_refused_with_what_to_do(project, tmp_path_factory):

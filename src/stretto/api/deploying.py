@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from stretto.api.recipes import open_recipe
@@ -46,8 +47,9 @@ def deploy(
     if target not in TARGETS:
         raise RecipeError.of("TARGET", f"{target!r} is none of them", f"use {', '.join(TARGETS)}")
     made = deployment(recipe, changes, cluster=cluster, to=to, target=target, hours=hours, image=image)
-    files = TARGETS[target](made)
-    open_recipe(recipe, list(made.changes), deep=False)
+    TARGETS[target](made)  # what it refuses comes first
+    opened = open_recipe(recipe, list(made.changes), deep=False)
+    files = TARGETS[target](replace(made, packages=packages_of(opened.model.name)))
     from stretto.api.planning import planned
 
     found = planned(
@@ -63,3 +65,11 @@ def deploy(
         strategy=best["strategy"],
         next=NEXT[target].format(folder=made.inside, image=made.image),
     )
+
+
+def packages_of(model: str) -> tuple[str, ...]:
+    """The package, with its version, that carries a model called package:NAME/FILE."""
+    if not model.startswith("package:"):
+        return ()
+    found = packages_distributions().get(model.removeprefix("package:").partition("/")[0], [])
+    return tuple(f"{name}=={version(name)}" for name in found[:1])

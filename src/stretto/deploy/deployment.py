@@ -51,6 +51,8 @@ class Deployment:
     """Where the files are written, within the project."""
     image: str
     """The container's name."""
+    packages: tuple[str, ...] = ()
+    """Packages, with versions, that carry files which the recipe reads."""
 
     @property
     def run(self) -> str:

@@ -45,7 +45,7 @@ def slurm(made: Deployment) -> Files:
             "folder": shlex.quote(str(made.folder)),
         },
     )
-    return {"job.sh": script, "train.sh": train(made, str(made.project)), "environment.sh": fill("environment.sh", {})}
+    return {"job.sh": script, "train.sh": train(made, str(made.project)), "setup.sh": fill("setup.sh", {})}
 
 
 def docker(made: Deployment) -> Files:
@@ -69,7 +69,7 @@ def modal(made: Deployment) -> Files:
         "where": where,
         "seconds": min(made.hours, 24) * 3600,
     }
-    image = {"Dockerfile": fill("modal.Dockerfile", {"folder": made.inside})}
+    image = {"Dockerfile": fill("modal.Dockerfile", {"folder": made.inside, "packages": _packages(made)})}
     return container(made) | image | {"app.py": fill("modal_app.txt", values)}
 
 
@@ -101,7 +101,9 @@ def skypilot(made: Deployment) -> Files:
     where = f"cpus: {made.threads}+" if made.threads else f"accelerators: {gpus}"
     # Names of buckets are everybody's, so the project's own is in it.
     bucket = f"{made.name}-runs-{hashlib.sha256(f'{uuid.getnode()}|{made.project}'.encode()).hexdigest()[:8]}"
-    sky = fill("sky.yaml", _words(made) | {"where": where, "hosts": made.hosts, "bucket": bucket})
+    packages = f"\n  pip install --no-deps {shlex.join(made.packages)}" if made.packages else ""
+    told = {"where": where, "hosts": made.hosts, "bucket": bucket, "packages": packages}
+    sky = fill("sky.yaml", _words(made) | told)
     return {"sky.yaml": sky, "train.sh": train(made, None), "ray.sh": fill("sky-ray.sh", {})}
 
 
@@ -113,7 +115,7 @@ NEEDS_SOURCE = frozenset({"modal", "kuberay", "skypilot", "docker"})
 """Targets whose machines have no stretto yet."""
 
 NEXT = {
-    "slurm": "look at {folder}/environment.sh, then: sbatch {folder}/job.sh",
+    "slurm": "look at {folder}/setup.sh, then: sbatch {folder}/job.sh",
     "modal": "modal run --detach {folder}/app.py",
     "kuberay": "docker build -f {folder}/Dockerfile -t {image} . && docker push {image} && "
     "kubectl apply -f {folder}/rayjob.yaml",
@@ -137,12 +139,17 @@ def train(made: Deployment, project: str | None) -> str:
 
 def container(made: Deployment) -> Files:
     """What an image is built from."""
-    dockerfile = fill("Dockerfile", {"folder": made.inside})
+    dockerfile = fill("Dockerfile", {"folder": made.inside, "packages": _packages(made)})
     return {
         "Dockerfile": dockerfile,
         "Dockerfile.dockerignore": fill("dockerignore", {}),
         "train.sh": train(made, INSIDE),
     }
+
+
+def _packages(made: Deployment) -> str:
+    """The step of an image that installs packages which carry files; they need nothing themselves."""
+    return f"\nRUN pip install --no-cache-dir --no-deps {shlex.join(made.packages)}" if made.packages else ""
 
 
 def ray_version() -> str:

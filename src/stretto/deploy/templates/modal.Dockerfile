@@ -5,7 +5,9 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap \
     && rm -rf /var/lib/apt/lists/*
 COPY @folder/stretto /opt/stretto
-RUN pip install --no-cache-dir -c /opt/stretto/constraints.txt "/opt/stretto[ray,tasks]"
-COPY . /workspace
-COPY @folder/train.sh /opt/train.sh
+RUN pip install --no-cache-dir -c /opt/stretto/constraints.txt "/opt/stretto[ray,tasks]"@packages
 WORKDIR /workspace
+COPY . /workspace
+# What your own code needs.
+RUN if [ -f requirements.txt ]; then pip install --no-cache-dir -r requirements.txt; fi
+COPY @folder/train.sh /opt/train.sh

@@ -15,7 +15,7 @@
 set -uo pipefail
 here=@folder
 # shellcheck disable=SC1091
-if [ -r "$here/environment.sh" ]; then source "$here/environment.sh"; fi
+if [ -r "$here/setup.sh" ]; then source "$here/setup.sh"; fi
 
 child=""
 over=""
