@@ -93,6 +93,10 @@ def test_another_adapter_full_tuning_and_a_reference_are_refused_before_anything
     assert "rank: 4, alpha: 8, targets: [" in other["model.adapter"].fix
     whole = problems(tmp_path, model__name=name, model__adapter=None)
     assert "stretto merge" in whole["model.adapter"].fix
+    role = problems(
+        tmp_path, model__name=name, model__adapter=ADAPTER, roles__critic={"name": name}, algorithm__name="ppo"
+    )
+    assert "adapters for this role are not available yet" in role["roles.critic.name"].reason
     pulled = problems(tmp_path, model__name=name, model__adapter=ADAPTER, algorithm={"kl": {"coef": 0.1}})
     assert "the reference would be its base" in pulled["model.name"].reason
 

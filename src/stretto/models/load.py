@@ -167,11 +167,13 @@ def load(
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.portable)
     with reading_model(files.name, failing="cannot be run"):
         take_over_attention(policy)
+    if files.adapter is not None and (problem := files.adapter.refused(section.adapter)) is not None:
+        raise RecipeError(problem)
     if section.adapter is None:
         return policy
     adapted = add_adapter(network, section.adapter, seed=seed)
     if files.adapter is not None:
-        fill_adapter(adapted, section.adapter, files.adapter)
+        fill_adapter(adapted, files.adapter)
     return replace(policy, adapted=adapted)
 
 

@@ -78,10 +78,8 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
     return adapted
 
 
-def fill_adapter(adapted: Any, section: Adapter, facts: AdapterFacts) -> None:
-    """Gives a fresh adapter the weights of a saved one, all of them, in the type of the network."""
-    if (problem := facts.refused(section)) is not None:
-        raise RecipeError(problem)
+def fill_adapter(adapted: Any, facts: AdapterFacts) -> None:
+    """Gives a fresh adapter the weights of a saved one of its kind, all of them, in the type of the network."""
     with reading_model(str(facts.folder), failing="cannot be read", fix="get the adapter's files again"):
         weights = load_peft_weights(str(facts.folder), device="cpu")
         found = set_peft_model_state_dict(adapted, weights)

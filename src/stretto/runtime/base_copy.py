@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ def prepare_base(
     if base.exists():
         return base
     plain = recipe.model.model_copy(update={"adapter": None})
-    policy = load(plain, files, seed=recipe.seed, device=device)
+    policy = load(plain, replace(files, adapter=None), seed=recipe.seed, device=device)
     if files.scratch:
         prompts = fitting(recipe, prompts, policy.tokenizer, policy.context)
         refuse_none(recipe, prompts)
