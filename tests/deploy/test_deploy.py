@@ -143,6 +143,7 @@ def test_a_job_that_is_cancelled_saves_and_stays_away(project):
     assert code == 143 and log[1:] == ["saved"]
 
 
+@pytest.mark.slow
 def test_several_hosts_become_one_ray_cluster_with_a_token(project):
     folder = made("slurm", cluster="2x8xH100", changes=["model.dtype=bfloat16"])
     job_id = str(os.getpid())  # the port follows from it
@@ -159,7 +160,7 @@ def test_several_hosts_become_one_ray_cluster_with_a_token(project):
     assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --signal=B:USR1@300"} <= set(lines)
 
 
-@pytest.mark.parametrize(("cluster", "workers"), [("8xH100", 0), ("3x8xH100", 2), ("2x4xMI300X", 1)])
+@pytest.mark.parametrize(("cluster", "workers"), [("8xH100", 0), ("3x4xMI300X", 2)])
 def test_a_rayjob_is_what_its_schema_says(project, cluster, workers):
     claim, ray_job = yaml.safe_load_all((made("kuberay", cluster=cluster) / "rayjob.yaml").read_text())
     jsonschema.validate(ray_job, SCHEMA)
@@ -167,7 +168,7 @@ def test_a_rayjob_is_what_its_schema_says(project, cluster, workers):
     assert [group["replicas"] for group in groups] == [workers] * bool(workers)
     head = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     (gpus,) = head["containers"][0]["resources"]["limits"].items()
-    assert gpus == ("amd.com/gpu", 4) if "MI" in cluster else ("nvidia.com/gpu", 8)
+    assert gpus == (("amd.com/gpu", 4) if "MI" in cluster else ("nvidia.com/gpu", 8))
     claims = [
         volume["persistentVolumeClaim"]["claimName"] for volume in head["volumes"] if "persistentVolumeClaim" in volume
     ]
@@ -234,7 +235,7 @@ def test_a_program_for_modal_is_python_and_names_what_is_there(project):
     subprocess.run([sys.executable, "-W", "error", folder / "app.py"], check=True, cwd=project)
 
 
-@pytest.mark.parametrize("cluster", ["8xA100", "2x8xH100", "2xcpu"])
+@pytest.mark.parametrize("cluster", ["8xA100", "2x8xH100"])
 def test_a_task_of_skypilot_is_yaml_with_scripts_that_are_there(project, cluster):
     folder = made("skypilot", cluster=cluster)
     task = yaml.safe_load((folder / "sky.yaml").read_text())

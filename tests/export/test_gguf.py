@@ -26,7 +26,10 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "llama"]
+
+
+@pytest.fixture(scope="module", params=["llama", *OTHERS])
 def run(request, tmp_path_factory):
     """A run with an adapter on a model of each family."""
     folder = tmp_path_factory.mktemp(request.param)
