@@ -14,7 +14,7 @@ from typing import Protocol
 
 from stretto.errors import ExportError
 from stretto.export.card import CardFacts, recipe_text, refuse_names, write_card
-from stretto.export.merge import AUTO, Note, merge, settle, write_ends
+from stretto.export.merge import AUTO, PROOF, Note, merge, settle, write_ends
 from stretto.export.proof import ExportProof, ask_run, prove
 from stretto.export.trained_model import TrainedModel
 from stretto.storage.atomic import storing
@@ -108,6 +108,7 @@ def _fill(
     """The model's files, proved; and the tokens that end its answers."""
     if merge_it:
         proof = merge(model, draft, dtype=AUTO, most=most, note=note).proof
+        (draft / PROOF).unlink()  # it names folders of this machine; the card says the rest
         return proof, ends_of(draft)
     shutil.copytree(model.checkpoint, draft, ignore=shutil.ignore_patterns(STATE, "README.md"))
     if model.files.adapter is not None:
