@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1] / "src" / "stretto"
 BASE = {"types", "errors", "extras", "plugins", "recipe.schema", "algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
-MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "models.size"}
+MODEL_FACTS = {f"models.{name}" for name in ("source", "plausible", "gguf_header", "adapter_folder", "size")}
 """What a model's files say, read without PyTorch."""
 
 ARROWS = {
@@ -78,6 +78,11 @@ ARROWS = {
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
     | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    "deploy": BASE | {"placement", "storage.atomic"},
+    "export": BASE
+    | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
+    | {"models", "recipe", "runtime.answers", "runtime.build", "runtime.moved", "runtime.recipe_file", "storage"}
+    | {"workers.models"},
     "api": EVERYTHING | {"api", "bench"},
     "cli": EVERYTHING | {"api", "bench", "cli"},
 }
@@ -119,6 +124,7 @@ TORCH_FREE = (
     "scheduler",
     "planner",
     "report",
+    "deploy",
 )
 TORCH_FREE_FILES = (
     "__init__",

@@ -19,6 +19,7 @@
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part
     +-- GuardError                  a guard of the recipe stopped the run
+    +-- ExportError                 what was made of a run's model does not answer as the run does, so it is not kept
     ChangedInputsError              both RecipeError and CheckpointError: what a run reads is not what it read before
 
 The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
@@ -155,3 +156,7 @@ class ChangedInputsError(RecipeError, CheckpointError):
 
 class GuardError(StrettoError):
     """A guard of the recipe stopped the run."""
+
+
+class ExportError(StrettoError):
+    """What was made of a run's model (merged, written as GGUF) is not proved to be it."""

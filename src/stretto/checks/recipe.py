@@ -85,6 +85,7 @@ RULES: tuple[Rule, ...] = (
     environment.signals_are_given,
     place.plan_is_sound,
     place.model_can_be_found,
+    place.adapter_can_go_on,
     place.lengths_are_recorded,
     place.run_folder_is_free,
     place.logs_can_be_written,

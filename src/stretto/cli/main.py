@@ -25,6 +25,11 @@ COMMANDS = {
     "resume": "train.resume",
     "eval": "evaluate.evaluate",
     "serve": "serve.serve",
+    "chat": "chat.chat",
+    "merge": "merge.merge",
+    "export": "merge.export",
+    "push": "push.push",
+    "deploy": "deploy.deploy",
     "check": "check.check",
     "plan": "plan.plan",
     "doctor": "doctor.doctor",
@@ -38,7 +43,7 @@ COMMANDS = {
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "merge", "replay", "deploy")
+WAITING = ("sft", "reward-model", "replay")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -60,6 +65,8 @@ JSON_KEYS = {
     "task": ("prompts", "answers", "parts"),
     "report": ("page", "runs"),
     "plan": ("plans", "rejected", "assumed"),
+    "merge": ("folder", "step", "dtype", "lost", "proof"),
+    "export": ("file", "type", "bytes", "step", "proof"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""
