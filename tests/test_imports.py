@@ -94,6 +94,11 @@ FILES = {
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
+    # An engine with weights of its own says itself where they are not those that were published.
+    "engines.vllm.engine": BASE | {"engines", "models", "weights"},
+    # It runs in the engine's own Python, which has nothing of the project.
+    "engines.vllm.host": set(),
+    "engines.vllm.tensor_file": set(),
     # A taskset has both the prompts and the environment that plays them.
     "tasks.verifiers": BASE | {"sandbox", "environments.verifiers.tasksets"},
     # The queue of a cell counts the trajectories that wait for its engine.
@@ -229,7 +234,7 @@ def test_a_room_without_torch_imports_none(module):
 @pytest.mark.parametrize(
     ("library", "home"),
     [
-        ("vllm", "engines.vllm"),
+        ("vllm", "engines.vllm.host"),
         ("ray", "workers.launchers.ray"),
         ("datasets", "tasks.hf"),
         ("bitsandbytes", "training.optimizer"),

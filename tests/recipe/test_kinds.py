@@ -97,7 +97,7 @@ def test_a_key_of_another_kind_says_what_to_write():
     (problem,) = refusals({"task": {"source": {"kind": "jsonl", "path": "x", "max": 3}}}).values()
     assert problem.fix == "take it out, or use kind: synthetic, name: addition"
     (problem,) = refusals({"engine": {"url": "http://x"}}).values()
-    assert problem.reason.endswith("it belongs to vllm, not available yet")
+    assert problem.reason.endswith("it belongs to vllm")
 
 
 @pytest.mark.parametrize(

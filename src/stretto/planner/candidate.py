@@ -152,7 +152,6 @@ class Candidate:
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.base != workload.precision, "a quantised base"),
-            (workload.engine != "native" and not is_plugin(workload.engine), f"the engine {workload.engine}"),
         ):
             if asked:
                 yield what
