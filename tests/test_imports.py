@@ -76,7 +76,7 @@ ARROWS = {
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"},
     "api": EVERYTHING | {"api", "bench"},
     "cli": EVERYTHING | {"api", "bench", "cli"},
 }

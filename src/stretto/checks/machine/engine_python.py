@@ -61,6 +61,15 @@ def installed(python: Path) -> dict[str, str]:
     return found
 
 
+def has_vllm() -> bool:
+    """Whether `make engine` has built an environment that is found from here."""
+    try:
+        engine_python(VllmEngineSection(), Path.cwd())
+    except RecipeError:
+        return False
+    return True
+
+
 def vllm_is_installed(setting: MachineCheck) -> Check | None:
     """A recipe that generates with vLLM finds a version of it that works."""
     if setting.recipe is None or not isinstance(section := setting.recipe.engine, VllmEngineSection):
