@@ -23,7 +23,7 @@ class FakeHost:
         self.tensors, self.numbers, self.name = {}, set(), ""
         self.asked, self.called, self.closed = {}, [], False
 
-    def call(self, what, seconds, **arguments):
+    def call(self, what, seconds, /, **arguments):
         assert seconds > 0 and not self.closed
         self.called.append(what)
         told = self.spoil(what, arguments, self)

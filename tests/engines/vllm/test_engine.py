@@ -141,7 +141,7 @@ def unread(what, arguments, host):
         (not_loaded, ADAPTER, "was published"),
         (same_number, ADAPTER, "was published"),
         (same_name, ADAPTER, "samples from weights policy-v0, policy-v1 were published"),
-        (corrupted, None, "1 of "),
+        (corrupted, None, "2 of "),  # the embedding, which is the head too
         (unread, ADAPTER, "is nothing where "),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -223,9 +223,12 @@ def test_three_deaths_in_a_row_end_the_run_with_the_last_lines():
 
 
 def test_an_answer_between_them_makes_deaths_no_row():
-    hosts = [FakeHost(dies("step")) for _ in range(4)] + [FakeHost()]
-    engine = engine_of(*hosts)
-    for key in range(4):
+    def once(what, arguments, host):
+        if what == "step" and host.called.count("step") == 2:
+            raise EngineDiedError("it died")
+
+    engine = engine_of(*(FakeHost(once) for _ in range(5)))
+    for key in range(5):
         engine.submit([request(key, longest=1)])
         (done,) = engine.step(0.1)
         assert done.key == key

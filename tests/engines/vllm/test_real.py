@@ -121,7 +121,7 @@ class Spoiled:
         self.process = EngineProcess([str(PYTHON), "-u", str(PROGRAM)], name="vLLM", log=log, environment=start)
         self.spoil = lambda what, arguments: None
 
-    def call(self, what, seconds, **arguments):
+    def call(self, what, seconds, /, **arguments):
         told = self.spoil(what, arguments)
         return self.process.call(what, seconds, **arguments) if told is None else told
 

@@ -197,11 +197,11 @@ class VllmEngine:
         self.called = f"{name}.{self.publishes}" if name in self.names else name
         self.names.add(self.called)
         if self.policy.adapted is not None:
-            folder = self.room / self.called
+            folder = self.room / "adapter"
+            shutil.rmtree(folder, ignore_errors=True)
             write_adapter(self.policy, folder)
             told = {"name": self.called, "number": self.publishes, "folder": str(folder)}
             self._call("adapter", self.patience.publish, **told)
-            shutil.rmtree(folder)
             return
         self._call("begin", self.patience.publish, name=self.called)
         path = self.room / "weights"
@@ -251,7 +251,7 @@ class VllmEngine:
             self.process.close()
         shutil.rmtree(self.room, ignore_errors=True)
 
-    def _call(self, what: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+    def _call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
         assert self.process is not None
         return self.process.call(what, seconds, **arguments)
 

@@ -46,7 +46,7 @@ ENDING = 5.0
 class EngineTransport(Protocol):
     """Whom an engine of another process is asked through."""
 
-    def call(self, what: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+    def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
         """The answer. EngineDiedError if the process has died, DeadlineError if it does not answer in time."""
         ...
 
@@ -92,7 +92,7 @@ class EngineProcess:
                 raise RecipeError.of("engine.python", reason, "name the Python that has vLLM") from None
         self.connection = Connection(ours.detach())
 
-    def call(self, what: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+    def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
         """The answer to a question, which must come in time."""
         since = time.monotonic()
         try:
