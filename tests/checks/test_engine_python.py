@@ -23,7 +23,9 @@ def python_with(path, packages):
 
 def checked(folder, python):
     """What the check says of a recipe with vLLM in this Python."""
-    recipe = recipe_in(folder, engine={"kind": "vllm", "max_new_tokens": 4, **({"python": str(python)} if python else {})})
+    recipe = recipe_in(
+        folder, engine={"kind": "vllm", "max_new_tokens": 4, **({"python": str(python)} if python else {})}
+    )
     return vllm_is_installed(MachineCheck(machine=look(), recipe=recipe, root=folder))
 
 

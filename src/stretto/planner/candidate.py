@@ -19,7 +19,6 @@ from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
-from stretto.plugins import is_plugin
 from stretto.scheduler.records import UPDATE
 
 Source = Literal["own", "shared", "gather"]

@@ -174,8 +174,8 @@ MODELS = {"reward": "reward model", "reference": "reference", "value": "critic"}
 
 
 APART = (
-    "; vLLM samples from a copy of the weights, which is read back and compared after each publish; its noise is a seed "
-    "per request, so an answer is promised to be the same again only where its request does not move"
+    "; vLLM samples from a copy of the weights, which is read back and compared after each publish; its noise is a "
+    "seed per request, so an answer is promised to be the same again only where its request does not move"
 )
 """What is said of an engine with weights of its own."""
 

@@ -124,8 +124,9 @@ def corrupted(what, arguments, host):
     """One bit of a bucket changes on its way."""
     if what == "load" and host.called.count("begin") > 1:
         with open(arguments["path"], "r+b") as bucket:
+            bucket.seek(1)
             byte = bucket.read(1)
-            bucket.seek(0)
+            bucket.seek(1)
             bucket.write(bytes([byte[0] ^ 1]))
 
 

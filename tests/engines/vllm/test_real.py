@@ -100,7 +100,9 @@ def test_two_steps_with_all_weights_on_one_device_under_a_launcher(tmp_path):
 
 def test_an_engine_that_hangs_at_its_start_ends_the_run_at_the_deadline(tmp_path):
     python, mark = tmp_path / "python", uuid.uuid4().hex
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm": "0.32.0"}\' && exit\necho no peers; exec sleep 999\n')
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm": "0.32.0"}\' && exit\necho no peers; exec sleep 999\n'
+    )
     python.chmod(0o755)
     run = begun(tmp_path / "run", *SMALL, *LATER, f"engine.python={python}", "deadlines.start=25", mark=mark)
     since = time.monotonic()

@@ -23,7 +23,7 @@ from stretto.engines.base import Completion, Request
 from stretto.engines.vllm.process import EngineTransport
 from stretto.engines.vllm.published import adapter_tensors, base_tensors, head_tensor, write_adapter, write_base
 from stretto.engines.vllm.tensor_file import new_folder, read_bucket, write_bucket
-from stretto.errors import EngineDiedError, EngineError, WeightsError
+from stretto.errors import EngineDiedError, EngineError
 from stretto.models.load import Policy
 from stretto.types import Receipt, Weights
 from stretto.weights.carrier import buckets

@@ -1,8 +1,8 @@
 """The engine's own process: the one file that imports vLLM, run by the Python that has it (`process` starts it).
 
 It answers one question after the other, and knows of the project only the tensor files beside it. What a rank of vLLM
-does with its tensors is in `TensorRpc`, which vLLM mixes into its workers. A matrix that a layer multiplies with is read
-back as the product with the identity, and so in whatever order, packing or copy the layer keeps it.
+does with its tensors is in `TensorRpc`, which vLLM mixes into its workers. A matrix that a layer multiplies with is
+read back as the product with the identity, and so in whatever order, packing or copy the layer keeps it.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class TensorRpc:
 
     def _of_layer(self, parts: Sequence[str], layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """What one layer has: matrices by their product, whatever else as it lies there."""
-        whole = {name: weight for name, weight in layer.named_parameters(recurse=False)}
+        whole = dict(layer.named_parameters(recurse=False))
         if hasattr(layer, "embedding_dim"):  # rows are looked up; the head multiplies with them
             rows = layer.org_vocab_size
             whole["weight"] = (product(layer, layer.embedding_dim) if is_head(layer, parts) else layer.weight)[:rows]

@@ -59,7 +59,9 @@ def adapter_scale(policy: Policy) -> float:
 def write_adapter(policy: Policy, folder: Path) -> None:
     """PEFT's files of the adapter as it is sent."""
     config = policy.adapted.peft_config["default"]
-    tensors = {f"base_model.model.{name}": weight.cpu().contiguous() for name, weight in adapter_tensors(policy).items()}
+    tensors = {
+        f"base_model.model.{name}": weight.cpu().contiguous() for name, weight in adapter_tensors(policy).items()
+    }
     targets = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in tensors})
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": config.r, "lora_alpha": config.r, "bias": "none"}
     folder.mkdir()
