@@ -109,7 +109,7 @@ def test_a_key_of_another_kind_says_what_to_write():
         ("environment.kind", {"kind": "singel_turn"}, "did you mean 'single_turn'?"),
         ("algorithm.name", {"name": "rlo"}, "did you mean 'rloo'?"),
         ("engine.kind", {"kind": "natve", "graphs": True}, "did you mean 'native'?"),
-        ("engine.kind", {"kind": 3}, "use one of native, module:name"),
+        ("engine.kind", {"kind": 3}, "use one of native, vllm, module:name"),
         ("algorithm.name", {"name": None}, "use one of grpo, "),
         ("rewards.0.kind", {"kind": "magic"}, "use one of numeric, exact, regex, "),
     ],

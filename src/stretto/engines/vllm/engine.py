@@ -226,9 +226,9 @@ class VllmEngine:
                     wrong[name] = f"{mine} where {checksum(tensor)} was published"
             path.unlink(missing_ok=True)
         if wrong:
-            shown = "; ".join(f"{name} is {told}" for name, told in sorted(wrong.items())[:3])
-            told = f"{len(wrong)} of {len(expected)} tensors of {self.name} are not those of {self.called}: {shown}"
-            raise refusal(self.version, told)
+            shown = "; ".join(f"{name} is {values}" for name, values in sorted(wrong.items())[:3])
+            why = f"{len(wrong)} of {len(expected)} tensors of {self.name} are not those of {self.called}: {shown}"
+            raise refusal(self.version, why)
         self.unproved = self.unproved and not whole
 
     # Its process ------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import tensor_file
+import tensor_file  # type: ignore[import-not-found]  # beside this file
 import torch
 
 PARENT = 0.5
@@ -53,10 +54,6 @@ class Answer:
     """Log-probability of each."""
     stop: str = "abort"
     """Why it ended."""
-
-    def row(self) -> dict[str, Any]:
-        """As it is told."""
-        return vars(self)
 
 
 class EngineHost:
@@ -128,7 +125,7 @@ class EngineHost:
                 ]
                 if output.finished:
                     answer.stop = "stop" if said.finish_reason == "stop" else "length"
-                    done.append(self.answers.pop(output.request_id).row())
+                    done.append(vars(self.answers.pop(output.request_id)))
             if time.monotonic() >= end:
                 break
         return {"done": done}
@@ -137,7 +134,7 @@ class EngineHost:
         """Takes requests out, with what they have so far."""
         gone = [name for name, answer in self.answers.items() if answer.key in keys]
         self.engine.abort_request(gone)
-        return {"done": [self.answers.pop(name).row() for name in gone]}
+        return {"done": [vars(self.answers.pop(name)) for name in gone]}
 
     def version(self) -> dict[str, Any]:
         """What the weights are called that the next request is sampled with."""
@@ -232,6 +229,7 @@ class TensorRpc:
 
     model_runner: Any
     model_config: Any
+    vllm_config: Any
     device: torch.device
 
     def stretto_pin_adapter(self, number: int) -> None:
@@ -242,21 +240,29 @@ class TensorRpc:
         """Layers wait for their weights."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        with torch.device(self.device):
+        with self._loading():
             initialize_layerwise_reload(self.model_runner.model)
 
     def stretto_load_bucket(self, path: str, table: Sequence[Any]) -> None:
         """Layers whose weights are complete take them over, as they did when the model was loaded."""
         weights = ((name, tensor.clone()) for name, tensor in tensor_file.read_bucket(Path(path), table))
-        with torch.device(self.device):
+        with self._loading():
             self.model_runner.model.load_weights(weights)
 
     def stretto_finish_weights(self) -> None:
         """All of them have."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        with torch.device(self.device):
+        with self._loading():
             finalize_layerwise_reload(self.model_runner.model, self.model_config)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """What vLLM has set while it loads a model."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            yield
 
     @torch.no_grad()
     def stretto_write_tensors(self, path: str, names: Sequence[str]) -> list[Any]:
@@ -285,7 +291,7 @@ class TensorRpc:
         whole = dict(layer.named_parameters(recurse=False))
         if hasattr(layer, "embedding_dim"):  # rows are looked up; the head multiplies with them
             rows = layer.org_vocab_size
-            whole["weight"] = (product(layer, layer.embedding_dim) if is_head(layer, parts) else layer.weight)[:rows]
+            whole["weight"] = (product(layer, layer.embedding_dim) if parts == ["lm_head"] else layer.weight)[:rows]
         elif hasattr(layer, "input_size_per_partition"):
             whole["weight"] = product(layer, layer.input_size_per_partition)
         for name, tensor in whole.items():
@@ -303,11 +309,6 @@ class TensorRpc:
         for part, a, b in zip(parts, layer.lora_a_stacked, layer.lora_b_stacked, strict=False):
             yield f"{part}.lora_A.weight", a[slot, 0]
             yield f"{part}.lora_B.weight", b[slot, 0]
-
-
-def is_head(layer: Any, parts: Sequence[str]) -> bool:
-    """Whether a layer is read as the head, under that name; it may be the embedding, under another."""
-    return parts == ["lm_head"]
 
 
 def product(layer: Any, inputs: int) -> torch.Tensor:
