@@ -9,9 +9,11 @@ import pytest
 from stretto.api.recipes import PROBES
 from stretto.checks.recipe import RULES, checked_recipe, examine
 from stretto.checks.rules.base import CheckContext
+from stretto.checks.rules.vllm import vllm_can_do_it
 from stretto.errors import RecipeError
 from stretto.recipe.load import read_recipe
 from stretto.recipe.resolve import resolve
+from stretto.recipe.schema import Adapter, ModelSection, Recipe, VllmEngineSection
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
@@ -472,3 +474,9 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
         "own_algorithm_reads_them",
         "strategy_exists",
     }
+
+
+def test_vllm_has_room_for_adapters_up_to_a_rank():
+    recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
+    (problem,) = vllm_can_do_it(recipe, CheckContext(root=Path.cwd(), probes=PROBES, prompts=(), complete=True))
+    assert problem.field == "model.adapter.rank" and "512 is the highest" in problem.reason
