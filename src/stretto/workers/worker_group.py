@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, StrettoError, WeightsError, WorkerLost
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
@@ -151,7 +151,7 @@ class WorkerGroup:
         async def call(*arguments: Any) -> list[Completion]:
             try:
                 return await worker.generate(*arguments)
-            except (WorkerLost, DeadlineError, EngineError):
+            except (WorkerLost, DeadlineError, EngineError, WeightsError):
                 raise
             except Exception as error:  # the engine's failure, and not that of the environment that asked
                 raise EngineError(f"{cell}: {error or repr(error)}") from error

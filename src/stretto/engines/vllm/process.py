@@ -91,6 +91,7 @@ class EngineProcess:
                 reason = f"{command[0]} cannot be started: {error.strerror or error}"
                 raise RecipeError.of("engine.python", reason, "name the Python that has vLLM") from None
         self.connection = Connection(ours.detach())
+        self.ended = False
 
     def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
         """The answer to a question, which must come in time."""
@@ -135,9 +136,11 @@ class EngineProcess:
 
     def kill(self) -> None:
         """Ends the process and its children at once."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if not self.ended:  # once: the number of its group may be another's later
+            self.ended = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def close(self) -> None:
         """Lets it end by itself, for a moment; its children are ended with it."""
