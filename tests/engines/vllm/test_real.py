@@ -22,7 +22,7 @@ from stretto.engines.vllm.tensor_file import read_bucket
 from stretto.errors import WeightsError
 from stretto.recipe.schema import Adapter
 from stretto.types import Weights
-from tiny import scratch_policy
+from tiny import conversation, naive_logprobs, scratch_policy
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -179,10 +179,9 @@ def asked(key, **changes):
 @torch.no_grad()
 def logprobs_of(engine, request, completion):
     """What the trained modules say of an answer."""
-    tokens = torch.tensor([*request.tokens, *completion.tokens])[None]
-    logits = engine.policy.network(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0].double()
-    said = (logits / request.temperature).log_softmax(-1)[len(request.tokens) - 1 : -1]
-    return said.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0].numpy()
+    tokens = [*request.tokens.tolist(), *completion.tokens.tolist()]
+    talk = conversation(tokens, list(range(len(request.tokens), len(tokens))))
+    return naive_logprobs(engine.policy, talk, temperature=request.temperature).numpy()
 
 
 def test_log_probabilities_follow_each_update(engine):
