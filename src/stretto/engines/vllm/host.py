@@ -23,9 +23,6 @@ from typing import Any
 import tensor_file  # type: ignore[import-not-found]  # beside this file
 import torch
 
-PARENT = 0.5
-"""Seconds between two looks whether the parent is still there."""
-
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of an adapter that vLLM has room for."""
 
@@ -152,7 +149,7 @@ class EngineHost:
             raise RuntimeError(f"vLLM did not load the adapter {name}")
         self.lora, self.name = found, name
         self._told("pin_adapter", number)
-        self._forget()
+        self.engine.reset_prefix_cache()  # names see to it too; this frees the memory
         return {}
 
     def begin(self, *, name: str) -> dict[str, Any]:
@@ -170,7 +167,7 @@ class EngineHost:
     def finish(self) -> dict[str, Any]:
         """All have come."""
         self._told("finish_weights")
-        self._forget()
+        self.engine.reset_prefix_cache()  # names see to it too; this frees the memory
         self.name = self.coming
         return {}
 
@@ -192,10 +189,6 @@ class EngineHost:
 
     def _told(self, method: str, *arguments: Any) -> Any:
         return self.engine.collective_rpc(f"stretto_{method}", args=arguments)[0]
-
-    def _forget(self) -> None:
-        """What was computed with other weights is no prefix any more; names see to that, and memory is freed."""
-        self.engine.reset_prefix_cache()
 
 
 def arguments_of(
@@ -254,7 +247,13 @@ class TensorRpc:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         with self._loading():
-            finalize_layerwise_reload(self.model_runner.model, self.model_config)
+            model = self.model_runner.model
+            finalize_layerwise_reload(model, self.model_config)
+            if getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+                # vLLM reloads the embedding alone: on a CPU the head would multiply with its copy of the old one.
+                (table,) = (each for path, each in model.named_modules() if path.endswith("embed_tokens"))
+                model.lm_head.tie_weights(table)
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -322,7 +321,7 @@ def product(layer: Any, inputs: int) -> torch.Tensor:
 def end_with(parent: int) -> None:
     """Ends this process when its parent has ended."""
     while os.getppid() == parent:
-        time.sleep(PARENT)
+        time.sleep(0.5)
     os._exit(1)
 
 
