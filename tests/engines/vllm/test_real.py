@@ -292,7 +292,7 @@ def test_weights_that_a_sleep_dropped_are_caught_before_anything_is_generated(en
     engine.submit([asked(1)])
     with pytest.raises(WeightsError, match="are not those of"):
         engine.step(0.1)
-    engine.asked.clear()
+    engine.abort([1])
     publish(engine, 31)
 
 
