@@ -19,6 +19,9 @@ def vllm_can_do_it(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     fix = "use engine.kind: native"
     if recipe.model.dtype == "float64":
         yield Problem(field="model.dtype", reason="vLLM does not compute in float64", fix=f"use bfloat16, or {fix}")
+    if recipe.model.quantize != "none":
+        reason = "a quantised base with vllm is not available yet"
+        yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {fix}")
     adapter = recipe.model.adapter
     if adapter is not None and adapter.rank > HIGHEST:
         reason = f"vLLM has no room for adapters of rank {adapter.rank}; {HIGHEST} is the highest"
