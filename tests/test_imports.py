@@ -77,7 +77,7 @@ ARROWS = {
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"},
     "deploy": BASE | {"placement", "storage.atomic"},
     "export": BASE
     | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
@@ -100,6 +100,11 @@ FILES = {
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
+    # An engine with weights of its own says itself where they are not those that were published.
+    "engines.vllm.engine": BASE | {"engines", "models", "weights"},
+    # It runs in the engine's own Python, which has nothing of the project.
+    "engines.vllm.host": set(),
+    "engines.vllm.tensor_file": set(),
     # A taskset has both the prompts and the environment that plays them.
     "tasks.verifiers": BASE | {"sandbox", "environments.verifiers.tasksets"},
     # The queue of a cell counts the trajectories that wait for its engine.
@@ -238,7 +243,7 @@ def test_a_room_without_torch_imports_none(module):
 @pytest.mark.parametrize(
     ("library", "home"),
     [
-        ("vllm", "engines.vllm"),
+        ("vllm", "engines.vllm.host"),
         ("ray", "workers.launchers.ray"),
         ("datasets", "tasks.hf"),
         ("bitsandbytes", "models.quantised"),

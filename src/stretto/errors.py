@@ -13,6 +13,7 @@
     +-- RolloutError                a conversation with the model could not be completed
     +-- WorkerLost                  a worker's process died; its work is done again
     +-- EngineError                 the generating side failed
+    |   +-- EngineDiedError         ... because the process that an engine runs in has ended; it is started again
     +-- TrainingError               the training side failed (a non-finite loss, no memory for one conversation)
     |   +-- StateLostError          ... or what only its processes held is gone with them
     +-- WeightsError                sampler and trainer do not hold the same weights
@@ -121,6 +122,10 @@ class WorkerLost(StrettoError):
 
 class EngineError(StrettoError):
     """The generating side failed."""
+
+
+class EngineDiedError(EngineError):
+    """The process that an engine runs in has ended; the message has the last lines that it said."""
 
 
 class TrainingError(StrettoError):

@@ -196,6 +196,8 @@ class Receipt:
     """Parameter name -> checksum of the engine's own tensor; empty if shared."""
     shared: bool
     """True if it reads the trainer's tensors, so that there is nothing to prove."""
+    lost: float = 0.0
+    """Seconds that it took to come back after its process had died, since it was asked last."""
 
 
 class Stateful(Protocol):

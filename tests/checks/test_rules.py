@@ -9,9 +9,11 @@ import pytest
 from stretto.api.recipes import PROBES
 from stretto.checks.recipe import RULES, checked_recipe, examine
 from stretto.checks.rules.base import CheckContext
+from stretto.checks.rules.vllm import vllm_can_do_it
 from stretto.errors import RecipeError
 from stretto.recipe.load import read_recipe
 from stretto.recipe.resolve import resolve
+from stretto.recipe.schema import Adapter, ModelSection, Recipe, VllmEngineSection
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
@@ -95,7 +97,10 @@ WRONG = [
     (["batch.lengths={response: {cap: 4000}}"], "batch.lengths.response.cap", "above engine.max_new_tokens"),
     (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
-    (["engine.kind=vllm"], "engine.kind", "not available yet"),
+    (["engine={kind: vllm, url: 'http://x'}"], "engine.url", "not available yet"),
+    (["engine.kind=vllm", "model.dtype=float64"], "model.dtype", "does not compute in float64"),
+    (["engine={kind: vllm, speculate: false}"], "engine.speculate", "no effect on vllm"),
+    (["engine={kind: vllm, top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
     (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
@@ -105,8 +110,8 @@ WRONG = [
     (["optimizer.reduce=bfloat16", "model.dtype=float64"], "optimizer.reduce", "no sense beside weights in float64"),
     (["optimizer.reduce=bfloat16", "placement.cluster=1xcpu"], "optimizer.reduce", "no effect on one device"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
-    (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
-    (["engine.url=http://x"], "engine.url", "not available yet"),
+    (["engine.python=/usr/bin/python"], "engine.python", "it belongs to vllm"),
+    (["engine.url=http://x"], "engine.url", "it belongs to vllm"),
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
     (["placement.strategy=elastc"], "placement.strategy", "there is no strategy 'elastc'"),
     (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
@@ -463,7 +468,14 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
         silent -= {rule.__name__ for rule in RULES if list(rule(resolve(recipe), scene))}
     assert silent == {
         "functions_are_there",
+        "kinds_are_available",  # no kind waits for its part now
         "logs_can_be_written",
         "own_algorithm_reads_them",
         "strategy_exists",
     }
+
+
+def test_vllm_has_room_for_adapters_up_to_a_rank():
+    recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
+    (problem,) = vllm_can_do_it(recipe, CheckContext(root=Path.cwd(), probes=PROBES, prompts=(), complete=True))
+    assert problem.field == "model.adapter.rank" and "512 is the highest" in problem.reason

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, task
+from stretto.checks.rules import environment, limits, own_code, roles, task, vllm
 from stretto.checks.rules import files as place
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
@@ -57,6 +57,7 @@ RULES: tuple[Rule, ...] = (
     limits.cache_has_memory,
     limits.temperature_is_sane,
     limits.engine_says_what_it_kept,
+    vllm.vllm_can_do_it,
     limits.adapter_is_small,
     limits.heads_divide_width,
     limits.scratch_is_tiny,

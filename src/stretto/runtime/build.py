@@ -126,7 +126,7 @@ async def _assemble(
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     threads = threads_of(recipe, plan, note)
-    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads)
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
@@ -182,6 +182,7 @@ def _assignment(
     base: Path | None,
     budgets: Mapping[str, int],
     threads: Mapping[str, int],
+    logs: Path | None,
 ) -> WorkerSpec:
     """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
@@ -199,6 +200,7 @@ def _assignment(
         cuts_reference=any(plan.in_slices(cell) for cell in mine),
         sharers=plan.sharers,
         sleeps=plan.sleeps_on(device),
+        logs=logs.resolve() if logs else None,
     )
 
 

@@ -87,7 +87,7 @@ async def train(
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step)
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
-        metrics |= parts.worker_group.reduction()
+        metrics |= parts.worker_group.spent()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         rows = sample_rows(batch, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
         desk.journal.samples(step, answers := list(rows))

@@ -241,7 +241,8 @@ class Worker(RehearsalCalls):
             engine=self.assignment.device,
             source="its optimizer" if claims else "its trainer",
         )
-        return Receipt(version=self.engine.holds().version, manifest={} if alone else read, shared=alone)
+        told = self.engine.holds()
+        return Receipt(version=told.version, manifest={} if alone else read, shared=alone, lost=told.lost)
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of

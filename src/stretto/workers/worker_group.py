@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, StrettoError, WeightsError, WorkerLost
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
@@ -81,6 +81,8 @@ class WorkerGroup:
         self.updated: StepReport | None = None
         # Seconds for which gradients have been reduced so far; in steps they are part of `publish`.
         self.reducing = 0.0
+        # Seconds for which engines were missing because their processes had died.
+        self.engines_lost = 0.0
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
@@ -152,7 +154,7 @@ class WorkerGroup:
         async def call(*arguments: Any) -> list[Completion]:
             try:
                 return await worker.generate(*arguments)
-            except (WorkerLost, DeadlineError, EngineError):
+            except (WorkerLost, DeadlineError, EngineError, WeightsError):
                 raise
             except Exception as error:  # the engine's failure, and not that of the environment that asked
                 raise EngineError(f"{cell}: {error or repr(error)}") from error
@@ -209,10 +211,13 @@ class WorkerGroup:
         """Every training cell forgets what it has accumulated."""
         await self.all(self.trainers, lambda each: each.begin(POLICY), seconds=self.patience.train)
 
-    def reduction(self) -> dict[str, float]:
-        """What adding up gradients took since this was asked last, where several workers train."""
-        seconds, self.reducing = self.reducing, 0.0
-        return {"seconds/reduce": seconds} if len(self.trainers) > 1 else {}
+    def spent(self) -> dict[str, float]:
+        """What adding up gradients took since this was asked last, where several workers train, and what engines whose
+        process died."""
+        told = {"seconds/reduce": self.reducing} if len(self.trainers) > 1 else {}
+        told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
+        self.reducing = self.engines_lost = 0.0
+        return told
 
     async def apply(self, *, last: bool = True) -> StepReport:
         """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
@@ -262,6 +267,7 @@ class WorkerGroup:
         receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
         where = "shared" if alone else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
+        self.engines_lost += sum(receipt.lost for receipt in receipts)
         source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
             verify_publish(weights, receipt, engine=self.called(device), source=source)
