@@ -16,7 +16,7 @@ import typer
 
 from stretto import __version__
 from stretto.cli import render
-from stretto.errors import RecipeError, StrettoError
+from stretto.errors import RecipeError, RunStopped, StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
 from stretto.threads import leave
 
@@ -31,10 +31,11 @@ COMMANDS = {
     "value": "value.value",
     "bench": "bench.bench",
     "task": "task.task",
+    "replay": "replay.replay",
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "merge", "report", "replay", "deploy")
+WAITING = ("sft", "reward-model", "merge", "report", "deploy")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -55,6 +56,7 @@ JSON_KEYS = {
     "doctor": ("checks",),
     "task": ("prompts", "answers", "parts"),
     "plan": ("plans", "rejected", "assumed"),
+    "replay": ("run", "begun", "weights", "steps"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""
@@ -95,7 +97,8 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted.
+    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed; 130, 143 or 129 where
+    Ctrl-C, SIGTERM (or the end of its time) or SIGHUP has ended a run in good order.
 
     Without `arguments` it is the program, which then ends, whatever still blocks in some thread.
     """
@@ -134,6 +137,8 @@ def _done(given: Sequence[str], show: render.Failures) -> int:
         return show.usage() if code == 2 else code
     except StrettoError as error:
         return show.expected(error)
+    except RunStopped as stopped:
+        return show.stopped(stopped)
     except KeyboardInterrupt:
         return 130
     except OutputLost:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +9,7 @@ import typer
 
 from stretto.api import calls as api
 from stretto.cli import render
+from stretto.runtime.interrupt import ended_by_signals
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
@@ -22,8 +21,8 @@ def train(
     changes: Changes = None,
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
-    _outlive_terminal()
-    api.train(recipe, changes=changes or (), note=render.note)
+    with ended_by_signals():
+        api.train(recipe, changes=changes or (), note=render.note)
 
 
 def resume(
@@ -37,12 +36,6 @@ def resume(
     ] = False,
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
-    _outlive_terminal()
     allowed = [key for given in allow or () for key in given.split(",")]
-    api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)
-
-
-def _outlive_terminal() -> None:
-    """Has a terminal that is closed not end the run, nor the processes that it starts. Ctrl-C is as ever."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ended_by_signals():
+        api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)

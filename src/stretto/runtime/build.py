@@ -134,7 +134,14 @@ async def _assemble(
     # Who only asks must not touch the draft of a run.
     draft = folder / ".model.draft" if folder and plan_trains else None
     worker_group = WorkerGroup(
-        plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl
+        plan,
+        launcher,
+        assign,
+        patience=patience_of(recipe),
+        folder=stacks,
+        draft=draft,
+        nccl=recipe.placement.nccl,
+        note=note,
     )
     try:
         await worker_group.start(by=begun + recipe.deadlines.start)

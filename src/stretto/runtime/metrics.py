@@ -99,10 +99,17 @@ def row(
         ],
         "answer": trajectory.outcome.answer if trajectory.outcome else None,
         "reference": trajectory.prompt.reference,
+        **_turn_rewards(trajectory),
         "reward": reward_row(reward) if reward else None,
         "failure": trajectory.failure,
         "used": all(sample is not None for sample in credited) and bool(credited),
     }
+
+
+def _turn_rewards(trajectory: Trajectory) -> dict[str, Any]:
+    """What each call was worth, where the environment said so."""
+    told = trajectory.outcome and trajectory.outcome.turn_rewards
+    return {"turn_rewards": list(told)} if told is not None else {}
 
 
 def reward_row(reward: Reward) -> dict[str, Any]:
@@ -116,6 +123,8 @@ def conversation_row(conversation: Conversation, sample: Sample | None, renderer
     advantages = np.zeros(len(conversation.tokens))
     if sample is not None:
         advantages[conversation.trained] = sample.advantage
+    usual = ((0, int(conversation.trained.sum())),)
+    turns = {"turns": [list(turn) for turn in conversation.turns]} if conversation.turns not in ((), usual) else {}
     return {
         "tokens": conversation.tokens.tolist(),
         "trained": conversation.trained.astype(int).tolist(),
@@ -124,5 +133,6 @@ def conversation_row(conversation: Conversation, sample: Sample | None, renderer
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,
+        **turns,
         "text": renderer.all_text(conversation.tokens.tolist()),
     }

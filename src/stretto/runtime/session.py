@@ -6,29 +6,35 @@ another recipe than the one the checkpoint was trained with, unless told which k
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from stretto import plugins, threads
 from stretto.checks.own_code import import_plugins
-from stretto.errors import CheckpointError, StateLostError, StrettoError
+from stretto.errors import CheckpointError, RunStopped, StateLostError, StrettoError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
+from stretto.recipe.time_limit import time_left
 from stretto.report.console import Progress, console_for
 from stretto.report.own_logger import own_logger
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
+from stretto.runtime.drift import DriftGuards
 from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
+from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
-from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
+from stretto.runtime.interrupt import StopRequest, interrupt_answered, stop_if_interrupted
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.precision import resolve_dtype
@@ -42,11 +48,14 @@ from stretto.runtime.recipe_changes import (
 from stretto.runtime.recipe_file import load_run_recipe, recipe_text
 from stretto.runtime.resume_point import set_aside, standing
 from stretto.runtime.runtime import Runtime
+from stretto.runtime.saving import CheckpointWriter
+from stretto.runtime.time_limit import TimeLimit
 from stretto.runtime.user_functions import NONE_GIVEN, Callbacks, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.atomic import replace
 from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
+from stretto.storage.json_lines import numbers_of, read_rows
 from stretto.storage.lock import held
 from stretto.storage.run_folder import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.types import Stateful
@@ -123,10 +132,13 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
     Once from each checkpoint: what dies again before the next one would die for ever.
     """
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    since = -1
+    since, request = -1, StopRequest()
     while True:
         try:
-            return threads.run(_run(recipe, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, request, folder=folder, again=again, told=told, **rest))
+        except KeyboardInterrupt as stop:
+            text = where_it_stands(checkpoints, recipe.run.steps)
+            raise RunStopped(text, exit_code=request.exit_code) from stop
         except StateLostError as lost:
             newest = standing(checkpoints, every=recipe.checkpoint.every).latest
             step = step_of(newest) if newest else 0
@@ -137,8 +149,18 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
             told = f"{lost.args[0].removesuffix('; resume the run')}; going back to {where}"
 
 
+def where_it_stands(checkpoints: Checkpoints, steps: int) -> str:
+    """What a run that was asked to end says last."""
+    folder, newest = checkpoints.folder.parent, checkpoints.newest()
+    if not (folder / "recipe.yaml").exists():
+        return "stopped before anything was begun"
+    where = "before a checkpoint; begin again" if newest is None else f"after step {newest} of {steps}; go on"
+    return f"stopped {where} with: stretto resume {shlex.quote(str(folder))}"
+
+
 async def _run(
     recipe: Recipe,
+    request: StopRequest,
     *,
     folder: Path,
     root: Path,
@@ -152,7 +174,13 @@ async def _run(
 ) -> Finished:
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+    left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
+    with (
+        interrupt_answered(request),
+        progress or console_for(sys.stdout) as screen,
+        TimeLimit(left, request, screen) as time_limit,
+        HostWatch() as host,
+    ):
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
         every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
@@ -171,6 +199,7 @@ async def _run(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
+            saves: CheckpointWriter | None = None
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
@@ -181,8 +210,12 @@ async def _run(
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
+                saves = CheckpointWriter(
+                    parts, journal=journal, checkpoints=checkpoints, stateful=stateful, durable=time_limit.saved
+                )
                 desk = RunOutput(
-                    journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
+                    journal=journal, saves=saves, time_limit=time_limit, progress=screen, host=host,
+                    drift=DriftGuards(recipe.guards, folder, map(numbers_of, read_rows(folder / "metrics.jsonl"))),
                     callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
                 )  # fmt: skip
                 with InputsRecorder(folder, recipe, root, given):
@@ -195,6 +228,8 @@ async def _run(
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
+                if saves is not None:
+                    await saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
                 await parts.close()
 
 

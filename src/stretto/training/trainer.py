@@ -33,6 +33,7 @@ from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
 from stretto.training.rows import halved, map_microbatches
+from stretto.training.suspects import find_suspects
 from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
@@ -49,12 +50,15 @@ class StepReport:
     """Numbers by the names of metrics.jsonl."""
     applied: bool
     """False if the gradient was not finite and the update was skipped."""
+    suspects: tuple[tuple[str, int, int, int], ...] = ()
+    """Then the samples that this comes from, as far as they were found."""
 
 
 class Trainer:
     """Gradients and updates of one policy."""
 
     name = "trainer"
+    in_lockstep = False  # True where others take part in whatever it computes, so that it tries nothing by itself
 
     def __init__(
         self,
@@ -165,8 +169,9 @@ class Trainer:
                 torch._foreach_mul_(list(gradients.values()), self.clip / norm)
             assert self.optimizer is not None  # a cell that only generates or scores has none, and updates nothing
             metrics["learning_rate"] = self.optimizer.step(gradients)
+        suspects = () if finite or self.in_lockstep else find_suspects(self, self.ledger)
         self.begin()
-        return StepReport(metrics=metrics, applied=finite)
+        return StepReport(metrics=metrics, applied=finite, suspects=suspects)
 
     def weights(self) -> Weights:
         """The weights as they are now, under a new version; where they are, engines on this device read them."""

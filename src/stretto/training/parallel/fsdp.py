@@ -182,6 +182,8 @@ def local(tensor: Tensor) -> Tensor:
 class ShardedTrainer(Trainer):
     """The trainer of one process of a cell; each holds and updates its slices."""
 
+    in_lockstep = True
+
     def __init__(self, shards: Shards, *arguments: Any, **keywords: Any) -> None:
         self.shards = shards
         super().__init__(shards.policy, *arguments, **keywords)

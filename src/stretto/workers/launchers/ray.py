@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -207,6 +208,8 @@ class RayLauncher:
         self.make, self.seconds, self.kinds = make, seconds, kinds or {}
         # True for a Ray of this run alone, which leaves the choice of GPUs to the plan.
         self.own = True
+        given = cluster_named(os.environ)
+        self.awaited = f"the Ray cluster at {given} and its devices" if given else "Ray to start on this host"
         self.reaper, self.closed = Reaper(), PrivateRay()
         # Ray cannot be interrupted. Its thread stays, as the kernel ends Ray's processes with whoever started them.
         self.thread, self.joining = Daemons(1, "ray"), Future[list[dict[str, float]]]()
@@ -254,6 +257,9 @@ class RayLauncher:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         if self.own:
             self.closed.enter()
+        # A signal for the whole job or terminal is for this process to answer: with Ray dead nothing could be saved.
+        # Ray's processes inherit what this thread does not hear, and are ended by force.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
         local = {} if given else {"num_cpus": len(self.devices), "include_dashboard": False}
         try:
             ray.init(address=given or "local", log_to_driver=False, logging_level="ERROR", **local)
