@@ -108,7 +108,7 @@ def row(
 
 def _turn_rewards(trajectory: Trajectory) -> dict[str, Any]:
     """What each call was worth, where the environment said so."""
-    told = trajectory.outcome and trajectory.outcome.turn_rewards
+    told = trajectory.outcome.turn_rewards if trajectory.outcome is not None else None
     return {"turn_rewards": list(told)} if told is not None else {}
 
 
