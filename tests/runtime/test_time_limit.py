@@ -16,7 +16,7 @@ def asked_within(seconds, *, steps=(), saves=(), left=10.0):
 
     async def busy():
         request.task = asyncio.current_task()
-        with TimeLimit((left, "run.until"), request, screen) as limit:
+        with TimeLimit((time.monotonic() + left, "run.until"), request, screen) as limit:
             for took in saves:
                 limit.saved(took)
             for took in steps:

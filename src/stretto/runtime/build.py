@@ -70,12 +70,14 @@ async def build_runtime(
     given: UserFunctions = NONE_GIVEN,
     watch: AbstractContextManager[None] | None = None,
     judged: bool = True,
+    drafts: bool = True,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`. `watch` has the
     deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`.
+    Without `drafts` nothing is put into the folder of a run that may be under way.
     """
     task = load_task(recipe, root, values)
     start = recipe.deadlines.start
@@ -89,7 +91,7 @@ async def build_runtime(
             hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
             return await _assemble(
                 recipe, plan, root, folder, note, launcher, make_engine, given,
-                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts,
+                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, drafts=drafts,
             )  # fmt: skip
     except BaseException:
         if hosts is not None:
@@ -113,6 +115,7 @@ async def _assemble(
     rewards: Rewards,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
+    drafts: bool,
 ) -> Runtime:
     begun = time.monotonic()
     files = locate(recipe.model.name, root)
@@ -132,7 +135,7 @@ async def _assemble(
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
     # Who only asks must not touch the draft of a run.
-    draft = folder / ".model.draft" if folder and plan_trains else None
+    draft = folder / ".model.draft" if folder and plan_trains and drafts else None
     worker_group = WorkerGroup(
         plan,
         launcher,

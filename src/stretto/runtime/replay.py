@@ -109,7 +109,7 @@ class ReplayedStep:
     def off(self, name: str) -> float:
         """By how much a number differs, as a share of the recorded one."""
         before, now = self.recorded.get(name, float("nan")), self.replayed.get(name, float("nan"))
-        return abs(now - before) / max(abs(before), 1e-12)
+        return abs(now - before) / max(abs(before), 1e-8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ async def _replayed(
     plan = make_plan(recipe).only({"generate", "train", "reference", "value"})
     parts = await build_runtime(
         recipe, plan=plan, root=root, folder=folder, note=note, make_engine=make_engine, judged=False,
-        values=run_values(recipe, root, folder), stacks=Path(),
+        drafts=False, values=run_values(recipe, root, folder), stacks=Path(),
     )  # fmt: skip
     try:
         if start is not None:

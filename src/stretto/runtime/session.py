@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -133,9 +134,11 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
     """
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     since, request = -1, StopRequest()
+    left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
+    end = left and (time.monotonic() + left[0], left[1])
     while True:
         try:
-            return threads.run(_run(recipe, request, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, request, end, folder=folder, again=again, told=told, **rest))
         except KeyboardInterrupt as stop:
             text = where_it_stands(checkpoints, recipe.run.steps)
             raise RunStopped(text, exit_code=request.exit_code) from stop
@@ -161,6 +164,7 @@ def where_it_stands(checkpoints: Checkpoints, steps: int) -> str:
 async def _run(
     recipe: Recipe,
     request: StopRequest,
+    end: tuple[float, str] | None,
     *,
     folder: Path,
     root: Path,
@@ -172,13 +176,13 @@ async def _run(
     told: str = "",
     given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
-    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
+    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe;
+    `request` may ask it to end, and when its time is over is told by `end`."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
     with (
         interrupt_answered(request),
         progress or console_for(sys.stdout) as screen,
-        TimeLimit(left, request, screen) as time_limit,
+        TimeLimit(end, request, screen) as time_limit,
         HostWatch() as host,
     ):
         for text in (*[told] * bool(told), f"run folder {folder}"):
