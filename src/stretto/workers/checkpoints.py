@@ -8,6 +8,7 @@ worker's host does not have the folder (`workers.shared_folder`) pieces of them 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,19 +82,26 @@ class StateFiles:
     async def _save(
         self, folder: Path, devices: Sequence[str], seconds: float, *, base: Path | None = None, model: bool = False
     ) -> None:
+        # Of a name that nobody had before: who is not waited for any longer may still write to another.
+        place = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
         with storing(folder, CheckpointError):
-            mark = emptied(folder)
-            there = listing(folder)
+            try:
+                mark = emptied(place)
+                there = listing(place)
 
-            async def write(part: int, device: str) -> None:
-                worker = self.worker_group.worker(device, seconds)
-                await worker.save(folder, there, part, len(devices), model and part == 0, base)
-                for name in await self._saved(device, seconds):
-                    await fetch(folder, name, worker.read)
-                await worker.clear()
+                async def write(part: int, device: str) -> None:
+                    worker = self.worker_group.worker(device, seconds)
+                    await worker.save(place, there, part, len(devices), model and part == 0, base)
+                    for name in await self._saved(device, seconds):
+                        await fetch(place, name, worker.read)
+                    await worker.clear()
 
-            await together(write(part, device) for part, device in enumerate(devices))
-            mark.unlink()
+                await together(write(part, device) for part, device in enumerate(devices))
+                mark.unlink()
+                shutil.rmtree(folder, ignore_errors=True)
+                place.rename(folder)
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
 
     async def _saved(self, device: str, seconds: float) -> list[str]:
         """The files to fetch once a worker has written. It is asked again and again, because other calls come between;
@@ -139,6 +147,5 @@ class StateFiles:
 
     def forget(self) -> None:
         """Removes drafts that nobody took."""
-        for folder in (self.draft, self.lent):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+        for draft in self.draft.parent.glob(f"{self.draft.name}*") if self.draft is not None else ():
+            shutil.rmtree(draft, ignore_errors=True)

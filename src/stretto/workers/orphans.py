@@ -20,7 +20,9 @@ MARK = "STRETTO_RUN_MARK"
 """The variable that everything a run starts inherits."""
 
 WATCH = """
-import os, sys
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)  # sent to all of a job; the run has to save, and then this is needed
 from stretto.workers.orphans import end_marked
 sys.stdin.buffer.read()
 end_marked(sys.argv[1])
@@ -48,7 +50,8 @@ class Reaper:
         assert self.watcher.stdin is not None
         self.watcher.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self.watcher.wait(timeout=30)
+            if self.watcher.wait(timeout=30):  # somebody has killed it before it did its work
+                end_marked(self.mark)
 
 
 def end_marked(mark: str, seconds: float = 10.0) -> None:
