@@ -81,9 +81,9 @@ def masters(run):
     return merge_states(read_parts(run / "checkpoints" / f"step-{STEPS:06d}" / "state", "optimizer"))["masters"]
 
 
-@pytest.mark.parametrize(("first", "then"), slow_but(*MOVES, of=[*MOVES, *MORE]))
-def test_the_same_samples_and_the_same_weights_wherever_it_goes_on(whole, tmp_path, first, then):
-    changes, folder, alone = whole
+@pytest.mark.parametrize("move", slow_but(*MOVES, of=[*MOVES, *MORE]))
+def test_the_same_samples_and_the_same_weights_wherever_it_goes_on(whole, tmp_path, move):
+    (changes, folder, alone), (first, then) = whole, move
     (begun := folder / tmp_path.name).mkdir()
     shutil.copy(folder / "talks.py", begun)
     placement = {f"placement__{key}": value for key, value in PLACES[first].items()}

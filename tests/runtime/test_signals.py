@@ -22,16 +22,17 @@ class Program:
     def __init__(self, folder, **changes):
         self.run, self.mark = folder / "run", uuid.uuid4().hex
         recipe = written(folder, run__folder=str(self.run), evaluate__every=0, **changes)
-        self.process = subprocess.Popen(
-            [Path(sys.executable).with_name("stretto"), "train", recipe],
-            stdout=(folder / "out").open("w"),
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={**os.environ, MARK: self.mark},
-            start_new_session=True,
-        )
         self.out = folder / "out"
+        with self.out.open("w") as out:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).with_name("stretto"), "train", recipe],
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=folder,
+                env={**os.environ, MARK: self.mark},
+                start_new_session=True,
+            )
 
     def when(self, happened, seconds=90):
         end = time.monotonic() + seconds
@@ -51,6 +52,7 @@ class Program:
         while (left := self.marked()) and time.monotonic() < end:
             time.sleep(0.05)
         assert left == []
+        print(error)
         return self.process.returncode, error.rstrip().rpartition("\n")[2]
 
     def marked(self):

@@ -16,7 +16,7 @@ import typer
 
 from stretto import __version__
 from stretto.cli import render
-from stretto.errors import RecipeError, RunStopped, StrettoError
+from stretto.errors import RecipeError, StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
 from stretto.threads import leave
 
@@ -137,8 +137,6 @@ def _done(given: Sequence[str], show: render.Failures) -> int:
         return show.usage() if code == 2 else code
     except StrettoError as error:
         return show.expected(error)
-    except RunStopped as stopped:
-        return show.stopped(stopped)
     except KeyboardInterrupt:
         return 130
     except OutputLost:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stretto import __version__
-from stretto.errors import Problem, RecipeError, RunStopped, StrettoError
+from stretto.errors import Problem, RecipeError, StrettoError
 from stretto.report.stream import OutputLost
 
 if TYPE_CHECKING:  # loaded where something is shown; a document is printed without
@@ -95,11 +95,6 @@ class Failures:
         else:
             screen(error=True).print(plain(str(error)) or type(error).__name__, style="red")
         return error.exit_code
-
-    def stopped(self, stopped: RunStopped) -> int:
-        """A run that was asked to end, and how to go on."""
-        screen(error=True).print(plain(str(stopped)), style="yellow")
-        return stopped.exit_code
 
     def usage(self) -> int:
         """A command line that was not understood; the reason is on standard error already."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 
 from stretto.api import calls as api
 from stretto.cli import render
+from stretto.errors import RunStopped
 from stretto.runtime.interrupt import ended_by_signals
 
 Changes = Annotated[
@@ -21,7 +24,7 @@ def train(
     changes: Changes = None,
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
-    with ended_by_signals():
+    with _in_good_order():
         api.train(recipe, changes=changes or (), note=render.note)
 
 
@@ -37,5 +40,16 @@ def resume(
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
     allowed = [key for given in allow or () for key in given.split(",")]
-    with ended_by_signals():
+    with _in_good_order():
         api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)
+
+
+@contextmanager
+def _in_good_order() -> Iterator[None]:
+    """A run that was asked to end says where it stands and how to go on, as the last thing that it says."""
+    try:
+        with ended_by_signals():
+            yield
+    except RunStopped as stopped:  # told here, because typer makes one thing of all interruptions
+        render.screen(error=True).print(render.plain(str(stopped)), style="yellow")
+        raise typer.Exit(stopped.exit_code) from stopped

@@ -185,8 +185,7 @@ async def save_before(
 ) -> None:
     """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
     try:
-        await desk.saves.begin(clock, step=step, metrics=metrics)
-        await desk.saves.settled()
+        await unbroken(desk.saves.save(clock, step=step, metrics=metrics))
     except StrettoError as failure:
         if isinstance(error, asyncio.CancelledError):  # whoever pressed Ctrl-C counts on the checkpoint
             raise

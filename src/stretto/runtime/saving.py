@@ -65,6 +65,11 @@ class CheckpointWriter:
         self.writing = asyncio.ensure_future(self._write(clock, step, metrics, held))
         await asyncio.sleep(0)  # the workers are told before anything else is asked of them
 
+    async def save(self, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+        """The checkpoint of the run as it is after `step`, and returns when it is on the disk."""
+        await self.begin(clock, step=step, metrics=metrics)
+        await self.settled()
+
     async def settled(self) -> None:
         """Returns when no checkpoint is on its way any more, and raises what went wrong with it."""
         writing = self.writing
