@@ -12,11 +12,11 @@ from stretto.runtime.time_limit import TimeLimit
 
 def asked_within(seconds, *, steps=(), saves=(), left=10.0):
     """Whether a run that has so many seconds left is asked to end within some, and what it says."""
-    request, screen = StopRequest(), Quiet()
+    request, screen = StopRequest((time.monotonic() + left, "run.until")), Quiet()
 
     async def busy():
         request.task = asyncio.current_task()
-        with TimeLimit((time.monotonic() + left, "run.until"), request, screen) as limit:
+        with TimeLimit(request, screen) as limit:
             for took in saves:
                 limit.saved(took)
             for took in steps:
@@ -52,7 +52,7 @@ def test_without_a_limit_nothing_happens():
     request = StopRequest()
 
     async def busy():
-        with TimeLimit(None, request, Quiet()) as limit:
+        with TimeLimit(request, Quiet()) as limit:
             limit.saved(1e9)
             limit.stepped(1e9)
             await asyncio.sleep(0)

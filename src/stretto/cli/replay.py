@@ -25,13 +25,13 @@ def replay(
     bundle: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Pack what a report of a bug needs into this zip file.")
     ] = None,
-    text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Whether the bundle has prompts and answers, or numbers alone.")
-    ] = True,
+    no_text: Annotated[
+        bool, typer.Option("--no-text", help="Leave prompts, answers and tokens out of the bundle.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Train a recorded step again on one process, and compare: gradient norm, weights, and every sample."""
-    found = replayed(run, step, bundle=bundle, text=text, note=render.note)
+    found = replayed(run, step, bundle=bundle, text=not no_text, note=render.note)
     if json:
         render.document(found.document())
     else:

@@ -30,7 +30,9 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 class StopRequest:
     """What has asked a run to end before its last step, if anything has."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: tuple[float, str] | None = None) -> None:
+        """`end` is when the run's time is over, on the monotonic clock, and who says so."""
+        self.end = end
         self.why, self.exit_code = "", 128 + signal.SIGINT
         # True once it was asked again, and is not to finish anything.
         self.at_once = False

@@ -102,13 +102,7 @@ async def train(
             await unbroken(desk.saves.begin(clock, step=step, metrics=metrics))
         desk.journal.timeline(clock.events())
         try:
-            desk.callbacks(
-                StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder)
-            )
-            guards.after_step(recipe.guards, metrics)
-            for warning in desk.drift.after_step(metrics):
-                desk.journal.event("warning", step=step, guard=warning.guard, text=warning.text)
-                desk.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
+            judge_step(recipe, desk, step=step, metrics=metrics)
             desk.time_limit.stepped(time.monotonic() - begun)
             stop_if_interrupted()
         except (asyncio.CancelledError, StrettoError) as error:
@@ -116,6 +110,15 @@ async def train(
             raise
     await unbroken(desk.saves.settled())
     return evaluations
+
+
+def judge_step(recipe: Recipe, desk: RunOutput, *, step: int, metrics: Mapping[str, float]) -> None:
+    """The user's callbacks, and the guards, each of which may end the run; a step's lines are written by then."""
+    desk.callbacks(StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder))
+    guards.after_step(recipe.guards, metrics)
+    for warning in desk.drift.after_step(metrics):
+        desk.journal.event("warning", step=step, guard=warning.guard, text=warning.text)
+        desk.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
 
 
 def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:

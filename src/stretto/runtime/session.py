@@ -133,12 +133,11 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
     Once from each checkpoint: what dies again before the next one would die for ever.
     """
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    since, request = -1, StopRequest()
     left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
-    end = left and (time.monotonic() + left[0], left[1])
+    since, request = -1, StopRequest(left and (time.monotonic() + left[0], left[1]))
     while True:
         try:
-            return threads.run(_run(recipe, request, end, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, request, folder=folder, again=again, told=told, **rest))
         except KeyboardInterrupt as stop:
             text = where_it_stands(checkpoints, recipe.run.steps)
             raise RunStopped(text, exit_code=request.exit_code) from stop
@@ -164,7 +163,6 @@ def where_it_stands(checkpoints: Checkpoints, steps: int) -> str:
 async def _run(
     recipe: Recipe,
     request: StopRequest,
-    end: tuple[float, str] | None,
     *,
     folder: Path,
     root: Path,
@@ -176,14 +174,12 @@ async def _run(
     told: str = "",
     given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
-    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe;
-    `request` may ask it to end, and when its time is over is told by `end`."""
+    """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     with (
         interrupt_answered(request),
         progress or console_for(sys.stdout) as screen,
-        TimeLimit(end, request, screen) as time_limit,
-        HostWatch() as host,
+        TimeLimit(request, screen) as limit,
     ):
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
@@ -203,7 +199,7 @@ async def _run(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
-            saves: CheckpointWriter | None = None
+            desk: RunOutput | None = None
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
@@ -214,15 +210,9 @@ async def _run(
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
-                saves = CheckpointWriter(
-                    parts, journal=journal, checkpoints=checkpoints, stateful=stateful, durable=time_limit.saved
-                )
-                desk = RunOutput(
-                    journal=journal, saves=saves, time_limit=time_limit, progress=screen, host=host,
-                    drift=DriftGuards(recipe.guards, folder, map(numbers_of, read_rows(folder / "metrics.jsonl"))),
-                    callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
-                )  # fmt: skip
-                with InputsRecorder(folder, recipe, root, given):
+                callbacks = Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note)
+                desk = _output(parts, journal, checkpoints, stateful, limit, screen, callbacks)
+                with InputsRecorder(folder, recipe, root, given), desk.host:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
                 beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
@@ -232,9 +222,31 @@ async def _run(
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
-                if saves is not None:
-                    await saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
+                if desk is not None:
+                    await desk.saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
                 await parts.close()
+
+
+def _output(
+    parts: Runtime,
+    journal: Journal,
+    checkpoints: Checkpoints,
+    stateful: Sequence[Stateful],
+    limit: TimeLimit,
+    screen: Progress,
+    callbacks: Callbacks,
+) -> RunOutput:
+    """Where a run writes what happens."""
+    before = map(numbers_of, read_rows(journal.folder / "metrics.jsonl"))
+    return RunOutput(
+        journal=journal,
+        saves=CheckpointWriter(parts, journal=journal, checkpoints=checkpoints, stateful=stateful, durable=limit.saved),
+        time_limit=limit,
+        drift=DriftGuards(parts.recipe.guards, journal.folder, before),
+        host=HostWatch(),
+        progress=screen,
+        callbacks=callbacks,
+    )
 
 
 def _refuse(folder: Path, recipe: Recipe, before: Recipe, root: Path, *, done: int, **rest: Any) -> None:

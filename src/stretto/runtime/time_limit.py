@@ -29,9 +29,9 @@ SEEN = 5
 class TimeLimit:
     """Watches the time of a session; without a limit it does nothing."""
 
-    def __init__(self, end: tuple[float, str] | None, request: StopRequest, screen: Progress) -> None:
-        """`end` is when it is over, on the monotonic clock, and who says so."""
-        self.end, self.who = end or (float("inf"), "")
+    def __init__(self, request: StopRequest, screen: Progress) -> None:
+        """`request` knows when it is over."""
+        self.end, self.who = request.end or (float("inf"), "")
         self.seconds = self.end - time.monotonic()
         self.request, self.screen = request, screen
         self.steps, self.saves = deque[float](maxlen=SEEN), deque[float](maxlen=SEEN)
