@@ -211,7 +211,7 @@ async def _run(
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
                 callbacks = Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note)
-                desk = _output(parts, journal, checkpoints, stateful, limit, screen, callbacks)
+                desk = _output(parts, journal, checkpoints, stateful, ends, screen, callbacks)
                 with InputsRecorder(folder, recipe, root, given), desk.host:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
