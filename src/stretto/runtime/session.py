@@ -176,11 +176,7 @@ async def _run(
 ) -> Finished:
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    with (
-        interrupt_answered(request),
-        progress or console_for(sys.stdout) as screen,
-        TimeLimit(request, screen) as limit,
-    ):
+    with interrupt_answered(request), progress or console_for(sys.stdout) as screen, TimeLimit(request, screen) as ends:
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
         every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
