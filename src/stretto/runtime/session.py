@@ -206,8 +206,7 @@ async def _run(
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
                 screen.start(recipe.run.steps, done)
-                callbacks = Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note)
-                desk = _output(parts, journal, checkpoints, stateful, ends, screen, callbacks)
+                desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 with InputsRecorder(folder, recipe, root, given), desk.host:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                 finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
@@ -230,10 +229,10 @@ def _output(
     stateful: Sequence[Stateful],
     limit: TimeLimit,
     screen: Progress,
-    callbacks: Callbacks,
+    given: UserFunctions,
 ) -> RunOutput:
     """Where a run writes what happens."""
-    before = map(numbers_of, read_rows(journal.folder / "metrics.jsonl"))
+    strict, before = parts.recipe.run.callbacks_strict, map(numbers_of, read_rows(journal.folder / "metrics.jsonl"))
     return RunOutput(
         journal=journal,
         saves=CheckpointWriter(parts, journal=journal, checkpoints=checkpoints, stateful=stateful, durable=limit.saved),
@@ -241,7 +240,7 @@ def _output(
         drift=DriftGuards(parts.recipe.guards, journal.folder, before),
         host=HostWatch(),
         progress=screen,
-        callbacks=callbacks,
+        callbacks=Callbacks(given.callbacks, strict=strict, note=screen.note),
     )
 
 
