@@ -7,7 +7,7 @@ import pytest
 
 from crewed import distance
 from running import lines, resume, samples, start
-from stretto.runtime import build
+from stretto.runtime import build, plans
 from stretto.storage.tensors import read_parts
 from stretto.training.parallel.zero1 import merge_states
 from stretto.workers.launchers.inprocess import ThreadLauncher
@@ -52,6 +52,7 @@ MORE = [("separate on two", "flatten on three"), ("one device", "interleave on t
 def threads(monkeypatch):
     """Several cells are threads of this process."""
     monkeypatch.setattr(build, "processes", lambda devices, **told: ThreadLauncher())
+    monkeypatch.setattr(plans, "devices_here", lambda: [f"localhost/cpu:{index}" for index in range(3)])
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
