@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -52,6 +53,14 @@ class Reaper:
         with suppress(subprocess.TimeoutExpired):
             if self.watcher.wait(timeout=30):  # somebody has killed it before it did its work
                 end_marked(self.mark)
+
+
+def answer_sigterm() -> None:
+    """Lets this process answer SIGTERM as before: Ray puts a handler of its own before Python's when it starts, which
+    calls that and aborts the process three seconds later."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def end_marked(mark: str, seconds: float = 10.0) -> None:

@@ -46,7 +46,7 @@ from stretto.workers.launchers.ray_resources import (
     shortage,
     visible_to,
 )
-from stretto.workers.orphans import Reaper
+from stretto.workers.orphans import Reaper, answer_sigterm
 from stretto.workers.stacks import ProcessStacks, asked, outside, own
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
@@ -238,6 +238,7 @@ class RayLauncher:
         try:
             async with asyncio.timeout(max(1.0 if given else STARTS, end - time.monotonic())):
                 bundles = await asyncio.wrap_future(self.joining)
+                answer_sigterm()
         except TimeoutError as error:
             who = f"what listens at RAY_ADDRESS={given} has" if given else "Ray, which this run starts, has"
             fix = f"{JOIN}; or raise deadlines.start" if given else "see the logs in /tmp/ray, or raise deadlines.start"
