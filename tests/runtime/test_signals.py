@@ -34,11 +34,12 @@ class Program:
                 start_new_session=True,
             )
 
-    def when(self, happened, seconds=90):
+    def when(self, happened, seconds=170):
         end = time.monotonic() + seconds
         while not happened():
-            assert self.process.poll() is None, self.process.communicate()[1]
-            assert time.monotonic() < end, self.out.read_text()
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()  # what it has started ends with it
+                pytest.fail(self.out.read_text() + self.process.communicate()[1])
             time.sleep(0.05)
 
     def steps(self):
