@@ -10,6 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence" / "survive"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "times"), [("kills", 3), ("signals", 1), ("damage", 12)])
 def test_a_run_comes_through(kind, times):
     command = [sys.executable, SCRIPT, "--only", kind, "--times", str(times)]
