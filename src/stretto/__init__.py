@@ -16,7 +16,9 @@ from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, 
 
 if TYPE_CHECKING:
     from stretto.api.calls import check, evaluate, plan, resume, sample, train
+    from stretto.api.compare import compare
     from stretto.api.run import Run
+    from stretto.api.sweep import sweep
     from stretto.recipe.schema import Recipe
     from stretto.runtime.user_functions import StepEvent
 
@@ -38,16 +40,20 @@ __all__ = [
     "Trajectory",
     "__version__",
     "check",
+    "compare",
     "evaluate",
     "plan",
     "resume",
     "sample",
+    "sweep",
     "train",
 ]
 
 _WHERE = {
     **dict.fromkeys(("check", "evaluate", "plan", "resume", "sample", "train"), "stretto.api.calls"),
     "Recipe": "stretto.recipe.schema",
+    "compare": "stretto.api.compare",
+    "sweep": "stretto.api.sweep",
     "Run": "stretto.api.run",
     "StepEvent": "stretto.runtime.user_functions",
 }

@@ -120,7 +120,9 @@ def test_every_row_of_samples_has_the_documented_form(run):
             assert row["reward"].keys() == {"value", "outcome", "parts"}
             (conversation,) = row["conversations"]
             wanted = {"tokens", "trained", "logprobs", "advantages", "stop", "version", "parent", "text"}
-            assert conversation.keys() == wanted
+            assert conversation.keys() == wanted | {"widths", "trainer_logprobs"}
+            assert sum(conversation["widths"]) == len(conversation["text"])
+            assert conversation["trainer_logprobs"] == pytest.approx(conversation["logprobs"], abs=1e-4)
             assert conversation["version"] == step - 1
             tokens, trained = conversation["tokens"], conversation["trained"]
             assert len(tokens) == len(trained) == len(conversation["logprobs"]) == len(conversation["advantages"])

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, task
+from stretto.checks.rules import environment, limits, own_code, roles, task, vllm
 from stretto.checks.rules import files as place
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
@@ -53,10 +53,12 @@ RULES: tuple[Rule, ...] = (
     limits.time_is_readable,
     limits.moments_decay,
     limits.narrow_moments_are_possible,
+    limits.quantised_base_is_frozen,
     limits.rounded_sums_are_possible,
     limits.cache_has_memory,
     limits.temperature_is_sane,
     limits.engine_says_what_it_kept,
+    vllm.vllm_can_do_it,
     limits.adapter_is_small,
     limits.heads_divide_width,
     limits.scratch_is_tiny,
@@ -85,17 +87,14 @@ RULES: tuple[Rule, ...] = (
     environment.signals_are_given,
     place.plan_is_sound,
     place.model_can_be_found,
+    place.adapter_can_go_on,
     place.lengths_are_recorded,
     place.run_folder_is_free,
     place.logs_can_be_written,
 )
 """In the order in which their problems are listed."""
 
-PRICED: tuple[Rule, ...] = tuple(
-    rule
-    for rule in RULES
-    if rule.__module__ not in (place.__name__, task.__name__) and rule is not limits.narrow_moments_are_possible
-)
+PRICED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.__module__ not in (place.__name__, task.__name__))
 """Those that hold where nothing is run either: no data, no files and no packages are asked for."""
 
 MOST_ROWS = 1000

@@ -25,17 +25,26 @@ COMMANDS = {
     "resume": "train.resume",
     "eval": "evaluate.evaluate",
     "serve": "serve.serve",
+    "chat": "chat.chat",
+    "merge": "merge.merge",
+    "export": "merge.export",
+    "push": "push.push",
+    "deploy": "deploy.deploy",
     "check": "check.check",
     "plan": "plan.plan",
     "doctor": "doctor.doctor",
     "value": "value.value",
+    "report": "report.report",
     "bench": "bench.bench",
     "task": "task.task",
     "replay": "replay.replay",
+    "samples": "samples.samples",
+    "compare": "compare.compare",
+    "sweep": "sweep.sweep",
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "merge", "report", "deploy")
+WAITING = ("sft", "reward-model")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -55,8 +64,11 @@ JSON_KEYS = {
     "bench": ("bench", "machine", "rows"),
     "doctor": ("checks",),
     "task": ("prompts", "answers", "parts"),
+    "report": ("page", "runs"),
     "plan": ("plans", "rejected", "assumed"),
     "replay": ("run", "begun", "weights", "steps"),
+    "merge": ("folder", "step", "dtype", "lost", "proof"),
+    "export": ("file", "type", "bytes", "step", "proof"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""
@@ -112,7 +124,7 @@ def _run(given: Sequence[str]) -> int:
     """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
-    for_output = given[:1] not in (["train"], ["resume"])  # what those make is in a folder
+    for_output = given[:1] not in (["train"], ["resume"], ["sweep"])  # what those make is in a folder
     with standard_streams(output_matters=for_output):
         try:
             code = _done(given, show)

@@ -27,8 +27,9 @@ from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head
-from stretto.models.lora import add_adapter
+from stretto.models.lora import add_adapter, fill_adapter
 from stretto.models.plausible import wrong_token_id
+from stretto.models.quantised import quantise
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
 from stretto.models.source import ModelFiles
 from stretto.models.unpacked import is_apart, set_apart, states_apart
@@ -141,7 +142,8 @@ def choose_device(cluster: str) -> torch.device:
 def load(
     section: ModelSection, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None = None
 ) -> Policy:
-    """Loads the model a recipe names. `base` is a run's own copy, which is then read instead.
+    """Loads the model a recipe names, and the adapter if it names one. `base` is a run's own copy of the model, which
+    is then read instead.
 
     A scratch model comes out random; warming it up is the run's business, because it needs a task.
     """
@@ -155,20 +157,30 @@ def load(
         own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
         network, tokenizer = load_files(files if base is None else own)
     refuse_moving_positions(network.config)
-    network.to(device=device, dtype=DTYPES[section.dtype])
+    network.to(dtype=DTYPES[section.dtype])
+    if section.quantize == "none":
+        network.to(device)
     network.config.use_cache = False
     if files.scratch:
         keep_norms_exact(network)
-    # Never in eval mode: quantised bases repack their weights there, and without dropout the modes are equal.
-    network.train()
+    network.train()  # without dropout the modes are equal
     switch_dropout_off(network)
-    take_over(network)
+    if device.type == "cpu":
+        take_over(network)
+    if section.quantize != "none":
+        quantise(network, section.quantize, device)
+        network.to(device)
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.portable)
     with reading_model(files.name, failing="cannot be run"):
         take_over_attention(policy)
+    if files.adapter is not None and (problem := files.adapter.refused(section.adapter)) is not None:
+        raise RecipeError(problem)
     if section.adapter is None:
         return policy
-    return replace(policy, adapted=add_adapter(network, section.adapter, seed=seed))
+    adapted = add_adapter(network, section.adapter, seed=seed)
+    if files.adapter is not None:
+        fill_adapter(adapted, files.adapter)
+    return replace(policy, adapted=adapted)
 
 
 def take_over_attention(policy: Policy) -> None:

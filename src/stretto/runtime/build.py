@@ -84,7 +84,7 @@ async def build_runtime(
     trains = drafts and any(cell.role == "train" for cell in plan.cells)
     draft = folder / ".model.draft" if folder and trains else None
     start = recipe.deadlines.start
-    pool = Pool(workers=reward_worker_count(), paths=folders_of(root), start_deadline=start, server=given.server)
+    pool = Pool(workers=reward_worker_count(recipe), paths=folders_of(root), start_deadline=start, server=given.server)
     hosts = None
     try:
         rewards = Rewards(recipe.rewards, pool)
@@ -132,7 +132,7 @@ async def _assemble(
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     threads = threads_of(recipe, plan, note)
-    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads)
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
@@ -187,6 +187,7 @@ def _assignment(
     base: Path | None,
     budgets: Mapping[str, int],
     threads: Mapping[str, int],
+    logs: Path | None,
 ) -> WorkerSpec:
     """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
@@ -200,8 +201,11 @@ def _assignment(
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        recompute=plan.recomputes_on(device),
+        cuts_reference=any(plan.in_slices(cell) for cell in mine),
         sharers=plan.sharers,
         sleeps=plan.sleeps_on(device),
+        logs=logs.resolve() if logs else None,
     )
 
 
@@ -311,9 +315,10 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     return hosts
 
 
-def reward_worker_count() -> int:
+def reward_worker_count(recipe: Recipe) -> int:
     """Processes for user code: the other half of the cores is for what generates and trains."""
-    return min(max(2, cores() // 2), MOST_JUDGES)
+    told = recipe.run.reward_workers
+    return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told
 
 
 def token_budget(recipe: Recipe, kind: DeviceKind) -> int:

@@ -8,7 +8,7 @@ missing verdicts would have been, and more of them than `guards.reward_error_sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from stretto.environments.trajectory import RolloutStart
 from stretto.rewards.base import FULL_MARKS, sampled_tokens
@@ -45,11 +45,13 @@ class Evaluation:
     """k -> prompts that pass@k is the mean of: those with k verdicts."""
     failure: str | None = None
     """Why the first answer without a verdict has none, if one has none."""
+    verdicts: Mapping[str, bool] = field(default_factory=dict)
+    """Id of each prompt with a verdict -> whether it was answered right."""
 
     def document(self) -> dict[str, object]:
         """As `--json` prints it: what is missing is told where something is."""
         whole = asdict(self)
-        beside = ("asked", "pass_n", "failure") if self.failure is None else ()
+        beside = ("verdicts", *(("asked", "pass_n", "failure") if self.failure is None else ()))
         return {key: value for key, value in whole.items() if key not in beside}
 
     @property
@@ -89,6 +91,7 @@ async def evaluate(parts: Runtime, prompts: Sequence[Prompt], *, pass_k: int) ->
         asked=len(prompts),
         pass_n=counts,
         failure=f"prompt {failed[0].prompt.id}: {failed[0].failure}" if failed else None,
+        verdicts={group.prompt.id: _right(group) > 0 for group in groups},
     )
 
 

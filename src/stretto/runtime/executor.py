@@ -70,6 +70,7 @@ class StepExecutor:
             asyncio.get_running_loop().create_future
         )
         self.samples: dict[int, tuple[Sample, ...]] = {}
+        self.trained: dict[ConversationKey, NDArray[np.float32]] = {}
         self.reports: list[dict[str, float]] = []
         self.suspects: tuple[ConversationKey, ...] = ()
         self.verdicts: dict[RolloutId, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
@@ -251,7 +252,7 @@ class StepExecutor:
         samples = [sample for item in piece.items for sample in self._credited(item)]
         if self.old:
             samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
-        await self.worker_group.accumulate(piece.cell, samples)
+        self.trained |= await self.worker_group.accumulate(piece.cell, samples)
 
     def _credited(self, item: RolloutId) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
@@ -331,12 +332,15 @@ class StepExecutor:
             samples=self._samples(accepted),
             launched=len(self.asked) - self.first,
             rounds=self.rounds,
+            trained=self.trained,
             old={key: numbers for key, numbers in self.old.items() if self.carried and key not in self.carried.old},
         )
 
     def learned(self, made: StepBatch) -> StepBatch:
         """What this step has trained on: what was carried into it, or what it has made."""
-        return replace(self.carried, samples=self._samples(range(self.first))) if self.carried else made
+        if not self.carried:
+            return made
+        return replace(self.carried, samples=self._samples(range(self.first)), trained=self.trained)
 
     def _samples(self, indices: Iterable[int]) -> tuple[Sample, ...]:
         return tuple(sample for index in indices for sample in self.samples.get(index, ()))

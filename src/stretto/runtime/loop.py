@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stretto.errors import StrettoError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
+from stretto.report.diagnosis import Diagnosis
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.drift import DriftGuards
 from stretto.runtime.evaluate import Evaluation, evaluate
 from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
+from stretto.runtime.live_page import LivePage
 from stretto.runtime.metrics import lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.saving import CheckpointWriter
@@ -50,6 +53,10 @@ class RunOutput:
     """The terminal."""
     callbacks: Callbacks
     """The user's functions that are called after each step."""
+    page: LivePage
+    """report.html."""
+    diagnosis: Diagnosis
+    """Says what is wrong with the run."""
 
 
 async def train(
@@ -86,21 +93,21 @@ async def train(
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step, suspects=taken.suspects)
         batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
-        metrics |= {**parts.worker_group.reduction(), **desk.host.metrics()}
+        metrics |= {**parts.worker_group.spent(), **desk.host.metrics()}
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
-        rows = sample_rows(
-            batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
-        )
-        desk.journal.samples(step, list(rows))
+        rows = sample_rows(batch, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
+        desk.journal.samples(step, answers := list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         note_step(desk, clock, step=step, metrics=metrics)
         desk.progress.step(step, metrics)
+        show(desk, step=step, metrics=metrics, answers=answers)
         if len(batch.accepted) < recipe.batch.prompts:
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
             await unbroken(desk.saves.begin(clock, step=step, metrics=metrics))
         desk.journal.timeline(clock.events())
+        desk.page.stepped()
         try:
             judge_step(recipe, desk, step=step, metrics=metrics)
             desk.time_limit.stepped(time.monotonic() - begun)
@@ -112,13 +119,26 @@ async def train(
     return evaluations
 
 
+def show(desk: RunOutput, *, step: int, metrics: Mapping[str, float], answers: Sequence[Mapping[str, Any]]) -> None:
+    """One of the step's answers, and what is wrong with the run, if anything is that no guard has warned of."""
+    if answers:
+        desk.progress.sampled(answers[0])
+    for rule, text in desk.diagnosis.step(step, metrics, answers, warned=desk.drift.warned).items():
+        desk.progress.note(f"step {step}: {text}")
+        desk.journal.event("diagnosis", step=step, rule=rule, text=text)
+
+
 def judge_step(recipe: Recipe, desk: RunOutput, *, step: int, metrics: Mapping[str, float]) -> None:
-    """The user's callbacks, and the guards, each of which may end the run; a step's lines are written by then."""
+    """The user's callbacks, and the guards, each of which may end the run; a step's lines are written by then.
+
+    A warning of what was shown already is only recorded.
+    """
     desk.callbacks(StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder))
     guards.after_step(recipe.guards, metrics)
     for warning in desk.drift.after_step(metrics):
         desk.journal.event("warning", step=step, guard=warning.guard, text=warning.text)
-        desk.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
+        if not desk.diagnosis.has_told(warning.guard):
+            desk.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
 
 
 def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:
@@ -157,6 +177,9 @@ async def evaluated(
         await save_before(error, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
+    verdicts = evaluation.verdicts.items()
+    right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
+    desk.journal.event("evaluated", step=step, right=right, wrong=wrong)
     desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
     if evaluation.failure is not None:
         desk.progress.note(unjudged(evaluation, step=step))

@@ -36,6 +36,7 @@ from stretto.runtime.value_table import run_values
 from stretto.storage.checkpoint import Checkpoints, step_of
 from stretto.storage.manifest import STATE, verify
 from stretto.storage.tensors import read_parts
+from stretto.training.optimizer import wide_master
 from stretto.training.parallel.zero1 import merge_states
 from stretto.types import Sample
 from stretto.workers.checkpoints import NAMES
@@ -317,7 +318,7 @@ async def _masters(parts: Runtime) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stretto-") as beside:
         await parts.worker_group.save(Path(beside, "now"))
         (state,) = read_parts(Path(beside, "now") / STATE, "optimizer")
-        return {name: tensor.clone() for name, tensor in state["masters"].items()}
+        return {name: wide_master(stored).clone() for name, stored in state["masters"].items()}
 
 
 def _apart(folder: Path, step: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> WeightDifference | None:
@@ -327,7 +328,8 @@ def _apart(folder: Path, step: int, before: Mapping[str, Any], after: Mapping[st
         verify(checkpoint)
     except CheckpointError:
         return None
-    saved = merge_states(read_parts(checkpoint / STATE, "optimizer"))["masters"]
+    held = merge_states(read_parts(checkpoint / STATE, "optimizer"))["masters"]
+    saved = {name: wide_master(stored) for name, stored in held.items()}
     return WeightDifference(apart=_distance(after, saved), moved=_distance(before, saved))
 
 

@@ -12,6 +12,7 @@ smaller token budget is remembered and every sample of the step is done again.
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -233,7 +234,7 @@ class Trainer:
         alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
         queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
         while queue:
-            piece = queue.popleft()
+            piece, begun = queue.popleft(), time.perf_counter()
             try:
                 batch = self._pack(piece, self.policy)
                 logprobs, entropy = self._forward(batch, self.policy)
@@ -244,6 +245,7 @@ class Trainer:
             self.row = piece
             self._backward(losses)
             self.meter.count(batch, logprobs.detach(), entropy, losses)
+            self.meter.time(batch, time.perf_counter() - begun)
 
     def _redo(self) -> None:
         """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""

@@ -19,11 +19,15 @@ from stretto.engines.own import own_engine
 from stretto.models.load import DTYPES, Policy
 from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
-from stretto.recipe.schema import NativeEngineSection, Recipe
+from stretto.recipe.schema import NativeEngineSection, Recipe, VllmEngineSection
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation
+from stretto.workers.vllm import vllm_engine
 from stretto.workers.worker_spec import WorkerSpec
+
+PROVES = NativeEngineSection()
+"""The engine of a worker that generates nothing."""
 
 EngineFactory = Callable[[Policy], Engine]
 """Makes what generates with a policy."""
@@ -100,6 +104,9 @@ def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
     section = spec.recipe.engine
     if isinstance(section, NativeEngineSection):
         return native_engine(policy, section)
+    if isinstance(section, VllmEngineSection):
+        # Where nobody generates, what proves its weights is the policy itself.
+        return vllm_engine(policy, section, spec) if "generate" in spec.roles else native_engine(policy, PROVES)
     return own_engine(section.kind, policy, spec.folders, where=spec.where)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stretto.engines.base import Completion, Request
@@ -28,11 +28,12 @@ from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
 from stretto.threads import begun
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.narrow_adamw import make_optimizer
+from stretto.training.optimizer import MasterAdamW, wide_master
 from stretto.training.parallel.zero1 import merge_states, partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
-from stretto.types import Conversation, Receipt, Sample
+from stretto.types import Conversation, Receipt, Sample, TrainedLogprobs
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
@@ -41,14 +42,12 @@ from stretto.workers.connectivity import ProbeServer, own_address, unreachable
 from stretto.workers.models import EngineFactory, FrozenReference, ScoringModel, engine_of, load_gauges, make_trainer
 from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.rehearsal import ROLES, RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
 
-ROLES = {model: role for role, model in MODELS.items()}
-"""Model -> the role of the cells that ask it."""
 
-
-class Worker:
+class Worker(RehearsalCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -64,12 +63,14 @@ class Worker:
         trains = "train" in assignment.roles and assignment.mates == 1
         updates = recipe.run.steps * recipe.batch.updates
         self.parts = partition(self.policy.trained(), len(assignment.sharers) or 1)
-        self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
+        self.optimizer = (
+            make_optimizer(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
+        )
         self.models: dict[str, ScoringModel] = {}
         self.trainer = make_trainer(
             self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=assignment.token_budget
         )
-        own = "reference" in assignment.roles and self.policy.adapted is None
+        own = "reference" in assignment.roles and self.policy.adapted is None and not assignment.cuts_reference
         self.reference = self._load(device) if own else None
         if self.reference is not None:
             self.reference.network.requires_grad_(False)
@@ -149,10 +150,13 @@ class Worker:
         """Forgets what a step has accumulated here."""
         self.trained(model).begin()
 
-    def accumulate(self, model: str, samples: Sequence[Sample]) -> None:
-        """Adds the gradients of these samples."""
+    def accumulate(self, model: str, samples: Sequence[Sample]) -> TrainedLogprobs:
+        """Adds the gradients of these samples; returns what the trainer says of those that it computed here."""
         self.sleepers.enter(ROLES[model])
-        self.trained(model).accumulate(samples)
+        trainer = self.trained(model)
+        trainer.accumulate(samples)
+        told = trainer.meter.logprobs
+        return {sample.key: told.pop(sample.key) for sample in samples if sample.key in told}
 
     def sums(self, model: str) -> dict[str, float]:
         """The counters of what was accumulated here."""
@@ -240,14 +244,14 @@ class Worker:
             engine=self.assignment.device,
             source="its optimizer" if claims else "its trainer",
         )
-        return Receipt(version=self.engine.holds().version, manifest={} if alone else read, shared=alone)
+        told = self.engine.holds()
+        return Receipt(version=told.version, manifest={} if alone else read, shared=alone, lost=told.lost)
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
         tensors that are not their own masters."""
         assert self.optimizer is not None
-        held, masters = self.optimizer.parameters, self.optimizer.masters
-        asked = {name: each for name, each in masters.items() if not (alone and each is held[name])}
+        held, asked = self.optimizer.parameters, self.optimizer.apart() if alone else self.optimizer.masters
         return checksums(asked.items(), rounded={name: held[name].dtype for name in asked})
 
     def peak_memory(self) -> float:
@@ -320,16 +324,20 @@ class Worker:
         optimizer = merge_states(read_parts(folder, "optimizer"))
         self.trainer.restore(trainer)
         self._hold(optimizer["masters"])
-        if self.optimizer is not None:
-            self.optimizer.restore(optimizer)
+        self._take_up(optimizer)
         self.carrier.tell(self.trainer.shared(), self.engine)
         return True
 
-    def _hold(self, masters: Mapping[str, Tensor]) -> None:
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Its optimizer goes on from the state of one device's."""
+        if self.optimizer is not None:
+            self.optimizer.restore(state)
+
+    def _hold(self, masters: Mapping[str, Any]) -> None:
         """Takes the policy from masters, as an optimizer rounds them."""
         with torch.no_grad():
             for name, weight in self.policy.trained().items():
-                weight.copy_(masters[name])
+                weight.copy_(wide_master(masters[name]))
 
     def close(self) -> None:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, StrettoError, WeightsError, WorkerLost
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
 from stretto.threads import beside
 from stretto.training import loss_counters
 from stretto.training.trainer import StepReport
-from stretto.types import Conversation, Sample, Weights
+from stretto.types import Conversation, Sample, TrainedLogprobs, Weights
 from stretto.weights.publish import verify_publish
 from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, client
 from stretto.workers.checkpoints import StateFiles
@@ -36,6 +36,7 @@ from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Dead
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
+from stretto.workers.rehearsal import Rehearsal
 from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.startup import StartupPhases
@@ -72,6 +73,7 @@ class WorkerGroup:
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
         self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
+        self.sliced = {cell.name for cell in plan.cells if plan.in_slices(cell)}
         # Devices that hold one whole optimizer together, copy by copy.
         self.copies = [plan.sharers] if plan.sharers else self.training
         self.members: dict[str, WorkerTransport] = {}
@@ -83,6 +85,8 @@ class WorkerGroup:
         self.updated: StepReport | None = None
         # Seconds for which gradients have been reduced so far; in steps they are part of `publish`.
         self.reducing = 0.0
+        # Seconds for which engines were missing because their processes had died.
+        self.engines_lost = 0.0
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
@@ -90,6 +94,7 @@ class WorkerGroup:
         self.seen = StackDump(launcher, folder)
         self.recovery, self.note = Recovery(self), note
         self.files = StateFiles(self, draft)
+        self.rehearsal = Rehearsal(self)
 
     @property
     def trainers(self) -> list[str]:
@@ -158,7 +163,7 @@ class WorkerGroup:
         async def call(*arguments: Any) -> list[Completion]:
             try:
                 return await worker.generate(*arguments)
-            except (WorkerLost, DeadlineError, EngineError):
+            except (WorkerLost, DeadlineError, EngineError, WeightsError):
                 raise
             except Exception as error:  # the engine's failure, and not that of the environment that asked
                 raise EngineError(f"{cell}: {error or repr(error)}") from error
@@ -191,7 +196,7 @@ class WorkerGroup:
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         model, seconds = MODELS[self.role[cell]], self.patience.train
-        if model == POLICY:  # in lockstep, after which each of them knows all
+        if model == POLICY or cell in self.sliced:  # in lockstep, after which each of them knows all
             told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
             return told[0]
         return await scatter_gather(
@@ -200,13 +205,14 @@ class WorkerGroup:
             lambda device, share: self.worker(device, seconds).score(model, share),
         )
 
-    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> TrainedLogprobs:
         """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
-        process that died at it has from the others."""
+        process that died at it has from the others. Returns what the trainer says of the tokens."""
         if self.updated is not None:
-            return
+            return {}
         model, devices = MODELS[self.role[cell]], self.devices[cell]
-        await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+        told = await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+        return {key: logprobs for found in told for key, logprobs in found.items()}
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
@@ -214,10 +220,13 @@ class WorkerGroup:
         """Every training cell forgets what it has accumulated."""
         await self.all(self.trainers, lambda each: each.begin(POLICY), seconds=self.patience.train)
 
-    def reduction(self) -> dict[str, float]:
-        """What adding up gradients took since this was asked last, where several workers train."""
-        seconds, self.reducing = self.reducing, 0.0
-        return {"seconds/reduce": seconds} if len(self.trainers) > 1 else {}
+    def spent(self) -> dict[str, float]:
+        """What adding up gradients took since this was asked last, where several workers train, and what engines whose
+        process died."""
+        told = {"seconds/reduce": self.reducing} if len(self.trainers) > 1 else {}
+        told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
+        self.reducing = self.engines_lost = 0.0
+        return told
 
     async def apply(self, *, last: bool = True) -> StepReport:
         """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
@@ -229,12 +238,12 @@ class WorkerGroup:
                 begun = time.monotonic()
                 sums = loss_counters.together(await self.all(trainers, lambda each: each.sums(POLICY), seconds=seconds))
                 reduced = (self.worker(device, seconds).reduce(POLICY, sums) for device in trainers)
-                raise_first(await self._in_lockstep("train", reduced))
+                raise_first(await self.in_lockstep("train", reduced))
                 self.reducing += time.monotonic() - begun
             self.applying = True
             await self._update(trainers, last)
         if last:
-            await self._publish()
+            await self.publish()
         report, self.updated = self.updated, None
         assert report is not None
         return report
@@ -242,7 +251,7 @@ class WorkerGroup:
     async def _update(self, trainers: Sequence[str], last: bool) -> None:
         """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
         calls = (self.worker(device, self.patience.train).apply(POLICY, last) for device in trainers)
-        answers = await self._in_lockstep("train", calls)
+        answers = await self.in_lockstep("train", calls)
         told = dict(zip(trainers, answers, strict=True))
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
@@ -256,12 +265,12 @@ class WorkerGroup:
         if errors:
             raise lost or errors[0]
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
         holders, seconds = self.holders, self.patience.publish
         if len(holders) > len(self.trainers):
             fetched = (self.worker(device, seconds).fetch(self.version) for device in holders)
-            raise_first(await self._in_lockstep("hold", fetched))
+            raise_first(await self.in_lockstep("hold", fetched))
         await self.verify_publish(holders)
 
     async def verify_publish(self, holders: Sequence[str], *, whole: bool = False) -> None:
@@ -270,6 +279,7 @@ class WorkerGroup:
         receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
         where = "shared" if alone else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
+        self.engines_lost += sum(receipt.lost for receipt in receipts)
         source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
             verify_publish(weights, receipt, engine=self.called(device), source=source)
@@ -299,9 +309,9 @@ class WorkerGroup:
             self.worker(device, self._starting).meet(kind, meeting)
             for device, meeting in zip(devices, meetings, strict=True)
         )
-        raise_first(await self._in_lockstep(kind, calls))
+        raise_first(await self.in_lockstep(kind, calls))
 
-    async def _in_lockstep(self, kind: str, calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    async def in_lockstep(self, kind: str, calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
         """What became of calls that wait for each other in groups of this kind. When one fails, nobody waits for it any
         longer: the others could not know."""
         tasks = [asyncio.ensure_future(call) for call in calls]

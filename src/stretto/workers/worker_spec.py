@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from stretto.algorithms.base import Algorithm, build
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import Recipe, VllmEngineSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,16 @@ class WorkerSpec:
     """Threads of a CPU device; all of the process's if none."""
     mates: int = 1
     """Processes that train one copy of the policy together, itself included."""
+    recompute: bool = False
+    """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
+    cuts_reference: bool = False
+    """Whether a reference of its own is cut over the processes that train together."""
     sharers: tuple[str, ...] = ()
     """Devices that share the optimizer, in the order of their parts; none if whoever trains has all of it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
+    logs: Path | None = None
+    """Where what other programs say is kept: the run's folder, if there is one and this host has it."""
 
     @property
     def where(self) -> str:
@@ -66,8 +72,11 @@ class WorkerSpec:
 
     @property
     def readers(self) -> frozenset[str]:
-        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy."""
+        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy, nor an
+        engine that has one."""
         elsewhere = set()
+        if isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
+            elsewhere.add("generate")
         if self.mates > 1:
             elsewhere.add("train")
         if self.recipe.model.adapter is None:

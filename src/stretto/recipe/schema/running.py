@@ -62,6 +62,8 @@ class Guards(Section):
     """Largest mean k3 between engine and trainer."""
     min_entropy: NotNegative | None = None
     """Smallest mean entropy of the sampled tokens' distributions."""
+    rehearsal: Literal["auto"] | bool = "auto"
+    """Try the largest row, an update, a publish and a save before the first step; auto does so on GPUs."""
     min_disk_gb: NotNegative = 2.0
     """Free disk below which a run does not start or checkpoint."""
     reward_collapse: Share | None = 0.5
@@ -110,5 +112,10 @@ class RunSection(Section):
     until: str | None = None
     """Save and stop in time: a duration of this session (3h30m), or a time with its zone (06:30Z, 18:00+02:00). The end
     of a job that $SLURM_JOB_END_TIME tells counts as well."""
+    report: bool = True
+    """Keep report.html in the run's folder up to date."""
+    reward_workers: Literal["auto"] | Count = "auto"
+    """Processes that run reward functions and tools; auto: half of the cores, from 2 to 16. More help where these wait,
+    such as for a judge that is asked over a network."""
     callbacks_strict: bool = False
     """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""
