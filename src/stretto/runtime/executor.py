@@ -41,13 +41,7 @@ class StepExecutor:
     """One step's."""
 
     def __init__(
-        self,
-        parts: Runtime,
-        *,
-        pace: SpeedEstimator,
-        clock: Clock,
-        step: int,
-        carried: StepBatch | None = None,
+        self, parts: Runtime, *, pace: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
         self.parts, self.worker_group, self.lengths, self.pace = parts, parts.worker_group, parts.lengths, pace

@@ -144,14 +144,7 @@ class Trainer:
                 for tensor in self.total[kind].values():
                     add(tensor)
                 continue
-            flat = torch.cat(
-                [
-                    (
-                        mine[name] if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-                    ).flatten()
-                    for name, weight in self.trained.items()
-                ]
-            )
+            flat = torch.cat([found_or_zeros(mine, name, weight).flatten() for name, weight in self.trained.items()])
             add(flat)
             parts = flat.split([weight.numel() for weight in self.trained.values()])
             named = zip(self.trained.items(), parts, strict=True)
@@ -346,7 +339,9 @@ class Trainer:
             for name, gradient in gradients.items():
                 gradient /= self.counted.denominator(kind)
                 total[name] = total[name].add_(gradient) if name in total else gradient
-        return {
-            name: total[name] if name in total else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-            for name, weight in self.trained.items()
-        }
+        return {name: found_or_zeros(total, name, weight) for name, weight in self.trained.items()}
+
+
+def found_or_zeros(gradients: Mapping[str, Tensor], name: str, weight: Tensor) -> Tensor:
+    """A parameter's gradient; zeros if nothing of the step touched it."""
+    return gradients[name] if name in gradients else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))

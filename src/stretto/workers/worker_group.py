@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, WeightsError, WorkerLost
+from stretto.errors import StrettoError, WorkerLost
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
@@ -33,6 +32,7 @@ from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, clie
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
+from stretto.workers.engine_call import engine_of_cell
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
@@ -154,21 +154,10 @@ class WorkerGroup:
             return await self.launcher.start(self.assign(device))
 
     def _lane(self, cell: str) -> EngineQueue:
-        late = partial(self._deadline, "generate", self.device[cell], self.patience.generate)
-        return EngineQueue(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
-
-    def _caller(self, cell: str) -> Callable[..., Any]:
-        worker = self.worker(self.device[cell], self.patience.generate)
-
-        async def call(*arguments: Any) -> list[Completion]:
-            try:
-                return await worker.generate(*arguments)
-            except (WorkerLost, DeadlineError, EngineError, WeightsError):
-                raise
-            except Exception as error:  # the engine's failure, and not that of the environment that asked
-                raise EngineError(f"{cell}: {error or repr(error)}") from error
-
-        return call
+        device, seconds = self.device[cell], self.patience.generate
+        late = partial(self._deadline, "generate", device, seconds)
+        asking = engine_of_cell(self.worker(device, seconds), cell)
+        return EngineQueue(asking, deadline=late, together=len(self.plan.devices) == 1)
 
     def worker(self, device: str, seconds: float) -> WorkerApi:
         """A worker, each of whose calls ends within a deadline."""
