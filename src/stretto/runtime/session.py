@@ -191,8 +191,8 @@ async def _run(
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
                     replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
                     write(folder, course, None)
-                screen.start(recipe.run.steps, done)
                 desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
+                screen.start(recipe.run.steps, done)
                 with InputsRecorder(folder, recipe, root, given), desk.host, desk.page:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                     return await _finish(parts, desk, course, evaluations, root=root, after=done)
