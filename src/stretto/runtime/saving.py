@@ -97,6 +97,14 @@ class CheckpointWriter:
 
     async def _write(self, clock: Clock, step: int, metrics: Mapping[str, float], held: Sequence[PartSnapshot]) -> None:
         start, begun, version, folder = clock.now(), time.monotonic(), self.parts.version, self.journal.folder
+
+        def ready() -> None:
+            """Where a checkpoint is, the timeline has it, a kill or not."""
+            still_held(folder)
+            seconds = time.monotonic() - begun
+            span = Span(stage="checkpoint", cell=LANE, start=start, seconds=seconds, step=step, version=version)
+            self.journal.timeline(to_events([span], host="localhost"))
+
         await self.parts.fetch()
         path = await beside(
             self.checkpoints.save,
@@ -105,10 +113,7 @@ class CheckpointWriter:
             written=NAMES,
             write_model=self.parts.write_model,
             metrics=metrics,
-            ready=lambda: still_held(folder),
+            ready=ready,
         )
-        seconds = time.monotonic() - begun
-        span = Span(stage="checkpoint", cell=LANE, start=start, seconds=seconds, step=step, version=version)
-        self.journal.timeline(to_events([span], host="localhost"))
         self.journal.event("checkpoint", step=step, path=str(path))
-        self.durable(seconds)
+        self.durable(time.monotonic() - begun)
