@@ -68,7 +68,9 @@ ARROWS = {
     | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.source"}
     | {"tasks.template", "threads", "training.optimizer", "training.trainer"}
     | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.worker_group", "workers.worker_spec"},
+    | {"workers.worker_group", "workers.worker_spec"}
+    # A replay compares with a state that several devices may hold together.
+    | {"training.parallel.zero1"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
     | {"checks.machine", "environments.render", "environments.trajectory", "models.load", "models.logprob_head"}

@@ -23,6 +23,8 @@
     +-- ExportError                 what was made of a run's model does not answer as the run does, so it is not kept
     ChangedInputsError              both RecipeError and CheckpointError: what a run reads is not what it read before
 
+A run that was asked to end ends with RunStopped, which is a KeyboardInterrupt and no error: nothing has failed.
+
 The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
 """
 
@@ -50,6 +52,18 @@ class StrettoError(Exception):
     """Anything stretto raises on purpose. `exit_code` is what the command line returns for it."""
 
     exit_code = 1
+
+
+class RunStopped(KeyboardInterrupt):
+    """A run has ended before its last step because it was asked to, and its checkpoint is written if one is due.
+
+    The message says where it stands and how to go on. `exit_code` is what the command line returns: 130 after Ctrl-C,
+    143 after SIGTERM or at the end of the run's time, 129 after SIGHUP.
+    """
+
+    def __init__(self, text: str, *, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class RecipeError(StrettoError):

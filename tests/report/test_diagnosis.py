@@ -118,6 +118,23 @@ def test_each_line_is_told_once_an_episode():
     assert [n for n in range(18, 26) if take(n, 0.5)] == [22]
 
 
+def test_a_collapse_is_told_by_a_line_or_by_a_guard_and_never_by_both():
+    def course(warned):
+        watch = Diagnosis(parse_recipe({"rewards": [{"kind": "exact"}]}))
+        fallen = {"entropy": 0.01, "groups/dead": 8.0, "reward/outcome": 0.4}
+        lines = [watch.step(n, HEALTHY | (fallen if n else {}), [row()] * 64, warned=warned) for n in range(5)]
+        return [name for each in lines for name in each], watch
+
+    told, watch = course(warned=frozenset())
+    assert told == ["rate"]
+    assert watch.has_told("entropy_collapse") and watch.has_told("reward_collapse")
+    assert not watch.has_told("memory_growth")
+    told, watch = course(warned={"entropy_collapse", "loop_lag"})
+    assert told == [], "neither the same again, nor what follows from it"
+    assert not watch.has_told("entropy_collapse")
+    assert course(warned={"loop_lag"})[0] == ["rate"]
+
+
 def test_what_is_read_from_answers():
     clean, opens = row(0, 1.0), row(1, 0.0)
     for each, sampled in ((clean, [9, 2]), (opens, [9, 5])):

@@ -6,13 +6,14 @@ import pytest
 
 import running
 from running import Quiet, lines, recipe_in, start
+from stretto.errors import RunStopped
 from stretto.report.compare_runs import verdicts_of
 from stretto.report.read_run import RunRecord
 from stretto.runtime import session
 
 
 def ended(folder, at, **changes):
-    """What a run is told that gets a Ctrl-C when it says `at`."""
+    """What a run says that gets a Ctrl-C when it says `at`, and its last words."""
 
     def press(name, *values):
         if (name, *values[:1]) == at:
@@ -20,14 +21,15 @@ def ended(folder, at, **changes):
 
     progress = Quiet(press)
     recipe = recipe_in(folder, run__folder=str(folder / "run"), **changes)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RunStopped) as stopped:
         session.start(recipe, name="tiny", root=folder, progress=progress)
-    return progress.notes().splitlines()
+    return progress.notes(), str(stopped.value)
 
 
 def test_ctrl_c_says_where_the_run_stands_and_what_goes_on_with_it(tmp_path):
-    notes = ended(tmp_path, ("step", 2), run__steps=4, checkpoint__every=100)
-    assert notes[-1] == f"stopped after step 2 of 4; go on with: stretto resume {tmp_path / 'run'}"
+    notes, last = ended(tmp_path, ("step", 2), run__steps=4, checkpoint__every=100)
+    assert last == f"stopped after step 2 of 4; go on with: stretto resume {tmp_path / 'run'}"
+    assert "go on with" not in notes, "it is said once, by whoever runs the run"
 
 
 def test_a_run_that_is_finished_says_so_and_again_when_it_is_resumed(tmp_path):

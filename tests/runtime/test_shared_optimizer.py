@@ -123,11 +123,8 @@ def test_models_sleep_beside_their_parts(tmp_path):
 class Elsewhere(Worker):
     """On a host that does not have the driver's folders."""
 
-    def save(self, folder, there, part, of):
-        return super().save(folder, {}, part, of)
-
-    def save_model(self, folder, there, base):
-        return super().save_model(folder, {}, base)
+    def save(self, folder, there, part, of, model, base):
+        super().save(folder, {}, part, of, model, base)
 
     def restore(self, folder, there):
         return folder is None and super().restore(folder, there)

@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     limits.lengths_make_sense,
     limits.step_fits,
     limits.warmup_ends,
+    limits.time_is_readable,
     limits.moments_decay,
     limits.narrow_moments_are_possible,
     limits.quantised_base_is_frozen,

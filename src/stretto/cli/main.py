@@ -37,13 +37,14 @@ COMMANDS = {
     "report": "report.report",
     "bench": "bench.bench",
     "task": "task.task",
+    "replay": "replay.replay",
     "samples": "samples.samples",
     "compare": "compare.compare",
     "sweep": "sweep.sweep",
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "replay")
+WAITING = ("sft", "reward-model")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -65,6 +66,7 @@ JSON_KEYS = {
     "task": ("prompts", "answers", "parts"),
     "report": ("page", "runs"),
     "plan": ("plans", "rejected", "assumed"),
+    "replay": ("run", "begun", "weights", "steps"),
     "merge": ("folder", "step", "dtype", "lost", "proof"),
     "export": ("file", "type", "bytes", "step", "proof"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
@@ -107,7 +109,8 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted.
+    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed; 130, 143 or 129 where
+    Ctrl-C, SIGTERM (or the end of its time) or SIGHUP has ended a run in good order.
 
     Without `arguments` it is the program, which then ends, whatever still blocks in some thread.
     """

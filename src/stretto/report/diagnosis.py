@@ -91,10 +91,20 @@ class Diagnosis:
         self._facts: deque[StepFacts] = deque(maxlen=KEPT)
         self._silent: dict[str, int] = {}
 
-    def step(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """After a step: name of each rule that began to hold -> what to tell."""
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        warned: Set[str] = frozenset(),
+    ) -> dict[str, str]:
+        """After a step: name of each rule that began to hold -> what to tell. What guards have `warned` of is told."""
         self._facts.append(facts_of(step, metrics, rows, self._turn_tokens))
-        holding = diagnose(tuple(self._facts), self._about, self._silent.keys())
+        by_guards = {GUARDED[guard] for guard in warned if guard in GUARDED}
+        holding = diagnose(tuple(self._facts), self._about, self._silent.keys() | by_guards)
+        for name in by_guards - self._silent.keys():
+            holding.pop(name, None)
         for name in list(self._silent):
             self._silent[name] = 0 if name in holding else self._silent[name] + 1
             if self._silent[name] >= ENDED:
@@ -102,6 +112,10 @@ class Diagnosis:
         begun = {name: text for name, text in holding.items() if name not in self._silent}
         self._silent |= dict.fromkeys(begun, 0)
         return begun
+
+    def has_told(self, guard: str) -> bool:
+        """True if a line that was told, and whose cause is not over, says what this guard warns of."""
+        return GUARDED.get(guard) in self._silent
 
 
 def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = frozenset()) -> dict[str, str]:
@@ -281,6 +295,9 @@ RULES: dict[str, tuple[Rule, frozenset[str]]] = {
     "part": (part_never_earned, frozenset({"rate", "template", "cut_off", "dead"})),
 }
 """Name -> the rule, and the rules whose line makes its own needless."""
+
+GUARDED = {"reward_collapse": "rate", "entropy_collapse": "rate"}
+"""Guard of the recipe that warns of a slow drift -> the rule that would say the same."""
 
 
 # Between them ---------------------------------------------------------------------------------------------------------

@@ -70,14 +70,19 @@ async def build_runtime(
     given: UserFunctions = NONE_GIVEN,
     watch: AbstractContextManager[None] | None = None,
     judged: bool = True,
+    drafts: bool = True,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`. `watch` has the
     deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`.
+    Without `drafts` nothing is put into the folder of a run that may be under way.
     """
     task = load_task(recipe, root, values)
+    # Who only asks must not touch the draft of a run.
+    trains = drafts and any(cell.role == "train" for cell in plan.cells)
+    draft = folder / ".model.draft" if folder and trains else None
     start = recipe.deadlines.start
     pool = Pool(workers=reward_worker_count(recipe), paths=folders_of(root), start_deadline=start, server=given.server)
     hosts = None
@@ -89,7 +94,7 @@ async def build_runtime(
             hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
             return await _assemble(
                 recipe, plan, root, folder, note, launcher, make_engine, given,
-                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts,
+                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, draft=draft,
             )  # fmt: skip
     except BaseException:
         if hosts is not None:
@@ -113,10 +118,11 @@ async def _assemble(
     rewards: Rewards,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
+    draft: Path | None,
 ) -> Runtime:
     begun = time.monotonic()
     files = locate(recipe.model.name, root)
-    lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
+    lone = len(plan.devices) == 1
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
     environment = hosts or environment_of(recipe, root, given)
     shows = recipe.model.scratch is not None and bool(recipe.model.scratch.demonstration)
@@ -131,11 +137,10 @@ async def _assemble(
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    # Who only asks must not touch the draft of a run.
-    draft = folder / ".model.draft" if folder and plan_trains else None
     worker_group = WorkerGroup(
-        plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl
-    )
+        plan, launcher, assign,
+        patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl, note=note,
+    )  # fmt: skip
     try:
         await worker_group.start(by=begun + recipe.deadlines.start)
         tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()

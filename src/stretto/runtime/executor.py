@@ -41,13 +41,7 @@ class StepExecutor:
     """One step's."""
 
     def __init__(
-        self,
-        parts: Runtime,
-        *,
-        pace: SpeedEstimator,
-        clock: Clock,
-        step: int,
-        carried: StepBatch | None = None,
+        self, parts: Runtime, *, pace: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
         self.parts, self.worker_group, self.lengths, self.pace = parts, parts.worker_group, parts.lengths, pace
@@ -72,6 +66,7 @@ class StepExecutor:
         self.samples: dict[int, tuple[Sample, ...]] = {}
         self.trained: dict[ConversationKey, NDArray[np.float32]] = {}
         self.reports: list[dict[str, float]] = []
+        self.suspects: tuple[ConversationKey, ...] = ()
         self.verdicts: dict[RolloutId, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
         # How many reward functions run, on trajectories of which groups since when none did, and the span of that.
         self.judging, self.judged, self.judges = 0, set[int](), ExitStack()
@@ -306,8 +301,9 @@ class StepExecutor:
                     spans.enter_context(span)
             report = await self.worker_group.apply(last=last)
         self.reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+        self.suspects = report.suspects
         if not last:
-            guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step)
+            guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step, suspects=self.suspects)
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""

@@ -100,10 +100,17 @@ def row(
         ],
         "answer": trajectory.outcome.answer if trajectory.outcome else None,
         "reference": trajectory.prompt.reference,
+        **_turn_rewards(trajectory),
         "reward": reward_row(reward) if reward else None,
         "failure": trajectory.failure,
         "used": all(sample is not None for sample in credited) and bool(credited),
     }
+
+
+def _turn_rewards(trajectory: Trajectory) -> dict[str, Any]:
+    """What each call was worth, where the environment said so."""
+    told = trajectory.outcome.turn_rewards if trajectory.outcome is not None else None
+    return {"turn_rewards": list(told)} if told is not None else {}
 
 
 def reward_row(reward: Reward) -> dict[str, Any]:
@@ -120,6 +127,8 @@ def conversation_row(conversation: Conversation, credited: Credited | None, rend
         advantages[conversation.trained] = sample.advantage
     if told is not None:
         trained[conversation.trained] = told
+    usual = ((0, int(conversation.trained.sum())),)
+    turns = {"turns": [list(turn) for turn in conversation.turns]} if conversation.turns not in ((), usual) else {}
     tokens = conversation.tokens.tolist()
     text = renderer.all_text(tokens)
     return {
@@ -131,6 +140,7 @@ def conversation_row(conversation: Conversation, credited: Credited | None, rend
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,
+        **turns,
         "text": text,
         "widths": renderer.widths(tokens, text),
     }

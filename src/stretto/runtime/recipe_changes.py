@@ -37,7 +37,7 @@ IN_CHECKPOINT = {
 """Keys whose work is in the checkpoint, and why another value would not fit."""
 
 
-FREE = ("run.callbacks_strict", "run.report", "run.reward_workers")
+FREE = ("run.callbacks_strict", "run.report", "run.reward_workers", "run.until")
 """Keys that may differ without being allowed to, because nothing that is trained depends on them."""
 
 

@@ -90,6 +90,8 @@ class StepResult:
     """What it learned from."""
     updates: Sequence[Mapping[str, float]]
     """The trainer's numbers of each update; of the last one the weights may have turned out to be no numbers."""
+    suspects: tuple[tuple[str, int, int, int], ...] = ()
+    """Samples that made the last one not finite."""
 
     @property
     def report(self) -> dict[str, float]:
@@ -121,7 +123,7 @@ async def take_step(
     executor, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = BufferedBatch(batch=made, cursor=cursor) if lags and not ends else None
     parts.worker_group.applying = False
-    return StepResult(batch=executor.learned(made), updates=executor.reports)
+    return StepResult(batch=executor.learned(made), updates=executor.reports, suspects=executor.suspects)
 
 
 async def turn(

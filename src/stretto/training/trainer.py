@@ -34,6 +34,7 @@ from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
 from stretto.training.rows import halved, map_microbatches
+from stretto.training.suspects import find_suspects
 from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
@@ -50,12 +51,15 @@ class StepReport:
     """Numbers by the names of metrics.jsonl."""
     applied: bool
     """False if the gradient was not finite and the update was skipped."""
+    suspects: tuple[tuple[str, int, int, int], ...] = ()
+    """Then the samples that this comes from, as far as they were found."""
 
 
 class Trainer:
     """Gradients and updates of one policy."""
 
     name = "trainer"
+    in_lockstep = False  # True where others take part in whatever it computes, so that it tries nothing by itself
 
     def __init__(
         self,
@@ -140,14 +144,7 @@ class Trainer:
                 for tensor in self.total[kind].values():
                     add(tensor)
                 continue
-            flat = torch.cat(
-                [
-                    (
-                        mine[name] if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-                    ).flatten()
-                    for name, weight in self.trained.items()
-                ]
-            )
+            flat = torch.cat([found_or_zeros(mine, name, weight).flatten() for name, weight in self.trained.items()])
             add(flat)
             parts = flat.split([weight.numel() for weight in self.trained.values()])
             named = zip(self.trained.items(), parts, strict=True)
@@ -166,8 +163,9 @@ class Trainer:
                 torch._foreach_mul_(list(gradients.values()), self.clip / norm)
             assert self.optimizer is not None  # a cell that only generates or scores has none, and updates nothing
             metrics["learning_rate"] = self.optimizer.step(gradients)
+        suspects = () if finite or self.in_lockstep else find_suspects(self, self.ledger)
         self.begin()
-        return StepReport(metrics=metrics, applied=finite)
+        return StepReport(metrics=metrics, applied=finite, suspects=suspects)
 
     def weights(self) -> Weights:
         """The weights as they are now, under a new version; where they are, engines on this device read them."""
@@ -341,7 +339,9 @@ class Trainer:
             for name, gradient in gradients.items():
                 gradient /= self.counted.denominator(kind)
                 total[name] = total[name].add_(gradient) if name in total else gradient
-        return {
-            name: total[name] if name in total else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-            for name, weight in self.trained.items()
-        }
+        return {name: found_or_zeros(total, name, weight) for name, weight in self.trained.items()}
+
+
+def found_or_zeros(gradients: Mapping[str, Tensor], name: str, weight: Tensor) -> Tensor:
+    """A parameter's gradient; zeros if nothing of the step touched it."""
+    return gradients[name] if name in gradients else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))

@@ -8,6 +8,7 @@ of the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from stretto.models.template_file import use_template
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
+from stretto.threads import begun
 from stretto.training.narrow_adamw import make_optimizer
-from stretto.training.optimizer import wide_master
+from stretto.training.optimizer import MasterAdamW, wide_master
 from stretto.training.parallel.zero1 import merge_states, partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
@@ -99,6 +101,7 @@ class Worker(RehearsalCalls):
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
         self.files = HostFolder()
+        self.writing: Future[list[str]] | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -257,25 +260,36 @@ class Worker(RehearsalCalls):
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def save_model(self, folder: Path, there: Listing, base: Path | None) -> list[str]:
-        """Writes the policy for others into the driver's folder, in which it has found `there`, or returns the files
-        that it is to fetch; `base` is the run's copy of the base model."""
-        self.sleepers.enter(PUBLISH)
-        with storing(folder, CheckpointError):
-            self.policy.save(self.files.at(folder, there), base=base)
-        return self.files.names()
+    def save(self, folder: Path, there: Listing, part: int, of: int, model: bool, base: Path | None) -> None:
+        """Begins to write what the next step depends on, or one of several parts of it, into `state/` of the driver's
+        folder, in which it has found `there`; with `model` the policy for others, too, whose `base` is the run's copy.
 
-    def save(self, folder: Path, there: Listing, part: int, of: int) -> list[str]:
-        """Writes what the next step depends on, or one of several parts of it, like `save_model`, into `state/`."""
+        It goes on in a thread, because nothing of it changes before the next update, for which the driver waits. Where
+        models sleep in host memory, their tensors move, so there it is over when this returns.
+        """
         assert self.optimizer is not None
         self.sleepers.enter(PUBLISH)
-        with storing(folder, CheckpointError):
-            state = self.files.at(folder, there) / STATE
-            state.mkdir(exist_ok=True)
-            write_state(state, self.optimizer.name, self.optimizer.state(), part=part, of=of)
-            if part == 0:
-                write_state(state, self.trainer.name, self.trainer.state())
-        return self.files.names()
+        optimizer, trainer = self.optimizer.state(), self.trainer.state()
+
+        def write() -> list[str]:
+            with storing(folder, CheckpointError):
+                place = self.files.at(folder, there)
+                (place / STATE).mkdir(exist_ok=True)
+                write_state(place / STATE, MasterAdamW.name, optimizer, part=part, of=of)
+                if part == 0:
+                    write_state(place / STATE, Trainer.name, trainer)
+                if model:
+                    self.policy.save(place, base=base)
+            return self.files.names()
+
+        self.writing = begun(write)
+        if self.assignment.sleeps:
+            wait([self.writing])
+
+    def saved(self) -> list[str] | None:
+        """What the driver is to fetch of what was written, or none as long as that goes on."""
+        assert self.writing is not None
+        return self.writing.result() if self.writing.done() else None
 
     def read(self, name: str, start: int) -> bytes:
         """A piece of a file that the driver is to fetch; an empty one at its end."""

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, WeightsError, WorkerLost
+from stretto.errors import StrettoError, WorkerLost
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
@@ -32,12 +32,14 @@ from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, clie
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
+from stretto.workers.engine_call import engine_of_cell
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
 from stretto.workers.rehearsal import Rehearsal
 from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
+from stretto.workers.startup import StartupPhases
 from stretto.workers.worker_spec import WorkerSpec
 
 T = TypeVar("T")
@@ -59,9 +61,11 @@ class WorkerGroup:
         folder: Path | None = None,
         draft: Path | None = None,
         nccl: bool = False,
+        note: Callable[[str], object] = lambda text: None,
     ) -> None:
         """`folder` is where it is written down which process stands where when a deadline passes, `draft` one that it
-        may make for what workers write, and remove. `nccl` lets tensors pass from card to card, where they can."""
+        may make for what workers write, and remove. `note` is told what the start waits for. `nccl` lets tensors pass
+        from card to card, where they can."""
         self.plan, self.launcher, self.assign, self.patience, self.nccl = plan, launcher, assign, patience, nccl
         # Where those that wait for each other have met, by kind of group.
         self.meetings: dict[str, list[Rendezvous]] = {}
@@ -88,7 +92,7 @@ class WorkerGroup:
         # When the start must be over, until it is.
         self.by: float | None = None
         self.seen = StackDump(launcher, folder)
-        self.recovery = Recovery(self)
+        self.recovery, self.note = Recovery(self), note
         self.files = StateFiles(self, draft)
         self.rehearsal = Rehearsal(self)
 
@@ -105,18 +109,23 @@ class WorkerGroup:
     async def start(self, *, by: float | None = None) -> None:
         """Starts every worker; they load side by side. All of it must be over `by` a time of the monotonic clock."""
         self.by = by
+        says = StartupPhases(self.note, devices=len(self.plan.devices))
+        says(f"waiting for {self.launcher.awaited}")
         await opened(self.launcher.open(), self._starting, self)
         devices = self.plan.devices
+        says(f"waiting for {len(devices)} workers to load their models")
         started = await asyncio.gather(*(self.launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
         for cell in self.plan.cells:
             if cell.role == "generate":
                 self.lanes[cell.name] = self._lane(cell.name)
+        says("waiting until the workers have found each other")
         await self.reach(devices)
         for mates in self.training:
             if len(mates) > 1:
                 await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
+        says("comparing their weights")
         await self.verify_publish(list(dict.fromkeys([*self.holders, *devices])), whole=True)
         self.by = None
 
@@ -145,21 +154,10 @@ class WorkerGroup:
             return await self.launcher.start(self.assign(device))
 
     def _lane(self, cell: str) -> EngineQueue:
-        late = partial(self._deadline, "generate", self.device[cell], self.patience.generate)
-        return EngineQueue(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
-
-    def _caller(self, cell: str) -> Callable[..., Any]:
-        worker = self.worker(self.device[cell], self.patience.generate)
-
-        async def call(*arguments: Any) -> list[Completion]:
-            try:
-                return await worker.generate(*arguments)
-            except (WorkerLost, DeadlineError, EngineError, WeightsError):
-                raise
-            except Exception as error:  # the engine's failure, and not that of the environment that asked
-                raise EngineError(f"{cell}: {error or repr(error)}") from error
-
-        return call
+        device, seconds = self.device[cell], self.patience.generate
+        late = partial(self._deadline, "generate", device, seconds)
+        asking = engine_of_cell(self.worker(device, seconds), cell)
+        return EngineQueue(asking, deadline=late, together=len(self.plan.devices) == 1)
 
     def worker(self, device: str, seconds: float) -> WorkerApi:
         """A worker, each of whose calls ends within a deadline."""
@@ -223,6 +221,7 @@ class WorkerGroup:
         """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
         same."""
         if self.updated is None:
+            await self.files.written.wait()  # a checkpoint is written from what is about to change
             trainers, seconds = self.trainers, self.patience.train
             if len(trainers) > 1:
                 begun = time.monotonic()
@@ -249,6 +248,8 @@ class WorkerGroup:
         if able and (lost is not None or not errors):
             report = told[able[0][0]]
             assert isinstance(report, StepReport)
+            reports = [each for each in answers if isinstance(each, StepReport)]
+            report = replace(report, suspects=tuple(dict.fromkeys(key for each in reports for key in each.suspects)))
             self.updated, self.version = report, self.version + last
         if errors:
             raise lost or errors[0]

@@ -227,6 +227,8 @@ def local(tensor: Tensor) -> Tensor:
 class ShardedTrainer(Trainer):
     """The trainer of one process of a cell; each holds and updates its slices."""
 
+    in_lockstep = True
+
     def __init__(
         self,
         shards: Shards,
