@@ -144,6 +144,7 @@ class Candidate:
             ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
+            (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
         ):
             if asked:
                 yield what

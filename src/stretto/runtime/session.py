@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ from stretto.runtime.recipe_changes import (
     refuse_unknown,
 )
 from stretto.runtime.recipe_file import load_run_recipe, recipe_text
-from stretto.runtime.resume_point import set_aside, standing
+from stretto.runtime.resume_point import ResumePoint, set_aside, standing
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.saving import CheckpointWriter
 from stretto.runtime.time_limit import TimeLimit
@@ -162,9 +162,7 @@ async def _run(
     with interrupt_answered(request), progress or console_for(sys.stdout) as screen, TimeLimit(request, screen) as ends:
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
-        every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
-        stand = standing(checkpoints, every=every, note=screen.note)
-        done, metrics = (step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {})
+        stand, done, metrics = _stand(checkpoints, folder, recipe, again=again, note=screen.note)
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
@@ -203,6 +201,15 @@ async def _run(
                 if desk is not None:
                     await desk.saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
                 await parts.close()
+
+
+def _stand(
+    checkpoints: Checkpoints, folder: Path, recipe: Recipe, *, again: bool, note: Note
+) -> tuple[ResumePoint, int, Mapping[str, float]]:
+    """What a run begins from: its checkpoints, the step of the newest sound one, and the metrics of that."""
+    every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
+    stand = standing(checkpoints, every=every, note=note)
+    return stand, *((step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {}))
 
 
 def _output(

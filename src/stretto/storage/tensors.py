@@ -72,7 +72,8 @@ def read_parts(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        name = f"{len(tensors)}:{where}"
+        # The number alone tells them apart: what UTF-8 cannot say of a key, a file of tensors cannot hold.
+        name = f"{len(tensors)}:{where}".encode(errors="replace").decode()
         tensors[name] = value
         return {"$tensor": name}
     if isinstance(value, Mapping):
