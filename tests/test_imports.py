@@ -60,7 +60,8 @@ ARROWS = {
     | {"storage.atomic", "storage.manifest", "storage.tensors"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
     "runtime": BASE
-    | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts", "checks.machine"}
+    | {"algorithms.base", "algorithms.credit", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts"}
+    | {"checks.machine"}
     | {"checks.own_code", "engines.base", "engines.queue", "environments", "models.files", "models.load"}
     | {"models.memory", "models.source", "models.template_file", "placement.build", "placement.cluster"}
     | {"placement.devices", "placement.plan", "placement.strategies", "planner", "recipe", "report", "rewards"}

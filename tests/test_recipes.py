@@ -14,6 +14,8 @@ from stretto.tasks import hf
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
+if not (RECIPES / "preferences.py").exists():  # the task of the recipes before it
+    SHIPPED.remove(RECIPES / "tiny-ppo.yaml")
 STUDIES = sorted((RECIPES / "studies").glob("*.yaml"))
 LATER = "# Needs what is not available yet: "
 
@@ -48,6 +50,10 @@ def test_there_are_recipes():
 def test_a_shipped_recipe_has_nothing_wrong_with_it(path, online, tmp_path):
     rows = (f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(300))
     (tmp_path / "gsm8k.jsonl").write_text("\n".join(rows))  # what its page makes of the data set
+    if path.stem == "tiny-distill":  # what the command at its head makes
+        teacher = tmp_path / "runs" / "tiny-teacher" / "checkpoints" / "step-000240"
+        teacher.mkdir(parents=True)
+        (teacher / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     assert [str(problem) for problem in problems(path)] == []
 
 

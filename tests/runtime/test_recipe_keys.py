@@ -22,8 +22,8 @@ COURSES = [
     {"model__adapter": {"rank": 2}, "batch__updates": 2, "evaluate__pass_k": 2},
     {"rewards": [{"kind": "regex", "pattern": "([01]+)"}]},
     {
-        "algorithm": {"name": "ppo"},
-        "roles": {"critic": {"name": "scratch"}, "reward_model": {"name": "scratch"}},
+        "algorithm": {"name": "ppo", "kl": {"coef": 0.1, "where": "reward", "adaptive": {}}},
+        "roles": {"critic": {"name": "scratch", "adapter": {"rank": 2}}, "reward_model": {"name": "scratch"}},
         "rewards": [{"kind": "numeric"}, {"name": "quality", "kind": "model"}],
     },
     {
@@ -36,7 +36,11 @@ COURSES = [
     {"batch__lengths": {"from_run": "earlier"}},
     {"task__source": {"kind": "jsonl", "path": "data.jsonl"}, "task__prompt": None},
     {"task__source": {"kind": "hf", "path": "data.jsonl"}, "task__prompt": None},
-    *({"algorithm": {"name": name}, "evaluate__every": 0} for name in CATALOG if "values" not in CATALOG[name].needs),
+    *(
+        {"algorithm": {"name": name}, "evaluate__every": 0}
+        for name, facts in CATALOG.items()
+        if "values" not in facts.needs and not facts.taught
+    ),
 ]
 """What the tiny recipe is changed to, so that every part of a run that reads keys is in one of them."""
 
@@ -45,7 +49,7 @@ EXPLAINED = {
     "guards.reward_error_share": "read when a reward fails; tested with the loop",
     "model.adapter.kind": "has one value",
     "batch.max_rounds": "refused, or read by algorithms that drop groups",
-    "algorithm.gae.value_clip": "refused, because critics are not trained",
+    "roles.critic.adapter.kind": "has one value",
     "roles.reference": "refused, but for the reference as it was before training",
 }
 """Keys that these runs do not read, and why that is right."""

@@ -123,8 +123,8 @@ def test_models_sleep_beside_their_parts(tmp_path):
 class Elsewhere(Worker):
     """On a host that does not have the driver's folders."""
 
-    def save(self, folder, there, part, of):
-        return super().save(folder, {}, part, of)
+    def save(self, model, folder, there, part, of):
+        return super().save(model, folder, {}, part, of)
 
     def save_model(self, folder, there, base):
         return super().save_model(folder, {}, base)

@@ -43,6 +43,10 @@ class AlgorithmFacts:
     """True for a regression that holds for answers of any policy, so that neither correction nor a KL term fits in."""
     turns: bool = False
     """True if it can give each turn credit of its own (`algorithm.credit`)."""
+    whitens: bool = False
+    """True if its advantages are whitened over all trained tokens, which a trainer may do with gradients instead."""
+    taught: bool = False
+    """True if what is asked as the reference is a teacher (`roles.teacher`)."""
     drops: bool = False
     """True if it leaves out groups that teach nothing, and samples again for others (`batch.max_rounds`)."""
 
@@ -170,11 +174,12 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = (return - mean(returns of the batch)) / std(returns of the batch)",
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
+            whitens=True,
         ),
         AlgorithmFacts(
             name="ppo",
             module="stretto.algorithms.ppo",
-            summary="A critic's values as baseline of every token; the critic comes trained, and stays as it is.",
+            summary="A critic's values as baseline of every token; the critic learns beside the policy.",
             scope="batch",
             min_samples=1,
             clip=(0.2, 0.2),
@@ -182,6 +187,20 @@ CATALOG: dict[str, AlgorithmFacts] = {
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
             needs=frozenset({"values"}),
+            whitens=True,
+        ),
+        AlgorithmFacts(
+            name="distill",
+            module="stretto.algorithms.distill",
+            summary="On-policy distillation: the reverse KL of each token from a teacher, beside rewards if wanted.",
+            scope="group",
+            min_samples=1,
+            clip=(0.2, 0.2),
+            advantage="A = log p_teacher - lp of each token",
+            surrogate=CLIPPED,
+            average="1/tokens * sum over tokens",
+            needs=frozenset({"reference"}),
+            taught=True,
         ),
         AlgorithmFacts(
             name="astar_po",

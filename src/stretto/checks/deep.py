@@ -107,12 +107,12 @@ def without_weights(files: ModelFiles, config: Any, tokenizer: Any) -> PreTraine
 
 
 def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Problem], int]:
-    """What is wrong with reward model and critic beside the model that is trained, and the shortest of their contexts.
+    """What is wrong with the models beside the one that is trained, and the shortest of their contexts.
 
     They read token ids, which nobody decodes, so each id has to mean the same to them.
     """
     problems, contexts = list[Problem](), [UNLIMITED]
-    for key in CLASSIFIERS:
+    for key in (*CLASSIFIERS, "teacher"):
         section = getattr(recipe.roles, key)
         if section is None or section.name in (None, "scratch"):
             continue
@@ -122,7 +122,9 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
         except RecipeError as error:
             problems += [replace(problem, field=f"roles.{key}.name") for problem in error.problems]
             continue
-        problems += classifier_problems(section.name, key, root)  # a model of the hub is on this machine only now
+        if key in CLASSIFIERS:  # a model of the hub is on this machine only now
+            heads = key == "critic" and section.optimizer is not None
+            problems += classifier_problems(section.name, key, root, gets_a_head=heads)
         text = config.get_text_config()
         contexts.append(int(getattr(text, "max_position_embeddings", None) or UNLIMITED))
         ids, its_ids = tokenizer.get_vocab(), its.get_vocab()

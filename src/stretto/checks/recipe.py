@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, task
+from stretto.checks.rules import environment, limits, own_code, roles, task, teacher
 from stretto.checks.rules import files as place
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
@@ -40,7 +40,12 @@ RULES: tuple[Rule, ...] = (
     idle.nccl_has_gpus,
     idle.best_is_measured,
     roles.values_have_a_critic,
-    roles.value_clip_is_used,
+    roles.critics_keys_are_used,
+    roles.one_lambda_is_told,
+    roles.warmup_of_the_critic_ends,
+    teacher.distillation_has_a_teacher,
+    teacher.teacher_can_be_found,
+    teacher.exact_distillation_sees_everything,
     roles.reward_model_is_read,
     roles.classifiers_can_be_found,
     roles.accuracy_has_a_verdict,
@@ -63,6 +68,7 @@ RULES: tuple[Rule, ...] = (
     limits.evaluation_has_prompts,
     limits.kl_has_a_reference,
     limits.kl_in_the_reward_pulls,
+    limits.kl_can_adapt,
     limits.stale_answers_are_corrected,
     limits.seeds_fit,
     limits.counts_fit,

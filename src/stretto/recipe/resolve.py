@@ -38,12 +38,19 @@ def resolve(recipe: Recipe) -> Recipe:
     optimizer = recipe.optimizer
     if model.adapter is None and model.name != "scratch" and "lr" not in optimizer.model_fields_set:
         optimizer = optimizer.model_copy(update={"lr": FULL_RATE})
+    roles, critic = recipe.roles, recipe.roles.critic
+    if critic is not None and critic.optimizer is not None and critic.adapter is None:
+        tiny = model.name == "scratch" and critic.name == "scratch"
+        if not tiny and "lr" not in critic.optimizer.model_fields_set:
+            rate = critic.optimizer.model_copy(update={"lr": FULL_RATE})
+            roles = roles.model_copy(update={"critic": critic.model_copy(update={"optimizer": rate})})
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
     parts = tuple(resolve_part(part, longest=recipe.engine.max_new_tokens) for part in recipe.rewards)
     return recipe.model_copy(
         update={
             "model": model,
+            "roles": roles,
             "algorithm": algorithm,
             "optimizer": optimizer,
             "checkpoint": checkpoint,

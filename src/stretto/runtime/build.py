@@ -35,11 +35,14 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.fitting import fitting, refuse_none
+from stretto.runtime.kl_control import KlController
+from stretto.runtime.plans import whitens_gradients
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
+from stretto.scheduler.records import UPDATE
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.tasks.source import PromptSource, load_prompts, split_task
 from stretto.types import Prompt
@@ -126,7 +129,8 @@ async def _assemble(
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     threads = threads_of(recipe, plan, note)
-    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads)
+    whitens = whitens_gradients(recipe, plan, build(recipe.algorithm, folders_of(root)))
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, whitens=whitens)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
@@ -182,6 +186,7 @@ def _assignment(
     base: Path | None,
     budgets: Mapping[str, int],
     threads: Mapping[str, int],
+    whitens: bool,
 ) -> WorkerSpec:
     """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
@@ -195,7 +200,8 @@ def _assignment(
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
-        sharers=plan.sharers,
+        sharers={role: plan.sharers(role) for role in UPDATE},
+        whitens=whitens,
         sleeps=plan.sleeps_on(device),
     )
 
@@ -268,12 +274,14 @@ def connect(
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need neither a worker nor the processes that judge."""
     folders, values = folders_of(root), task.values
+    algorithm = build(recipe.algorithm, folders)
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
-        "algorithm": build(recipe.algorithm, folders),
+        "algorithm": algorithm,
+        "whitens": whitens_gradients(recipe, plan, algorithm),
         "environment": environment,
         "addresses": Addresses(vocabulary=len(tokenizer)),
         "prompts": prompts,
@@ -282,6 +290,7 @@ def connect(
         "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
+        "kl": KlController(recipe.algorithm, folders) if recipe.algorithm.kl.adaptive else None,
     }
 
 

@@ -54,7 +54,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
         return PlannedRun(plan=make_plan(recipe), expected=None)
     if section.strategy == "auto" and section.cells is None:
         try:
-            setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+            setting = foresee.setting_of(recipe, root, _cluster(recipe))
             chosen = foresee.choose(setting, section)
         except RecipeError as error:
             reasons = "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
@@ -97,7 +97,7 @@ def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> 
 def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
     """The recipe's step on the run's devices; none where the planner cannot tell."""
     try:
-        return foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+        return foresee.setting_of(recipe, root, _cluster(recipe))
     except RecipeError:
         return None
 

@@ -40,9 +40,15 @@ def finite(section: Guards, metrics: Mapping[str, float], *, step: int) -> None:
     """Stops on a loss or gradient that is no number, of which no update was made."""
     if metrics["updates/skipped"] and section.non_finite == "stop":
         raise TrainingError(
-            f"train: step {step} is not finite (loss {metrics['loss']}, gradient norm {metrics['grad_norm']}); "
-            "lower optimizer.lr, or set guards.non_finite: skip"
+            f"train: step {step} is not finite ({_loss(metrics)}); lower optimizer.lr, or set guards.non_finite: skip"
         )
+
+
+def _loss(metrics: Mapping[str, float], whose: str = "") -> str:
+    """Loss and gradient norm of the policy, and those of a critic that is trained."""
+    told = "loss {}, gradient norm {}".format(*(metrics[f"{whose}{name}"] for name in ("loss", "grad_norm")))
+    more = "" if whose or "critic/loss" not in metrics else "; of the critic " + _loss(metrics, "critic/")
+    return told + more
 
 
 def after_step(section: Guards, metrics: Mapping[str, float]) -> None:

@@ -28,7 +28,6 @@ from stretto.storage.checkpoint import Checkpoints
 from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
 from stretto.types import Stateful
-from stretto.workers.checkpoints import NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +200,11 @@ async def save(parts: Runtime, desk: RunOutput, clock: Clock, *, step: int, metr
 
         await unbroken(parts.fetch())
         path = desk.checkpoints.save(
-            step, parts=desk.stateful, written=NAMES, write_model=parts.write_model, metrics=metrics, ready=ready
+            step,
+            parts=desk.stateful,
+            written=parts.worker_group.files.names,
+            write_model=parts.write_model,
+            metrics=metrics,
+            ready=ready,
         )
     desk.journal.event("checkpoint", step=step, path=str(path))

@@ -58,7 +58,7 @@ def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> S
         terms,
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
-        barrier=algorithm.scope == "batch",
+        barrier=algorithm.scope == "batch" and not parts.whitens,
         stages=(*terms.stages, *["old"] * divides),
         divides=divides,
     )
@@ -121,7 +121,13 @@ async def take_step(
     executor, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = BufferedBatch(batch=made, cursor=cursor) if lags and not ends else None
     parts.worker_group.applying = False
-    return StepResult(batch=executor.learned(made), updates=executor.reports)
+    result = StepResult(batch=executor.learned(made), updates=executor.reports)
+    if parts.kl is None:
+        return result
+    coef, trajectories = parts.kl.coef, len({sample.key[:3] for sample in result.batch.samples})
+    if result.report["tokens/trained"]:  # a critic alone says nothing of the policy
+        parts.kl.saw(result.report["kl/reference"], trajectories)
+    return replace(result, updates=[{**report, "kl/coef": coef} for report in result.updates])
 
 
 async def turn(
@@ -137,6 +143,8 @@ async def turn(
     executor = StepExecutor(parts, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = executor.draw(executor.rule.first) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
+    if (critic := parts.recipe.roles.critic) and step <= critic.warmup_steps:
+        terms = replace(terms, stages=tuple(stage for stage in terms.stages if stage != "train"))
     if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
         terms = replace(terms, stages=(*terms.stages, "old"))
     state = StepState(parts.plan, terms, spread=parts.lengths.spread)

@@ -50,7 +50,6 @@ from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
 from stretto.storage.lock import held
 from stretto.storage.run_folder import Journal, claim_folder, forget_unbegun, free_folder
 from stretto.types import Stateful
-from stretto.workers.checkpoints import NAMES
 from stretto.workers.models import EngineFactory
 
 
@@ -174,7 +173,7 @@ async def _run(
             try:
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
-                    checkpoints.restore(stand.latest, stateful, written=NAMES)
+                    checkpoints.restore(stand.latest, stateful, written=parts.worker_group.files.names)
                 await parts.restored(stand.latest)
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class LossCounters:
         self.terms = terms
         self.sums: dict[str, float] = defaultdict(float)
 
-    def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Denominator, Tensor]) -> None:
+    def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Any, Tensor]) -> None:
         """Adds one row."""
         rows, sums = batch.rows, self.sums
         sums["tokens"] += len(logprobs)
@@ -48,7 +49,7 @@ class LossCounters:
             sums["kl/reference"] += float(k3(logprobs.double(), rows.reference.double()).sum())
         for term in self.terms:
             for metric, watch in term.watch.items():
-                sums[metric] += float(watch.numbers(logprobs, rows).sum())
+                sums[metric] += float(watch.numbers(logprobs, rows).sum().detach())
 
     def denominator(self, kind: Denominator) -> float:
         """What the sums of a term are divided by at the end of the step."""

@@ -196,13 +196,16 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         if not present:
             return None
         if len(present) < len(pieces):  # which term a sample trains must not depend on who shares its row
-            raise ValueError("only some samples have a stream of old, reference, values or returns; give all or none")
+            raise ValueError(
+                "only some samples have a stream of old, reference, values, returns or candidates; give all or none"
+            )
         return torch.as_tensor(np.concatenate(present), dtype=dtype, device=device)
 
     def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
         return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
 
     family = [sample.family_tokens or len(sample.advantage) for sample in samples]
+    told = stream([sample.candidates for sample in samples])
     rows = TokenStreams(
         advantage=required([sample.advantage for sample in samples]),
         engine=required([s.conversation.logprobs[s.conversation.trained] for s in samples]),
@@ -212,6 +215,8 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         reference=stream([sample.reference for sample in samples]),
         values=stream([sample.values for sample in samples]),
         returns=stream([sample.returns for sample in samples]),
+        teacher=None if told is None else told[:, : -(told.shape[1] // 2)],
+        likeliest=None if told is None else told[:, -(told.shape[1] // 2) :].long(),
         siblings=torch.as_tensor([sample.siblings for sample in samples], device=device),
         family_tokens=torch.as_tensor(family, device=device),
     )

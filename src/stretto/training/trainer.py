@@ -26,9 +26,10 @@ from torch import Tensor
 
 from stretto.algorithms.base import Algorithm, Denominator, Term, TokenStreams
 from stretto.errors import StaleSampleError, TrainingError
+from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype, logprobs_of
-from stretto.models.memory import OutOfMemory, memory_errors
+from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
@@ -55,6 +56,7 @@ class Trainer:
     """Gradients and updates of one policy."""
 
     name = "trainer"
+    counters = LossCounters
 
     def __init__(
         self,
@@ -80,9 +82,7 @@ class Trainer:
         self.may_recompute = checkpointing == "auto"
         self.make_room: Callable[[], None] | None = None
         self.trained = policy.trained()
-        self.terms_by_denominator: dict[Denominator, list[Term]] = defaultdict(list)
-        for term in algorithm.terms:
-            self.terms_by_denominator[term.denominator].append(term)
+        self.terms_by_denominator = self._sums(algorithm.terms)
         self.current: Denominator | None = None
         self.hooks = [
             weight.register_post_accumulate_grad_hook(self._collector(name)) for name, weight in self.trained.items()
@@ -95,7 +95,7 @@ class Trainer:
         """Forgets gradients, counters and samples of a step."""
         self.accumulators: Accumulators = {}
         self.total: Accumulators | None = None
-        self.meter = self.counted = LossCounters(self.algorithm.terms)
+        self.meter = self.counted = self.counters(self.algorithm.terms)
         self.ledger: list[Sample] = []
         self.made_room = False
         # Whose backward is under way.
@@ -151,7 +151,7 @@ class Trainer:
             parts = flat.split([weight.numel() for weight in self.trained.values()])
             named = zip(self.trained.items(), parts, strict=True)
             self.total[kind] = {name: part.view_as(weight) for (name, weight), part in named}
-        self.counted = LossCounters(self.algorithm.terms)
+        self.counted = self.counters(self.algorithm.terms)
         self.counted.sums.update(sums)
 
     def apply(self) -> StepReport:
@@ -190,7 +190,7 @@ class Trainer:
     def _numbers(self, scorer: Policy, piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
         """Log-probabilities of a row's conversations."""
         batch = self._pack(piece, scorer)
-        logprobs, _ = self._forward(batch, scorer)
+        logprobs, *_ = self._forward(batch, scorer)
         return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
 
     def close(self) -> None:
@@ -200,12 +200,7 @@ class Trainer:
 
     def recompute(self) -> None:
         """Switches gradient checkpointing on: less memory for a third more arithmetic, the same gradient."""
-        # Nothing is drawn in a forward, so there is no random state to restore, nor one to ask a recorded step for.
-        network, how = self.policy.network, {"use_reentrant": False, "preserve_rng_state": False}
-        if hasattr(network, "activation_checkpointing_enable"):  # its name in newer transformers, which warn of the old
-            network.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
-        else:
-            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        recompute_activations(self.policy.network)
         self.recomputes = True
 
     def state(self) -> dict[str, Any]:
@@ -231,14 +226,14 @@ class Trainer:
             piece = queue.popleft()
             try:
                 batch = self._pack(piece, self.policy)
-                logprobs, entropy = self._forward(batch, self.policy)
-                losses = self._losses(logprobs, batch.rows)
+                logprobs, entropy, rows = self._forward(batch, self.policy)
+                losses = self._losses(logprobs, rows)
             except OutOfMemory:
                 queue.extendleft(reversed(self._halves(piece)))
                 continue
             self.row = piece
             self._backward(losses)
-            self.meter.count(batch, logprobs.detach(), entropy, losses)
+            self.meter.count(replace(batch, rows=rows), logprobs.detach(), entropy, losses)
 
     def _redo(self) -> None:
         """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""
@@ -286,13 +281,23 @@ class Trainer:
             row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype))
             return replace(row, shared=0) if policy.apart else row
 
-    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of a row's trained tokens."""
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
+        """Log-probabilities and entropies of a row's trained tokens, and its streams with those of other tokens that a
+        loss asks for."""
+        rows, temperature = batch.rows, self.temperature
         with memory_errors():
-            hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
-            return logprobs_of(
-                hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature, kept=batch.kept
-            )
+            states, head = policy.hidden(batch.tokens, batch.positions, batch.layout)[batch.sources], policy.head()
+            logprobs, entropy = logprobs_of(states, head, batch.targets, temperature=temperature, kept=batch.kept)
+            if rows.likeliest is not None:
+                rows = replace(rows, chosen=candidate_logprobs(states, head, rows.likeliest, temperature=temperature))
+        return logprobs, entropy, rows
+
+    def _sums(self, terms: Sequence[Term]) -> dict[Denominator, list[Term]]:
+        """What is summed apart, because it is divided apart in the end."""
+        found: dict[Denominator, list[Term]] = defaultdict(list)
+        for term in terms:
+            found[term.denominator].append(term)
+        return found
 
     def _losses(self, logprobs: Tensor, rows: TokenStreams) -> dict[Denominator, Tensor]:
         """The row's share of every sum, one number per denominator."""

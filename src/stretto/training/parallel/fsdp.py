@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from stretto.algorithms.base import TokenStreams
 from stretto.errors import RecipeError, TrainingError
 from stretto.models import attention
 from stretto.models.load import Policy
@@ -232,20 +233,20 @@ class ShardedTrainer(Trainer):
 
     def _row(self, samples: Sequence[Sample], *, counts: bool) -> None:
         batch = self._pack(samples, self.policy)
-        logprobs, entropy = self._forward(batch, self.policy)
-        losses = self._losses(logprobs, batch.rows)
+        logprobs, entropy, rows = self._forward(batch, self.policy)
+        losses = self._losses(logprobs, rows)
         self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})
         if counts:
             self.meter.count(batch, logprobs.detach(), entropy, losses)
 
-    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
         """Through the slices, unless it is another model that is asked, which every process has in full."""
         if policy is not self.policy:
             return super()._forward(batch, policy)
-        result: tuple[Tensor, Tensor] = self.shards.rows(
+        logprobs, entropy = self.shards.rows(
             batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept
         )
-        return result
+        return logprobs, entropy, batch.rows
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         """What is left of a gradient after it was summed over the processes is this one's slice."""

@@ -1,0 +1,42 @@
+"""What the next step of a trained model depends on, as files of a checkpoint: its trainer's state and its optimizer's.
+
+An optimizer may be written in parts, by those who share it; whoever reads one takes what it has of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stretto.storage.manifest import STATE
+from stretto.storage.tensors import read_parts, write_state
+from stretto.training.parallel.zero1 import merge_states
+from stretto.training.trainer import Trainer
+from stretto.workers.api import STATES
+
+
+def write(model: str, trainer: Trainer, folder: Path, *, part: int, of: int) -> None:
+    """Writes a model's state, or one of several parts of it, below a folder."""
+    assert trainer.optimizer is not None
+    told, moments = STATES[model]
+    state = folder / STATE
+    state.mkdir(exist_ok=True)
+    write_state(state, moments, trainer.optimizer.state(), part=part, of=of)
+    if part == 0:
+        write_state(state, told, trainer.state())
+
+
+def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> None:
+    """Puts a model's `weights` back, as an optimizer rounds its masters, and what is here of its trainer."""
+    told, moments = STATES[model]
+    (state,) = read_parts(folder, told)
+    optimizer = merge_states(read_parts(folder, moments))
+    trainer.restore(state)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(optimizer["masters"][name])
+    if trainer.optimizer is not None:
+        trainer.optimizer.restore(optimizer)
