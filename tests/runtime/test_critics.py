@@ -118,7 +118,7 @@ def test_gradients_of_actor_and_critic_are_those_of_one_device_under_every_strat
             assert_alike(single[model][:compared], gradients[:compared], close)
     for name in ("loss", "critic/loss", "critic/grad_norm", "critic/value", "critic/return", "critic/tokens"):
         told = [[report[name] for report in each[:compared]] for each in (crewed, reports)]
-        assert told[0] == pytest.approx(told[1], rel=10 * close), name
+        assert told[0] == pytest.approx(told[1], rel=10 * close, abs=close), name
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_coefficient_of_the_kl_moves_towards_its_target(whole):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("localhost/cpu:0", "accumulate", 3),
+                ("localhost/cpu:0", "accumulate", 2),
                 ("localhost/cpu:1", "begin", 2),
                 ("localhost/cpu:0", "save", 2),
             )
