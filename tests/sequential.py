@@ -149,7 +149,7 @@ class Sequential:
         parts, critic = minibatches(samples, updates, seed=self.recipe.seed, step=step), self.recipe.roles.critic
         for number, part in enumerate(parts, 1):
             learned = []
-            for model in self.worker.held:
+            for model in self.worker.held_models:
                 if model == "critic" or not critic or step > critic.warmup_steps:
                     self.worker.accumulate(model, part)
                 learned.append(self.worker.apply(model, number == len(parts)))

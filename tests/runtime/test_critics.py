@@ -48,8 +48,8 @@ class Recording(Worker):
 
     def __init__(self, *assigned):
         super().__init__(*assigned)
-        self.gradients = {model: [] for model in self.held}
-        for model in self.held:
+        self.gradients = {model: [] for model in self.held_models}
+        for model in self.held_models:
             if (optimizer := self.trained(model).optimizer) is not None:
                 self.record(model, optimizer)
 

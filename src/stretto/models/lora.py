@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from stretto.errors import Problem, RecipeError
 from stretto.kernels.cpu.backward import take_over_adapters
+from stretto.models.quantised import QuantisedExperts
 from stretto.recipe.schema import Adapter
 
 
@@ -31,11 +32,20 @@ def linear_names(network: nn.Module, head: nn.Module | None) -> list[str]:
     return sorted(names)
 
 
+def attention_names(network: nn.Module) -> list[str]:
+    """Last parts of the names of the linear layers inside attention."""
+    paths = [name.split(".") for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return sorted({path[-1] for path in paths if any("attn" in part or "attention" in part for part in path[:-1])})
+
+
 def target_problems(targets: str | Iterable[str], network: nn.Module, head: nn.Module | None) -> list[Problem]:
     """A target that matches no layer would train nothing without a word, and so would the head.
 
     The head is left out because log-probabilities are taken from its weight, past any adapter around it.
     """
+    if targets == "attention" and not attention_names(network):
+        reason = "the model has no linear layers that are called attention"
+        return [Problem(field="model.adapter.targets", reason=reason, fix="use all-linear, or name layers")]
     if isinstance(targets, str):
         return []
     known = linear_names(network, head)
@@ -57,8 +67,8 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
     if problems:
         raise RecipeError(*problems)
     with _drawing(seed):
-        adapted = get_peft_model(network, _config(section, task="CAUSAL_LM"), autocast_adapter_dtype=False)
-    _settle(network)
+        adapted = get_peft_model(network, _config(section, network, task="CAUSAL_LM"), autocast_adapter_dtype=False)
+    _settle(network, section)
     return adapted
 
 
@@ -67,12 +77,13 @@ def inject_adapter(decoder: PreTrainedModel, section: Adapter, *, seed: int) -> 
     if problems := target_problems(section.targets, decoder, None):
         raise RecipeError(*problems)
     with _drawing(seed):
-        inject_adapter_in_model(_config(section, task=None), decoder)
-    _settle(decoder)
+        inject_adapter_in_model(_config(section, decoder, task=None), decoder)
+    _settle(decoder, section)
 
 
-def _config(section: Adapter, *, task: str | None) -> LoraConfig:
-    targets = section.targets if isinstance(section.targets, str) else list(section.targets)
+def _config(section: Adapter, network: nn.Module, *, task: str | None) -> LoraConfig:
+    chosen = section.targets
+    targets = attention_names(network) if chosen == "attention" else chosen if chosen == "all-linear" else list(chosen)
     return LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,
@@ -92,9 +103,11 @@ def _drawing(seed: int) -> Iterator[None]:
         yield
 
 
-def _settle(network: PreTrainedModel) -> None:
+def _settle(network: PreTrainedModel, section: Adapter) -> None:
     """Brings adapters to the network's type, and their layers to our backward."""
     for name, weight in network.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.to(network.dtype)
     take_over_adapters(network)
+    if section.targets == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules()):
+        warnings.warn("experts in few bits stay as they are; all other linear layers are adapted", stacklevel=3)

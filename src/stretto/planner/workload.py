@@ -57,6 +57,8 @@ class StepWorkload:
     """Precision of frozen weights below an adapter."""
     optimizer: str = "adamw"
     """Name of the optimizer."""
+    critic_optimizer: str = "adamw"
+    """That of a critic that is trained."""
     recompute: bool | None = None
     """Whether activations are recomputed; none if the plan may choose."""
     budget: int | None = None
@@ -159,6 +161,10 @@ class StepWorkload:
         """Rank of the LoRA of what a role trains; 0 where that is all weights."""
         return self.critic_adapter if role in ("fit", "value") else self.adapter
 
+    def optimizer_of(self, role: str) -> str:
+        """What updates the model of a role."""
+        return self.critic_optimizer if role == "fit" else self.optimizer
+
     def load_of(self, stage: str) -> TokenLoad:
         """What a stage computes in all. Reward models judge every group; updates share the answers of a group, so that
         its prompt is computed in each that has one of them."""
@@ -196,6 +202,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         lengths=lengths,
         adapter=adapter.rank if adapter else 0,
         critic_adapter=critic.adapter.rank if (critic := recipe.roles.critic) and critic.adapter else 0,
+        critic_optimizer=critic.optimizer.name if critic and critic.optimizer else "adamw",
         reading=frozenset(borrowed & shapes.keys()),
         precision=recipe.model.dtype,
         base=base.get(recipe.model.quantize, recipe.model.dtype),

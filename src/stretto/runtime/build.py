@@ -200,6 +200,8 @@ def _assignment(
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        recompute=plan.recomputes_on(device),
+        cuts_reference=recipe.roles.teacher is None and any(plan.in_slices(cell) for cell in mine),
         sharers={role: plan.sharers(role) for role in UPDATE},
         whitens=whitens,
         sleeps=plan.sleeps_on(device),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
+from stretto.training.optimizer import wide_master
 from stretto.training.parallel.zero1 import merge_states
 from stretto.training.trainer import Trainer
 from stretto.workers.api import STATES
@@ -29,14 +31,14 @@ def write(model: str, trainer: Trainer, folder: Path, *, part: int, of: int) -> 
         write_state(state, told, trainer.state())
 
 
-def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> None:
-    """Puts a model's `weights` back, as an optimizer rounds its masters, and what is here of its trainer."""
+def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> dict[str, Any]:
+    """Puts a model's `weights` back, as an optimizer rounds its masters, and its trainer's state; returns the state of
+    an optimizer that has all of them."""
     told, moments = STATES[model]
     (state,) = read_parts(folder, told)
     optimizer = merge_states(read_parts(folder, moments))
     trainer.restore(state)
     with torch.no_grad():
         for name, weight in weights.items():
-            weight.copy_(optimizer["masters"][name])
-    if trainer.optimizer is not None:
-        trainer.optimizer.restore(optimizer)
+            weight.copy_(wide_master(optimizer["masters"][name]))
+    return optimizer

@@ -51,7 +51,7 @@ class ModelUpdates:
             await self._update(model, last)
         if last:
             for model in group.trained.values():
-                await self._publish(model)
+                await self.publish(model)
         reports, self.updated = [self.updated[name] for name in group.trained], {}
         numbers = {name: number for report in reports for name, number in report.metrics.items()}
         return StepReport(metrics=numbers, applied=all(report.applied for report in reports))
@@ -84,7 +84,7 @@ class ModelUpdates:
         if errors:
             raise lost or errors[0]
 
-    async def _publish(self, model: TrainedModel) -> None:
+    async def publish(self, model: TrainedModel) -> None:
         """Hands the trainers' weights to those that only read them, and compares what everybody holds."""
         group, name, seconds = self.worker_group, model.name, self.worker_group.patience.publish
         if len(model.holders) > len(model.trainers):

@@ -24,6 +24,7 @@ from stretto.models.template_file import use_template
 from stretto.models.value_model import ValueModel, load_value_model
 from stretto.recipe.schema import NativeEngineSection, Recipe
 from stretto.training.critic_trainer import CriticTrainer
+from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.teacher import Teacher
 from stretto.training.trainer import Trainer
@@ -69,12 +70,13 @@ def make_reference(
     spec: WorkerSpec, policy: Policy, trainer: Callable[[], Trainer]
 ) -> tuple[Policy | None, ScoringModel]:
     """What log-probabilities are compared with, and its own weights where it has any: a teacher, a frozen copy, or the
-    policy without its adapter."""
+    policy without its adapter. One that is cut over several processes is made once they have met."""
     recipe, asked = spec.recipe, "reference" in spec.roles
     if recipe.roles.teacher is not None and asked:
         teacher = load_teacher(spec, policy)
         return teacher.model, teacher
-    copy = load_policy(spec, spec.torch_device) if asked and policy.adapted is None else None
+    own = asked and policy.adapted is None and not spec.cuts_reference
+    copy = load_policy(spec, spec.torch_device) if own else None
     if copy is not None:
         copy.network.requires_grad_(False)
     return copy, FrozenReference(policy, copy, trainer)
@@ -146,7 +148,7 @@ def make_critic_trainer(
     assert section is not None and section.optimizer is not None  # it was loaded
     updates = recipe.run.steps * recipe.batch.updates
     mine = parts[spec.part("fit")]
-    optimizer = MasterAdamW(mine, section.optimizer, updates=updates) if "fit" in spec.roles else None
+    optimizer = make_optimizer(mine, section.optimizer, updates=updates) if "fit" in spec.roles else None
     settings = settings_of(recipe, spec.token_budget) | {"clip": section.optimizer.clip}
     gae = getattr(recipe.algorithm, "gae", None)
     return CriticTrainer(model, spec.algorithm(), optimizer, gae=gae, **settings)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from stretto.errors import CheckpointError, TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
 from stretto.storage.atomic import storing
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.zero1 import partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
@@ -46,6 +47,7 @@ from stretto.workers.models import (
 )
 from stretto.workers.offload import FITTED, PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.rehearsal import RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -53,7 +55,7 @@ ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "r
 """Model -> the role of the cells that ask it."""
 
 
-class Worker:
+class Worker(RehearsalCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -70,7 +72,7 @@ class Worker:
         updates = recipe.run.steps * recipe.batch.updates
         self.parts = {POLICY: partition(self.policy.trained(), len(assignment.sharers.get("train", ())) or 1)}
         mine = self.parts[POLICY][assignment.part("train")]
-        self.optimizer = MasterAdamW(mine, recipe.optimizer, updates=updates) if trains else None
+        self.optimizer = make_optimizer(mine, recipe.optimizer, updates=updates) if trains else None
         self.models: dict[str, ScoringModel] = {}
         budget, whitens = assignment.token_budget, assignment.whitens
         self.trainer = make_trainer(
@@ -91,7 +93,7 @@ class Worker:
         self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
         self.models |= {{"value": CRITIC}.get(role, role): each for role, each in gauges.items()}
         self.engine = make_engine(self.policy) if make_engine else engine_of(self.policy, assignment)
-        for model in self.held:
+        for model in self.held_models:
             self.trained(model).make_room = partial(release_caches, self.engine)
         self.sleepers = sleepers_of(
             assignment.sleeps,
@@ -106,13 +108,13 @@ class Worker:
         )
         self.carrier = Carrier()
         rounds = recipe.optimizer.reduce == "bfloat16"
-        self.rounding = {model: RoundedSums() for model in self.held} if rounds else {}
+        self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
         self.files = HostFolder()
 
     @property
-    def held(self) -> list[str]:
+    def held_models(self) -> list[str]:
         """The models here that are trained, here or elsewhere."""
         return [model for model in TRAINS if isinstance(self.models.get(model), Trainer)]
 
@@ -263,8 +265,7 @@ class Worker:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
         tensors that are not their own masters."""
         assert self.optimizer is not None
-        held, masters = self.optimizer.parameters, self.optimizer.masters
-        asked = {name: each for name, each in masters.items() if not (alone and each is held[name])}
+        held, asked = self.optimizer.parameters, self.optimizer.apart() if alone else self.optimizer.masters
         return checksums(asked.items(), rounded={name: held[name].dtype for name in asked})
 
     def peak_memory(self) -> float:
@@ -317,9 +318,9 @@ class Worker:
         if folder is not None and listing(folder) != there:
             return False
         folder = folder or self.files.copy()
-        for model in self.held:
+        for model in self.held_models:
             trainer, weights = self.trained(model), self._awake(model)
-            model_state.read(model, trainer, weights, folder)
+            self._take_up(model, model_state.read(model, trainer, weights, folder))
             self._tell(model, trainer.shared())
         return True
 
@@ -329,10 +330,15 @@ class Worker:
         held = self.critic if model == CRITIC and self.critic is not None else self.policy
         return held.trained()
 
+    def _take_up(self, model: str, state: Mapping[str, Any]) -> None:
+        """A model's optimizer goes on from the state of one device's, if it is updated here."""
+        if (optimizer := self.trained(model).optimizer) is not None:
+            optimizer.restore(state)
+
     def close(self) -> None:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""
         self.engine.close()
-        for model in self.held:
+        for model in self.held_models:
             self.trained(model).close()
         for group in self.groups.values():
             group.close()

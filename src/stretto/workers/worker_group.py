@@ -35,6 +35,7 @@ from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.model_updates import ModelUpdates
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
+from stretto.workers.rehearsal import Rehearsal
 from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.trained_models import trained_models
@@ -69,6 +70,10 @@ class WorkerGroup:
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
         self.trained = trained_models(plan)
+        # Cells whose devices ask one model together, each with a slice of it.
+        self.sliced = {
+            cell.name for cell in plan.cells if plan.in_slices(cell) and assign(cell.devices[0]).cuts_reference
+        }
         self.members: dict[str, WorkerTransport] = {}
         self.lanes: dict[str, EngineQueue] = {}
         self.version = 0
@@ -82,6 +87,7 @@ class WorkerGroup:
         self.seen = StackDump(launcher, folder)
         self.recovery = Recovery(self)
         self.files = StateFiles(self, draft)
+        self.rehearsal = Rehearsal(self)
 
     @property
     def training(self) -> list[tuple[str, ...]]:
@@ -189,7 +195,7 @@ class WorkerGroup:
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         model, seconds = MODELS[self.role[cell]], self.patience.train
-        if model == POLICY:  # in lockstep, after which each of them knows all
+        if model == POLICY or cell in self.sliced:  # in lockstep, after which each of them knows all
             told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
             return told[0]
         return await scatter_gather(

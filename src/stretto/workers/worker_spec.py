@@ -35,6 +35,10 @@ class WorkerSpec:
     """Threads of a CPU device; all of the process's if none."""
     mates: int = 1
     """Processes that train one copy of the policy together, itself included."""
+    recompute: bool = False
+    """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
+    cuts_reference: bool = False
+    """Whether a reference of its own is cut over the processes that train together."""
     sharers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role that trains -> devices that share its optimizer, in the order of their parts; none if each has all of it."""
     whitens: bool = False

@@ -232,7 +232,8 @@ class MemoryFits:
         shape = work.shapes[role]
         if role in UPDATE:
             base = work.precision_of("train")
-            held = memory.states(shape, site, adapter=work.adapter_of(role), base=base, optimizer=work.optimizer)
+            adapter, optimizer = work.adapter_of(role), work.optimizer_of(role)
+            held = memory.states(shape, site, adapter=adapter, base=base, optimizer=optimizer)
             sums = 2 if role == "train" and choice.whitens(work) else 1
             return held._replace(optimizer=held.optimizer / copies, gradients=held.gradients * sums)
         if source != "own":
