@@ -201,7 +201,7 @@ def test_the_console_script_is_the_entry_point():
     assert 'stretto = "stretto.cli.main:main"' in pyproject
 
 
-@pytest.mark.parametrize("command", ["sft", "reward-model", "merge", "report", "replay", "deploy"])
+@pytest.mark.parametrize("command", ["merge", "report", "replay", "deploy"])
 def test_a_command_that_has_only_a_name_says_so(command, capsys):
     assert main([command, "recipe.yaml"]) == 2
     out, error = capsys.readouterr()

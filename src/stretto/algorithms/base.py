@@ -105,6 +105,8 @@ class Algorithm:
     """Groups with verdicts -> credited samples; one group at a time unless scope is "batch"."""
     drop: Callable[[Group], bool]
     """True for a group that is not worth training on; other prompts are asked in its place."""
+    whole: bool = False
+    """True if a term compares the conversations of a trajectory, so that they must be in one micro-batch."""
 
     @property
     def drops(self) -> bool:

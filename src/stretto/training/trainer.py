@@ -27,7 +27,7 @@ from torch import Tensor
 from stretto.algorithms.base import Algorithm, Denominator, Term, TokenStreams
 from stretto.errors import StaleSampleError, TrainingError
 from stretto.models.load import Policy
-from stretto.models.logprob_head import accum_dtype, logprobs_of
+from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory, memory_errors
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
@@ -226,7 +226,7 @@ class Trainer:
         """Rows in order; a row whose forward does not fit is cut in two."""
         # A row is of one kind.
         alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
-        queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
+        queue = deque(row for part in alike for row in self.rows_of(part))
         while queue:
             piece = queue.popleft()
             try:
@@ -240,12 +240,16 @@ class Trainer:
             self._backward(losses)
             self.meter.count(batch, logprobs.detach(), entropy, losses)
 
+    def rows_of(self, samples: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+        """Samples in rows; what a term of the loss must see at once is in one."""
+        return divide(samples, self.token_budget, share=not self.policy.apart, whole=self.algorithm.whole)
+
     def _redo(self) -> None:
         """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""
         while True:
             before = self.token_budget
-            self._halves(self.row)
-            if len(self.row) > 1 and self.token_budget == before:
+            cut = self._halves(self.row)
+            if len(cut) > 1 and self.token_budget == before:
                 self._save_memory()
             ledger, made_room = self.ledger, self.made_room
             self.begin()
@@ -259,10 +263,11 @@ class Trainer:
 
     def _halves(self, piece: Sequence[Sample]) -> list[tuple[Sample, ...]]:
         """A row cut in two; what cannot be cut needs less memory per token instead."""
-        if len(piece) == 1:
+        cut = halved(piece, share=not self.policy.apart, whole=self.algorithm.whole)
+        if cut is None:
             self._save_memory()
             return [tuple(piece)]
-        parts, tokens = halved(piece, share=not self.policy.apart)
+        parts, tokens = cut
         self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens))
         return parts
 
@@ -283,16 +288,14 @@ class Trainer:
     def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
         """A row where the policy is that is asked; another may be elsewhere."""
         with memory_errors():
-            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype))
+            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype), reads=policy.reads)
             return replace(row, shared=0) if policy.apart else row
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
         with memory_errors():
             hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
-            return logprobs_of(
-                hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature, kept=batch.kept
-            )
+            return policy.read(hidden[batch.sources], batch.targets, temperature=self.temperature, kept=batch.kept)
 
     def _losses(self, logprobs: Tensor, rows: TokenStreams) -> dict[Denominator, Tensor]:
         """The row's share of every sum, one number per denominator."""

@@ -23,14 +23,13 @@ class ShardedWorker(Worker):
             return
         recipe, device = self.assignment.recipe, self.assignment.torch_device
         mesh = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
-        shards = Shards(self._load(device), mesh, temperature=recipe.engine.temperature, serving=self.policy)
+        settings = settings_of(recipe, self.assignment.token_budget)
+        shards = Shards(self._load(device), mesh, temperature=settings["temperature"], serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
         self.shards = shards
         self.optimizer = ShardedAdamW(shards, recipe.optimizer, updates=updates)
         self.trainer.close()
-        self.trainer = ShardedTrainer(
-            shards, self.assignment.algorithm(), self.optimizer, **settings_of(recipe, self.assignment.token_budget)
-        )
+        self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, **settings)
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Of the full copy, unless its slices are others than its own; the rest is held against the others' slices."""

@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from stretto.engines.base import Completion, Request
 from stretto.errors import CheckpointError, TrainingError
-from stretto.models.load import Policy, load
+from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
 from stretto.models.source import locate
-from stretto.models.template_file import use_template
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
@@ -36,7 +35,15 @@ from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
 from stretto.workers.api import MODELS, POLICY
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
-from stretto.workers.models import EngineFactory, FrozenReference, ScoringModel, engine_of, load_gauges, make_trainer
+from stretto.workers.models import (
+    EngineFactory,
+    FrozenReference,
+    ScoringModel,
+    engine_of,
+    load_gauges,
+    load_policy,
+    make_trainer,
+)
 from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.shared_folder import HostFolder, Listing, listing
@@ -120,11 +127,7 @@ class Worker:
         return HostBuffer(self.assignment.torch_device)
 
     def _load(self, device: torch.device) -> Policy:
-        made, recipe = self.assignment, self.assignment.recipe
-        files = locate(recipe.model.name, made.root)
-        policy = load(recipe.model, files, seed=recipe.seed, device=device, base=made.base)
-        use_template(policy.tokenizer, recipe.task, made.root)
-        return policy
+        return load_policy(self.assignment, device)
 
     # Generate ---------------------------------------------------------------------------------------------------------
 
