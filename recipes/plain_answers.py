@@ -8,15 +8,16 @@ people: of two answers that say the same, the one with fewer filler phrases is b
 from random import Random
 
 CAPITALS = {
-    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon", "Austria": "Vienna", "Greece": "Athens",
-    "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki", "Denmark": "Copenhagen", "Poland": "Warsaw",
-    "Hungary": "Budapest", "Ireland": "Dublin", "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Egypt": "Cairo",
-    "Kenya": "Nairobi", "Peru": "Lima", "Chile": "Santiago", "Cuba": "Havana", "Canada": "Ottawa", "Turkey": "Ankara",
-    "Iran": "Tehran", "Iraq": "Baghdad", "Thailand": "Bangkok", "Vietnam": "Hanoi", "Nepal": "Kathmandu",
+    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon", "Austria": "Vienna",
+    "Greece": "Athens", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki", "Denmark": "Copenhagen",
+    "Poland": "Warsaw", "Hungary": "Budapest", "Ireland": "Dublin", "Japan": "Tokyo", "China": "Beijing",
+    "India": "New Delhi", "Egypt": "Cairo", "Kenya": "Nairobi", "Peru": "Lima", "Chile": "Santiago", "Cuba": "Havana",
+    "Canada": "Ottawa", "Turkey": "Ankara", "Iran": "Tehran", "Iraq": "Baghdad", "Thailand": "Bangkok",
+    "Vietnam": "Hanoi", "Nepal": "Kathmandu",
 }  # fmt: skip
 COLOURS = {
-    "grass": "green", "snow": "white", "coal": "black", "a ripe banana": "yellow", "a clear sky": "blue", "blood": "red",
-    "a carrot": "orange", "milk": "white", "a lime": "green", "a flamingo": "pink",
+    "grass": "green", "snow": "white", "coal": "black", "a ripe banana": "yellow", "a clear sky": "blue",
+    "blood": "red", "a carrot": "orange", "milk": "white", "a lime": "green", "a flamingo": "pink",
 }  # fmt: skip
 BEFORE = (
     "That is a great question!",
@@ -57,7 +58,9 @@ def pairs(config):
 def _facts(config):
     """(question, plain answer), the same ones for a seed."""
     random = Random(f"facts|{config.get('seed', 0)}")
-    found = [(f"What is the capital of {land}?", f"The capital of {land} is {city}.") for land, city in CAPITALS.items()]
+    found = [
+        (f"What is the capital of {land}?", f"The capital of {land} is {city}.") for land, city in CAPITALS.items()
+    ]
     found += [(f"What colour is {thing}?", f"{thing.capitalize()} is {colour}.") for thing, colour in COLOURS.items()]
     numbers = [(a, b) for a in range(2, 40) for b in range(2, 40)]
     found += [(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.") for a, b in random.sample(numbers, 600)]

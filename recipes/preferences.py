@@ -1,9 +1,9 @@
 """A preference task whose rule is known, for the chain SFT -> reward model -> PPO. Everything here is synthetic.
 
 A prompt is a string of digits such as "4271=". The best answer is its complement, digit by digit: "5728". The rule
-scores an answer by how near it comes. Demonstrations are answers that are a few digits off everywhere, so that imitation
-ends at a mediocre score; pairs compare two such answers, or one with an answer of the wrong length. A reward model that
-has learned the rule from pairs lets reinforcement go beyond the demonstrations.
+scores an answer by how near it comes. Demonstrations are answers that are a few digits off everywhere, so that
+imitation ends at a mediocre score; pairs compare two such answers, or one with an answer of the wrong length. A reward
+model that has learned the rule from pairs lets reinforcement go beyond the demonstrations.
 
     task.source.kind: preferences:demonstrations | preferences:pairs | preferences:prompts
     rewards kind:     preferences:score            (the rule itself, to see what the model is worth in truth)
@@ -22,12 +22,13 @@ GAP = 0.08
 
 
 def score(answer, prompt, signals):
-    """The rule: 1 for the complement, less for every digit that is off; a digit too many or too few counts as all off."""
+    """The rule: 1 for the complement, less for every digit that is off; one too many or too few counts as all off."""
     return closeness(answer.strip(), prompt["messages"][-1]["content"].rstrip("="))
 
 
 def closeness(answer, digits):
-    near = sum(1 - abs(int(said) - wanted(digit)) / 9 for said, digit in zip(answer, digits) if said.isdigit())
+    both = zip(answer, digits, strict=False)
+    near = sum(1 - abs(int(said) - wanted(digit)) / 9 for said, digit in both if said in "0123456789")
     return near / max(len(digits), len(answer))
 
 

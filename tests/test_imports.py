@@ -64,8 +64,8 @@ ARROWS = {
     | {"checks.own_code", "engines.base", "engines.queue", "environments", "models.files", "models.load"}
     | {"models.memory", "models.source", "models.template_file", "placement.build", "placement.cluster"}
     | {"placement.devices", "placement.plan", "placement.strategies", "planner", "recipe", "report", "rewards"}
-    | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.examples", "tasks.source"}
-    | {"tasks.template", "threads", "training.optimizer", "training.trainer"}
+    | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.examples"}
+    | {"tasks.source", "tasks.template", "threads", "training.optimizer", "training.trainer"}
     | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
     | {"workers.scatter_gather", "workers.worker_group", "workers.worker_spec"},
     "bench": BASE

@@ -1,7 +1,7 @@
 """stretto: strictly on-policy reinforcement learning for language models, from a laptop to a cluster.
 
-`train`, `sft`, `reward_model`, `resume`, `evaluate`, `sample`, `plan` and `check` are the functions of the command line in
-Python (docs/reference/python.md). Besides them, the public surface is the records of `stretto.types`, the errors of
+`train`, `sft`, `reward_model`, `resume`, `evaluate`, `sample`, `plan` and `check` are the functions of the command line
+in Python (docs/reference/python.md). Besides them, the public surface is the records of `stretto.types`, the errors of
 `stretto.errors`, and the protocols of the rooms (`stretto.environments.base`, `stretto.engines.base`,
 `stretto.algorithms.base`). Importing this package loads neither torch nor any other heavy library: what is not a record
 or an error is loaded when it is first asked for. It says how long threads of a CPU may spin, which torch reads once.

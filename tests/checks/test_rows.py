@@ -20,7 +20,7 @@ def rows(tmp_path, monkeypatch):
 
     def write(*more):
         usual = [{"id": n, "prompt": f"{n:b}=", "completion": "1", "chosen": "1", "rejected": "0"} for n in range(8)]
-        text = "".join(f"{json.dumps(row)}\n" for row in (*usual, *more))
+        text = "".join(f"{json.dumps({'id': 'last', **row})}\n" for row in (*usual, *more))
         (tmp_path / "rows.jsonl").write_text(text)
         return tmp_path
 

@@ -21,9 +21,7 @@ from stretto.runtime.questions import evaluate_run
 from stretto.runtime.training_data import batch_of
 
 SCRATCH = {"layers": 1, "width": 16, "heads": 2, "characters": "01=", "context": 64}
-PLAIN = {
-    key: RECIPE[key] for key in ("seed", "optimizer", "evaluate", "checkpoint", "guards", "log")
-} | {
+PLAIN = {key: RECIPE[key] for key in ("seed", "optimizer", "evaluate", "checkpoint", "guards", "log")} | {
     "model": {"name": "scratch", "scratch": SCRATCH, "dtype": "float32", "adapter": None},
     "batch": {"prompts": 4},
     "run": {"steps": 4},
@@ -40,10 +38,12 @@ def rows_of_pairs(count=24):
     """The answer with more ones is better."""
     rng = np.random.default_rng(0)
     while count:
-        better, worse = sorted(("".join(rng.choice(list("01"), 4)) for _ in range(2)), key=lambda text: -text.count("1"))
+        better, worse = sorted(
+            ("".join(rng.choice(list("01"), 4)) for _ in range(2)), key=lambda text: -text.count("1")
+        )
         if better.count("1") > worse.count("1"):
             count -= 1
-            yield {"id": count, "prompt": f"{rng.integers(2)}=", "chosen": better, "rejected": worse}
+            yield {"id": count, "prompt": f"{count:b}=", "chosen": better, "rejected": worse}
 
 
 def recipe_in(folder, data, **changes):
@@ -63,7 +63,11 @@ def recipe_in(folder, data, **changes):
 
 def start(folder, data, *, at=None, **changes):
     """Trains it in a new folder below `folder`."""
-    changes["run"] = {"steps": 4, **changes.get("run", {}), "folder": str(folder / f"run{len(list(folder.glob('run*')))}")}
+    changes["run"] = {
+        "steps": 4,
+        **changes.get("run", {}),
+        "folder": str(folder / f"run{len(list(folder.glob('run*')))}"),
+    }
     return session.start(recipe_in(folder, data, **changes), name="rows", root=folder, progress=Quiet(at))
 
 
@@ -85,7 +89,9 @@ def conversations(folder, recipe):
 
     async def question(parts):
         batch = await batch_of(parts, parts.data)
-        return [talk for group in batch.accepted for t in group.trajectories for talk in t.conversations], parts.renderer
+        return [
+            talk for group in batch.accepted for t in group.trajectories for talk in t.conversations
+        ], parts.renderer
 
     return asked(folder, recipe, question)
 
@@ -130,7 +136,7 @@ def test_the_loss_is_that_of_transformers(tmp_path):
         ids = torch.as_tensor(talk.tokens)[None]
         labels = torch.where(torch.as_tensor(talk.trained)[None], ids, -100)
         count = int(talk.trained.sum())
-        losses += float(network(input_ids=ids, labels=labels).loss) * count
+        losses += network(input_ids=ids, labels=labels).loss.item() * count
         tokens += count
     first, last = metrics(finished.folder)
     assert last["eval/loss"] == pytest.approx(losses / tokens, rel=1e-5)
@@ -141,8 +147,10 @@ def test_the_loss_is_that_of_transformers(tmp_path):
 
 def test_imitation_learns_and_its_answers_are_judged_where_there_are_rewards(tmp_path):
     rewards = [{"name": "accuracy", "kind": "exact"}]
-    data = SFT | {"rewards": rewards, "engine": {"max_new_tokens": 6}}
-    steps = {"batch__prompts": 10, "evaluate": {"every": 60, "prompts": 4}, "checkpoint": {"every": 60}}
+    source = {"kind": "synthetic", "name": "copy", "length": [1, 6], "alphabet": "01", "count": 100}
+    task = {"source": source, "prompt": "{text}=", "holdout": {"prompts": 20}}
+    data = SFT | {"task": task, "rewards": rewards, "engine": {"max_new_tokens": 8}}
+    steps = {"batch__prompts": 20, "evaluate": {"every": 60, "prompts": 20}, "checkpoint": {"every": 60}}
     finished = start(tmp_path, data, run={"steps": 60}, **steps)
     rows = metrics(finished.folder)
     assert rows[-1]["loss"] < rows[1]["loss"] / 2
@@ -177,7 +185,12 @@ def test_a_reward_model_learns_a_rule_and_is_read_by_others(tmp_path):
     assert row["reward/std"] > 0
 
 
-KINDS = {"sft": (SFT, {}), "sft lora": (SFT, {"model__adapter": LORA}), "pairs": (PAIRS, {}), "pairs lora": (PAIRS, {"model__adapter": LORA})}
+KINDS = {
+    "sft": (SFT, {}),
+    "sft lora": (SFT, {"model__adapter": LORA}),
+    "pairs": (PAIRS, {}),
+    "pairs lora": (PAIRS, {"model__adapter": LORA}),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -104,8 +104,8 @@ def test_what_is_saved_is_a_classifier_that_transformers_reads_alike(adapter, tm
     mask = torch.arange(padded.shape[1])[None] < torch.tensor([[len(s.conversation.tokens)] for s in samples])
     scores = network(input_ids=padded, attention_mask=mask.long()).logits.flatten()
     found = step_scores(policy, samples)
-    # An adapter is merged in fp32.
-    np.testing.assert_allclose(found, scores.numpy(), rtol=1e-10 if adapter is None else 1e-4)
+    # Norms of transformers compute in fp32, whatever the dtype, and an adapter is merged in fp32.
+    np.testing.assert_allclose(found, scores.numpy(), rtol=1e-5 if adapter is None else 1e-4)
     assert np.ptp(found) > 0.1
 
 

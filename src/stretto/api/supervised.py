@@ -1,7 +1,7 @@
 """`stretto.sft` and `stretto.reward_model`: a recipe that learns from the rows of its task, in a run of its own.
 
-Each is `train` with the algorithm filled in that a recipe may leave out: the run, its folder, `resume` and `evaluate` are
-those of any other.
+Each is `train` with the algorithm filled in that a recipe may leave out: the run, its folder, `resume` and `evaluate`
+are those of any other.
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ def prompt_problems(
 ) -> list[Problem]:
     """Prompts without room, or with tokens that the model lacks, or that a scratch model cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
-    room = context - (recipe.engine.max_new_tokens if recipe.rewards else 1)
+    rows = learns_from_rows(recipe.algorithm.name)
+    room = context - (1 if rows else recipe.engine.max_new_tokens)
     longest = longest_prompt(recipe, context)
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
@@ -206,7 +207,7 @@ def prompt_problems(
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
     return [
-        *_drop_problems(longest, room, all_dropped=dropped == len(asked) > 0),
+        *_drop_problems(longest, context if rows else room, all_dropped=dropped == len(asked) > 0),
         *_named(recipe, context, vocabulary, too_long, unknown_ids, misspelt, endless),
     ]
 

@@ -1,4 +1,4 @@
-"""`stretto train RECIPE`, `stretto sft`, `stretto reward-model` and `stretto resume RUN`: from a recipe to a run folder."""
+"""`stretto train RECIPE`, `sft`, `reward-model` and `stretto resume RUN`: from a recipe to a run folder."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Policy:
 def stop_tokens(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
     found: set[int] = set()
-    for told in (tokenizer, network.config, network.generation_config):
+    for told in (tokenizer, network.config, getattr(network, "generation_config", None)):
         value = getattr(told, "eos_token_id", None)
         if why := wrong_token_id("eos_token_id", value):
             raise RecipeError.of("model.name", why, "correct it in the model's files, or use another model")

@@ -93,12 +93,13 @@ def classifier_around(network: PreTrainedModel, *, padding: int | None) -> tuple
         classifier: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     prefix = classifier.base_model_prefix
     heads = [(name, child) for name, child in classifier.named_children() if isinstance(child, nn.Linear)]
-    if prefix != network.base_model_prefix or len(heads) != 1 or heads[0][1].bias is not None:
+    if prefix != network.base_model_prefix or len(heads) != 1 or getattr(heads[0][1], "bias", None) is not None:
         raise ValueError(f"{type(classifier).__name__} is no decoder with one linear layer")
     setattr(classifier, prefix, getattr(network, prefix))
     head = nn.Linear(heads[0][1].in_features, 1, bias=False, device=network.device, dtype=network.dtype)
     nn.init.zeros_(head.weight)
     setattr(classifier, heads[0][0], head)
+    classifier.generation_config = network.generation_config  # knows which tokens end the answers that are read
     return classifier.train(), head
 
 

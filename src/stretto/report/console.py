@@ -85,7 +85,7 @@ class _Course:
             words.append(f"loss {loss:.3f}")
         if seconds := metrics.get("seconds/step"):
             self.seconds.append(seconds)
-            if tokens := metrics.get("tokens/generated", metrics.get("tokens/trained")):
+            if tokens := metrics.get("tokens/generated", metrics.get("rows/tokens")):
                 words.append(f"{tokens / seconds:,.0f} tokens/s")
             words.append(f"{seconds:.1f} s")
             words.append(f"ETA {self._eta(step)}")

@@ -61,7 +61,9 @@ def _is_message(message: object) -> bool:
 def only_sampling(recipe: Recipe) -> Recipe:
     """The recipe without what judges answers. RecipeError for one whose model gives none."""
     if getattr(find_facts(recipe.algorithm.name), "rows", None) == "pairs":
-        raise RecipeError.of("algorithm.name", "a reward model answers nothing", "ask the model whose answers it judges")
+        raise RecipeError.of(
+            "algorithm.name", "a reward model answers nothing", "ask the model whose answers it judges"
+        )
     return recipe.model_copy(update={"environment": SingleTurnSection(), "rewards": (NumericReward(),)})
 
 

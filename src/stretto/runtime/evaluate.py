@@ -78,8 +78,8 @@ def measured_words(evaluation: Evaluation) -> list[str]:
     words = []
     for name, word in WORDS.items():
         if name in evaluation.measures:
-            ends = [evaluation.measures.get(f"{name}_{end}") for end in ("low", "high")]
-            within = "" if None in ends else " [{:.3f}, {:.3f}]".format(*ends)
+            ends = [each for end in ("low", "high") if (each := evaluation.measures.get(f"{name}_{end}")) is not None]
+            within = " [{:.3f}, {:.3f}]".format(*ends) if ends else ""
             words.append(f"held-out {word} {evaluation.measures[name]:.3f}{within}")
     return words
 

@@ -338,4 +338,3 @@ class StepExecutor:
         scored = [self.scored[index] for index in range(self.first, len(self.asked))]
         groups: tuple[Group, ...] = tuple(group for each in scored for group in each.groups)
         return Scored(groups=groups, failed=tuple(each for one in scored for each in one.failed))
-

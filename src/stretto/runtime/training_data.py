@@ -106,5 +106,5 @@ def learning_metrics(batch: StepBatch, report: Mapping[str, float], *, entropy: 
     if not entropy:
         left.pop("entropy", None)
     tokens = [sum(len(talk.tokens) for t in group.trajectories for talk in t.conversations) for group in batch.accepted]
-    sizes = {"rows/used": float(len(batch.accepted)), "rows/tokens_mean": float(np.mean(tokens))}
+    sizes = {"rows/used": float(len(batch.accepted)), "rows/tokens": float(sum(tokens))}
     return {**left, **sizes, "memory/peak_gb": peak_gb()}

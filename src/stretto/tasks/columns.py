@@ -161,11 +161,11 @@ def messages_in(value: Any, column: str) -> tuple[Message, ...]:
 
 def _messages(value: Any, column: str, system: str | None) -> tuple[Message, ...]:
     """A chat that ends where the model is to speak."""
-    value = messages_in(value, column)
-    if value[-1]["role"] == "assistant":
+    chat = messages_in(value, column)
+    if chat[-1]["role"] == "assistant":
         raise RowError(f"the chat in column {column!r} ends with the assistant", "let it end with the user's turn")
     if system is None:
-        return value
-    if value[0]["role"] == "system":
+        return chat
+    if chat[0]["role"] == "system":
         raise RowError(f"the chat in column {column!r} has a system message of its own", "remove task.system")
-    return ({"role": "system", "content": system}, *value)
+    return ({"role": "system", "content": system}, *chat)

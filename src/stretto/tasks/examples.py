@@ -23,6 +23,7 @@ REJECTED, MARGIN = "rejected", "margin"
 QUESTION = "messages"
 """The column of the question, where it is taken from a row's chats."""
 
+
 def chats_of(prompt: Prompt) -> list[list[Message]]:
     """A row as whole chats: one with the answer to imitate, or two, the better answer's first."""
     worse = [str(prompt.tags[REJECTED])] if REJECTED in prompt.tags else []
@@ -37,7 +38,7 @@ def reader_of(task: TaskSection, source: ColumnsSource, first: Row) -> RowReader
     """What reads rows that look like the first one."""
     if source.rows == "prompts":
         return Questions(columns=Columns.of(task, source, first))
-    pairs = PairColumns.of(source.columns, source.ranking, first) if source.rows == "pairs" else None
+    pairs = PairColumns.of(dict(source.columns), source.ranking, first) if source.rows == "pairs" else None
     named = dict(source.columns)
     asked = named.get("prompt", "prompt")
     if task.prompt is None and pairs is not None and pairs.question(first) is not None:
@@ -199,7 +200,7 @@ class PairColumns:
     """Which of several become pairs."""
 
     @classmethod
-    def of(cls, named: Mapping[str, str], rule: Ranking, first: Row) -> PairColumns:
+    def of(cls, named: Mapping[Any, str], rule: Ranking, first: Row) -> PairColumns:
         """Finds the columns in the first row."""
         several = named.get("answers", "answers")
         found = cls(
@@ -262,9 +263,9 @@ class PairColumns:
         count = min(len(order) - 1, math.ceil(self.rule.best * len(order)))
         best, rest = order[:count], order[count:]
         found = []
-        for number in range(min(self.rule.pairs, len(best) * len(rest))):
-            one = best[number % count]
-            other = rest[int((number + 0.5) * len(rest) / self.rule.pairs)]
+        most = min(self.rule.pairs, len(best) * len(rest))
+        for number in range(most):
+            one, other = best[number % count], rest[int((number + 0.5) * len(rest) / most)]
             if scores[one] > scores[other] and answers[one] != answers[other]:
                 margin = scores[one] - scores[other] if self.rule.margins else 0.0
                 found.append((answers[one], answers[other], margin))

@@ -21,7 +21,6 @@ from stretto.engines.base import Completion, Request
 from stretto.errors import CheckpointError, TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
-from stretto.models.source import locate
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
