@@ -6,7 +6,10 @@ import pytest
 
 from stretto.api.recipes import PROBES, open_recipe
 from stretto.checks.recipe import examine
+from stretto.checks.rules.base import CheckContext
+from stretto.checks.rules.rows import answers_are_shown
 from stretto.errors import RecipeError
+from stretto.types import Prompt
 
 SCRATCH = {"name": "scratch", "scratch": {"characters": "01=", "context": 32}, "adapter": None, "dtype": "float32"}
 TASK = {"source": {"kind": "jsonl", "path": "rows.jsonl"}, "holdout": {"prompts": 2}}
@@ -72,6 +75,14 @@ def test_only_a_reward_model_has_pairs_and_no_rewards(rows, tmp_path):
     assert "task.source.kind" in problems(PAIRS, tmp_path, ["task.source={kind: synthetic, name: copy}"])
     assert "rewards" in problems(RECIPE, tmp_path, ["algorithm.name=grpo", "rewards=[]"])
     assert problems(RECIPE, tmp_path, ["rewards=[{name: a, kind: exact}]", "engine.max_new_tokens=8"]) == {}
+
+
+def test_prompts_without_answers_show_nothing_and_nothing_is_planned(rows, tmp_path):
+    assert "algorithm.name" in {p.field for p in examine(RECIPE, root=tmp_path, probes=PROBES, planning=True)[1]}
+    prompts = (Prompt(id="p", messages=({"role": "user", "content": "?"},)),)
+    unanswered = CheckContext(root=tmp_path, probes=PROBES, prompts=prompts, complete=True)
+    opened, _ = examine(RECIPE, root=tmp_path, probes=PROBES)
+    assert [problem.field for problem in answers_are_shown(opened, unanswered)] == ["task.source"]
 
 
 def test_a_row_that_is_too_long_is_named_by_its_line(rows, tmp_path):
