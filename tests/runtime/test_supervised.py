@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from crewed import distance, together
 from running import END, RECIPE, Quiet, assert_same_run, lines, metrics, resume
+from stretto.api.calls import sample
 from stretto.api.recipes import PROBES
 from stretto.checks.recipe import checked_recipe
+from stretto.errors import RecipeError
 from stretto.runtime import session
 from stretto.runtime.build import build_runtime, load_task
 from stretto.runtime.plans import make_plan
@@ -158,11 +160,13 @@ def test_imitation_learns_and_its_answers_are_judged_where_there_are_rewards(tmp
     assert last["eval/loss"] < first["eval/loss"]
     assert {"eval/accuracy", "eval/low", "eval/high"} <= last.keys()
     assert not any((finished.folder / "samples").iterdir())
+    (answer,) = sample(finished.folder, ["01="], note=print)
+    assert answer.failure is None and answer.tokens
 
 
 def test_a_reward_model_learns_a_rule_and_is_read_by_others(tmp_path):
-    changes = {"batch__prompts": 20, "evaluate": {"every": 80, "prompts": 4}, "checkpoint": {"every": 80}}
-    finished = start(tmp_path, PAIRS, run={"steps": 80}, **changes)
+    changes = {"batch__prompts": 20, "evaluate": {"every": 40, "prompts": 4}, "checkpoint": {"every": 40}}
+    finished = start(tmp_path, PAIRS, run={"steps": 40}, **changes)
     rows = metrics(finished.folder)
     assert rows[0]["eval/accuracy"] == 0.5, "a head of zeros knows nothing"
     assert rows[-1]["pairs/accuracy"] > 0.9 and rows[-1]["eval/accuracy"] >= 0.75
@@ -170,6 +174,8 @@ def test_a_reward_model_learns_a_rule_and_is_read_by_others(tmp_path):
     found = evaluate_run(finished.folder)
     assert found.accuracy == rows[-1]["eval/accuracy"]
     assert found.document()["brier"] == pytest.approx(rows[-1]["eval/brier"])
+    with pytest.raises(RecipeError, match="a reward model answers nothing"):
+        sample(finished.folder, ["01="], note=print)
     reads = {"name": str(finished.model)}
     follows = PLAIN | {
         "task": SFT["task"],

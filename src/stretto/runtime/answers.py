@@ -12,7 +12,8 @@ from typing import Any
 from stretto.algorithms.catalog import find_facts
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import RecipeError
-from stretto.recipe.schema import NumericReward, Recipe, SingleTurnSection
+from stretto.recipe.resolve import resolve_part
+from stretto.recipe.schema import OverlongReward, Recipe, SingleTurnSection
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.types import Message, Prompt, StopReason, Trajectory
@@ -64,7 +65,15 @@ def only_sampling(recipe: Recipe) -> Recipe:
         raise RecipeError.of(
             "algorithm.name", "a reward model answers nothing", "ask the model whose answers it judges"
         )
-    return recipe.model_copy(update={"environment": SingleTurnSection(), "rewards": (NumericReward(),)})
+    nobody = resolve_part(OverlongReward(), longest=recipe.engine.max_new_tokens)  # compares with no reference
+    return recipe.model_copy(
+        update={
+            "environment": SingleTurnSection(),
+            "rewards": (nobody,),
+            "evaluate": recipe.evaluate.model_copy(update={"every": 0}),
+            "checkpoint": recipe.checkpoint.model_copy(update={"best": None}),
+        }
+    )
 
 
 async def answers(
