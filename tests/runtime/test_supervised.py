@@ -21,6 +21,7 @@ from stretto.runtime.build import build_runtime, load_task
 from stretto.runtime.plans import make_plan
 from stretto.runtime.questions import evaluate_run
 from stretto.runtime.training_data import batch_of
+from tiers import slow_but
 
 SCRATCH = {"layers": 1, "width": 16, "heads": 2, "characters": "01=", "context": 64}
 PLAIN = {key: RECIPE[key] for key in ("seed", "optimizer", "evaluate", "checkpoint", "guards", "log")} | {
@@ -199,7 +200,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but("sft", "pairs lora", of=KINDS))
 def test_an_interrupted_run_goes_on_as_the_same_run(kind, tmp_path):
     data, changes = KINDS[kind]
     whole = start(tmp_path, data, **changes).folder
@@ -219,7 +220,7 @@ def test_an_interrupted_run_goes_on_as_the_same_run(kind, tmp_path):
     assert sum("eval/loss" in row for row in lines(run / "metrics.jsonl")) == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but("sft", "pairs lora", of=KINDS))
 def test_two_devices_end_with_the_weights_of_one(kind, tmp_path):
     data, changes = KINDS[kind]
     recipe = recipe_in(tmp_path, data, **{"model__dtype": "float64", "optimizer__lr": 1e-4, **changes})
