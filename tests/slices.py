@@ -3,26 +3,58 @@
 import torch
 import torch.distributed as dist
 
+from families import twins
 from stretto.algorithms.base import build
 from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.training.loss_counters import together
-from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
+from stretto.training.narrow_adamw import make_optimizer
+from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave
 from stretto.training.parallel.zero1 import merge_states
+from stretto.workers.offload import HeldStorages
 from tiny import CPU, SETTINGS, credited, random_groups, scratch_policy
 
 SIZE = 2
+LORA = {"kind": "lora", "rank": 3, "alpha": 4}
+SMALL = {"layers": 3, "width": 12}
+"""Of some tensors one process has more than the other."""
+WIDE = {"layers": 1, "width": 64, "dtype": "float32"}
+"""Large enough for narrow moments."""
 CASES = {
-    "full": {},
-    "lora": {"adapter": {"kind": "lora", "rank": 3, "alpha": 4}},
-    "half precision": {"dtype": "bfloat16"},
+    "full": SMALL,
+    "lora": SMALL | {"adapter": LORA},
+    "half precision": SMALL | {"dtype": "bfloat16"},
+    "recomputed": SMALL,
+    "asleep": SMALL | {"adapter": LORA},
+    "nf4": SMALL | {"adapter": LORA, "quantize": "nf4"},
+    "int8": SMALL | {"adapter": LORA, "quantize": "int8"},
+    "adamw8bit": WIDE,
+    "adamw16bit": WIDE,
+    "llama": None,
+    "qwen3 with wide heads": None,
+    "qwen3 with experts": None,
+    "deepseek v3 with narrow values": None,
+    "qwen3 with experts, lora": None,
+    "deepseek v3 with narrow values, lora": None,
 }
-"""Three layers of width 12: of some tensors one process has more than the other."""
+"""What scratch models are made of; a family where there is nothing."""
 SECTION = AlgorithmSection(name="grpo", kl={"coef": 0.1, "estimator": "k2"})
 CHOICES = SETTINGS | {"token_budget": 60, "clip": 0.5}
 
 
 def policy_of(case):
-    return scratch_policy(layers=3, width=12, **CASES[case])
+    """A model of its own for whoever asks."""
+    family, _, adapter = case.partition(", ")
+    return scratch_policy(**CASES[case]) if CASES[case] else twins.__wrapped__(family, adapter=bool(adapter))[0]
+
+
+def section_of(case):
+    """The optimizer of a case."""
+    return Optimizer(lr=0.01, name=case if case.startswith("adamw") else "adamw")
+
+
+def settings_of(case):
+    """The trainer's settings in a case."""
+    return CHOICES | {"checkpointing": case == "recomputed"}
 
 
 def pieces():
@@ -59,6 +91,22 @@ def put_together(state):
     return {**joined, "masters": dict(joined["masters"]), "moments": dict(joined["moments"])}
 
 
+class CopyingShelf:
+    """Host memory of a device that has its own."""
+
+    def put(self, tensors):
+        """Copies."""
+        return [tensor.clone() for tensor in tensors]
+
+
+def nap(shards):
+    """All slices leave the device and come back."""
+    sleeper = HeldStorages({"train"}, shards.tensors, CopyingShelf())
+    sleeper.sleep()
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in shards.tensors())
+    sleeper.wake()
+
+
 def in_slices(rank, folder):
     """One process of the cell: its first writes what came of every case."""
     torch.set_num_threads(1)
@@ -66,11 +114,14 @@ def in_slices(rank, folder):
     for case in CASES:
         shards = Shards(policy_of(case), mesh, temperature=1.0)
         held = sum(weight.numel() for weight in shards.slices().values())
-        optimizer = ShardedAdamW(shards, Optimizer(lr=0.01), updates=10)
-        trainer = ShardedTrainer(shards, build(SECTION), optimizer, **CHOICES)
+        section = section_of(case)
+        optimizer = make_optimizer(shards.slices(), section, updates=10, places=shards.places())
+        trainer = ShardedTrainer(shards, build(SECTION), optimizer, **settings_of(case))
         before = put_together(optimizer.state())
         reports, weights, after = taken(trainer, everywhere), dict(shards.gathered()), put_together(optimizer.state())
-        optimizer.restore(before)
+        if case == "asleep":
+            nap(shards)
+        optimizer.restore(shards.cut_state(before))
         again = taken(trainer, everywhere)
         total = everywhere({"held": float(held)})["held"]
         if rank == 0:

@@ -232,7 +232,7 @@ def test_a_room_without_torch_imports_none(module):
         ("vllm", "engines.vllm"),
         ("ray", "workers.launchers.ray"),
         ("datasets", "tasks.hf"),
-        ("bitsandbytes", "training.optimizer"),
+        ("bitsandbytes", "models.quantised"),
         ("math_verify", "rewards.expression"),
     ],
 )

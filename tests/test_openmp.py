@@ -59,3 +59,22 @@ def test_before_that_threads_can_be_told_to_sleep_at_once_but_not_against_the_us
     assert changed == changes
     assert (PASSIVE.items() <= environment.items()) == changes
     assert given.items() <= environment.items()
+
+
+RELEASES = """
+import os, torch
+from stretto.openmp import release_threads
+count = lambda: len(os.listdir("/proc/self/task"))
+torch.set_num_threads(3)
+before, ones = count(), torch.ones(1 << 20)
+grown = count()
+release_threads()
+print(grown - before, count() - before, (ones + ones).sum().item(), count() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libgomp comes with torch on Linux")
+def test_threads_that_have_computed_for_one_that_is_done_are_ended_and_come_again():
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", RELEASES], env=path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "0", str(2.0 * (1 << 20)), "2"]

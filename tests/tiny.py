@@ -31,10 +31,10 @@ SCRATCH_FILES = ModelFiles(kind="scratch", name="scratch", folder=None, file=Non
 CPU = torch.device("cpu")
 
 
-def scratch_model(*, dtype="float64", adapter=None, layers=2, width=16, heads=2, context=256):
+def scratch_model(*, dtype="float64", adapter=None, quantize="none", layers=2, width=16, heads=2, context=256):
     """The model section of a recipe for a tiny decoder."""
     scratch = Scratch(layers=layers, width=width, heads=heads, characters=CHARACTERS, warmup_steps=0, context=context)
-    return ModelSection(name="scratch", scratch=scratch, dtype=dtype, adapter=adapter)
+    return ModelSection(name="scratch", scratch=scratch, dtype=dtype, adapter=adapter, quantize=quantize)
 
 
 def scratch_policy(*, seed=0, **sizes):
@@ -42,7 +42,7 @@ def scratch_policy(*, seed=0, **sizes):
     policy = load(scratch_model(**sizes), SCRATCH_FILES, seed=seed, device=CPU)
     with torch.no_grad():
         for name, weight in policy.network.named_parameters():
-            if weight.dim() == 2 and "lora_" not in name:
+            if weight.dim() == 2 and weight.is_floating_point() and "lora_" not in name:
                 weight.mul_(8)
     return policy
 

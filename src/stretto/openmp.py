@@ -8,9 +8,12 @@ stretto is imported, for this process and those that it starts. What the user ha
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
+from pathlib import Path
 
 USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables by which a user says how threads wait."""
@@ -41,3 +44,20 @@ def wait_passively(environment: MutableMapping[str, str] = os.environ) -> bool:
     _SET.update(PASSIVE)
     environment.update(PASSIVE)
     return True
+
+
+SOFT = 1
+"""omp_pause_soft: a region that comes later starts threads anew."""
+
+
+def release_threads() -> None:
+    """Ends the threads that have computed for the calling one, which is to leave that to another thread.
+
+    Each thread that computes gets threads of its own. As soon as a process has more of them than cores, libgomp has
+    all of them spin for a moment only, whoever works: with a model so small that an operation takes microseconds they
+    wait for each other for a third of a step. Where there is no libgomp nothing happens.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__ is not None:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libgomp.so.1")).omp_pause_resource_all(SOFT)

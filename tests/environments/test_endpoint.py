@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from stretto.engines.scripted import ScriptedEngine
-from stretto.environments.addresses import Addresses
+from stretto.environments.addresses import REMEMBERED, Addresses, Caller
 from stretto.environments.program import ProgramEnvironment, executable
 from stretto.environments.render import Renderer
 from stretto.environments.wire import BadRequest, chat_call, token_call
@@ -227,6 +227,14 @@ def test_a_reply_with_tool_calls_is_known_again_by_their_ids():
         call["function"]["arguments"] = deep
         chat_call({"messages": said}, {})
     assert token_call({"token_ids": [3]}, vocabulary=4).tokens == [3]
+
+
+def test_a_server_that_runs_for_long_forgets_the_oldest_tool_calls():
+    caller = Caller(model=None, trajectory=None)
+    for number in range(REMEMBERED + 3):
+        caller.remember(f"call_{number}", {"role": "assistant", "content": str(number)})
+    assert len(caller.replies) == REMEMBERED and "call_2" not in caller.replies
+    assert caller.replies[f"call_{REMEMBERED + 2}"]["content"] == str(REMEMBERED + 2)
 
 
 @pytest.mark.parametrize("error", [WorkerLost("cell", "gone"), EngineError("it broke")])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from slices import CASES, CHOICES, SECTION, SIZE, in_slices, policy_of, taken
+from slices import CASES, SECTION, SIZE, in_slices, policy_of, section_of, settings_of, taken
 from stretto.algorithms.base import build
-from stretto.recipe.schema import Optimizer
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.narrow_adamw import make_optimizer
+from stretto.training.optimizer import wide_master
 from stretto.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -26,33 +26,45 @@ def cell(tmp_path_factory):
 def alone(case):
     """The same on one device: reports, weights and the optimizer's state."""
     policy = policy_of(case)
-    optimizer = MasterAdamW(policy.trained(), Optimizer(lr=0.01), updates=10)
-    trainer = Trainer(policy, build(SECTION), optimizer, **CHOICES)
+    optimizer = make_optimizer(policy.trained(), section_of(case), updates=10)
+    trainer = Trainer(policy, build(SECTION), optimizer, **settings_of(case))
     reports = taken(trainer, copy.copy)
     weights = {name: weight.detach() for name, weight in policy.trained().items()}
     return reports, weights, optimizer.state()
 
 
-PRECISION = {"full": 1e-10, "lora": 1e-10, "half precision": 2e-2}
-"""Largest difference of a weight; an update of Adam's is as large as its rate, however small the gradient."""
+EXACT = 1e-10
+PRECISION = dict.fromkeys(CASES, EXACT) | {"half precision": 2e-2, "adamw8bit": 1e-6, "adamw16bit": 1e-6}
+"""Difference of a weight; an update of Adam's is as large as its rate, however small the gradient. In few bits a
+difference in the last bit of a sum may tip a number over to the next code, so there it is that of 99 weights of 100."""
+
+
+def apart(one, other, case):
+    """How far two tensors differ."""
+    off = (one - other).abs().double().flatten()
+    return float(off.quantile(0.99) if case.startswith("adamw") else off.max())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_cell_of_two_trains_as_one_device_does(case, cell):
     told = torch.load(cell / f"{case}.pt")
     reports, weights, state = alone(case)
-    exact = PRECISION[case] == 1e-10
+    close = 1e-9 if PRECISION[case] == EXACT else 1e-4 if case.startswith("adamw") else 0.1
     for mine, theirs in zip(told["reports"], reports, strict=True):
         assert mine.keys() == theirs.keys()
-        assert mine == pytest.approx(theirs, rel=1e-9 if exact else 0.1, abs=1e-9 if exact else 0.1)
+        assert mine == pytest.approx(theirs, rel=close, abs=close)
     assert told["weights"].keys() == weights.keys()
     for name, weight in weights.items():
         assert told["weights"][name].dtype == weight.dtype
-        assert float((told["weights"][name] - weight).abs().max()) < PRECISION[case]
-        assert float((told["state"]["masters"][name] - state["masters"][name]).abs().max()) < PRECISION[case]
+        assert apart(told["weights"][name], weight, case) < PRECISION[case]
+        assert apart(told["state"]["masters"][name], wide_master(state["masters"][name]), case) < PRECISION[case]
         for key, moment in state["moments"][name].items():
-            assert told["state"]["moments"][name][key].shape == moment.shape
-            assert torch.allclose(told["state"]["moments"][name][key], moment, atol=PRECISION[case])
+            found = told["state"]["moments"][name][key]
+            assert (found.shape, found.dtype) == (moment.shape, moment.dtype)
+            if moment.is_floating_point():
+                assert torch.allclose(found.double(), moment.double(), rtol=1e-2, atol=PRECISION[case])
+            else:
+                assert (found != moment).double().mean() < 0.01
 
 
 @pytest.mark.parametrize("case", CASES)

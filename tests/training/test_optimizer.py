@@ -188,39 +188,3 @@ def test_a_rate_of_zero_moves_nothing():
     optimizer.step(gradients(parameters, seed=1))
     for name, weight in parameters.items():
         assert torch.equal(weight, before[name])
-
-
-def test_moments_in_8_bits_move_weights_almost_as_wide_ones_do_in_a_quarter_of_the_memory():
-    wide, narrow = ({"w": nn.Parameter(torch.zeros(64, 128))} for _ in range(2))
-    section = Optimizer(lr=0.01, warmup=3, schedule="cosine")
-    usual = MasterAdamW(wide, section, updates=20)
-    optimizer = MasterAdamW(narrow, section.model_copy(update={"name": "adamw8bit"}), updates=20)
-    for update in range(20):
-        found = {"w": gradients(wide, seed=update)["w"] + 0.3}
-        assert usual.step(found) == optimizer.step({"w": found["w"].clone()})
-    assert (narrow["w"] - wide["w"]).norm() < 0.05 * wide["w"].norm()
-    moments = optimizer.state()["moments"]["w"]
-    assert moments["state1"].dtype == moments["state2"].dtype == torch.uint8
-    assert sum(v.nbytes for v in moments.values() if torch.is_tensor(v)) < 0.35 * 8 * wide["w"].numel()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_moments_in_8_bits_it_goes_on_exactly_where_its_state_was_taken(dtype):
-    section = Optimizer(lr=0.01, name="adamw8bit")
-
-    def started():
-        parameters = {"large": nn.Parameter(torch.ones(64, 128, dtype=dtype)), **weights(dtype)}
-        return parameters, MasterAdamW(parameters, section, updates=6)
-
-    straight, first = started()
-    resumed, second = started()
-    for update in range(6):
-        if update == 3:
-            kept = copy.deepcopy(first.state())
-            second.restore(kept)
-        found = gradients(straight, seed=update)
-        first.step({name: gradient.clone() for name, gradient in found.items()})
-        if update >= 3:
-            second.step(found)
-    for name, weight in straight.items():
-        assert torch.equal(weight, resumed[name]), name

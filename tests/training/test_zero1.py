@@ -10,7 +10,7 @@ from hypothesis import strategies as given_by
 from torch import nn
 
 from stretto.recipe.schema import Optimizer
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.zero1 import merge_states, partition
 
 
@@ -44,18 +44,18 @@ def test_a_deal_of_more_parts_than_parameters_leaves_some_empty():
     assert [list(part) for part in parts] == [["w0"], [], ["w1"], []]
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("name", ["adamw", "adamw8bit", "adamw16bit"])
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_parts_step_like_the_whole_and_their_states_put_together_are_its_state(name, count):
     sizes, section = (5000, 40, 4096, 7), Optimizer(lr=0.01, name=name, weight_decay=0.1)
     together, dealt = (parameters(sizes, torch.bfloat16) for _ in range(2))
-    one = MasterAdamW(together, section, updates=6)
-    several = [MasterAdamW(part, section, updates=6) for part in partition(dealt, count)]
+    one = make_optimizer(together, section, updates=6)
+    several = [make_optimizer(part, section, updates=6) for part in partition(dealt, count)]
     for update in range(6):
         if update == 3:  # as if the run had gone on under another number of cells
             state = merge_states([copy.deepcopy(each.state()) for each in several])
             assert list(state["masters"]) == list(state["moments"]) == list(together)
-            several = [MasterAdamW(part, section, updates=6) for part in partition(dealt, 3)]
+            several = [make_optimizer(part, section, updates=6) for part in partition(dealt, 3)]
             for each in several:
                 each.restore(state)
         generator = torch.Generator().manual_seed(update)

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 LORA = {"kind": "lora", "rank": 3, "alpha": 4}
 
 
-def cell(role, *devices):
-    return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices]}
+def cell(role, *devices, **more):
+    return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices], **more}
 
 
 async def wide(recipe, folder, cells, killed):
@@ -56,8 +56,9 @@ def weights_on_one(recipe, folder, held):
         asyncio.run(plain.close())
 
 
-TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1)]
+TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1, recompute=True)]
 APART = [cell("generate", 0), cell("reference", 0), cell("train", 1, 2)]
+REFERRED = [*TOGETHER, cell("reference", 0, 1)]
 TWICE = [cell("generate", 0), cell("train", 0, 1), cell("train", 2, 3)]
 REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
 
@@ -66,11 +67,12 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
     ("cells", "killed", "changes"),
     [
         (TOGETHER, None, {}),
-        (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE}),
+        (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE, "model__quantize": "nf4"}),
+        (REFERRED, None, REFERENCE),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}),
     ],
-    ids=["full", "lora", "two cells", "two cells, three updates"],
+    ids=["full, recomputed", "lora on four bits", "a reference in slices", "two cells", "two cells, three updates"],
 )
 def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)

@@ -132,9 +132,6 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
         elif cell.mesh["dp_shard"] < len(cell.devices) or cell.mesh["ep"] > 1:
             reason = f"{cell.name}: degrees other than dp_shard are not available yet"
             yield Problem(field="placement.cells", reason=reason, fix="leave the mesh out")
-    if any(cell.role == "train" for cell in wide) and recipe.optimizer.name != "adamw":
-        reason = f"{recipe.optimizer.name} keeps scales for blocks of numbers, which slices of a model would cut"
-        yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or give each train cell one device")
 
 
 PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers, tests=_tests)

@@ -72,6 +72,7 @@ class BenchCase:
 STEP = (
     BenchCase(name="full-43", prompt=43),
     BenchCase(name="lora-43", prompt=43, adapter=True),
+    BenchCase(name="full-43-8bit", prompt=43, optimizer="adamw8bit"),
     BenchCase(name="full-512", prompt=512),
     BenchCase(name="lora-512", prompt=512, adapter=True),
     BenchCase(name="full-43-fp32", prompt=43, dtype="float32"),

@@ -152,7 +152,7 @@ def recipe_of(job: Job) -> Recipe:
         algorithm=PolicyGradient(correction=Correction(kind="none")),
         batch=BatchSection(prompts=case.prompts, samples=case.samples),
         engine=NativeEngineSection(max_new_tokens=CAP),
-        optimizer=Optimizer(lr=RATE),
+        optimizer=Optimizer(lr=RATE, name=case.optimizer),
     )
 
 

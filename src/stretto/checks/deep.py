@@ -24,6 +24,7 @@ from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention, stop_tokens
 from stretto.models.load_errors import reading_model
 from stretto.models.lora import target_problems
+from stretto.models.quantised import expert_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
 from stretto.models.template_file import use_template
@@ -75,6 +76,8 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     ]
     if recipe.model.adapter is not None:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
+    if recipe.model.quantize != "none":
+        problems += expert_problems(network)
     return problems
 
 

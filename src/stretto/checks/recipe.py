@@ -58,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     limits.warmup_ends,
     limits.moments_decay,
     limits.narrow_moments_are_possible,
+    limits.quantised_base_is_frozen,
     limits.rounded_sums_are_possible,
     limits.cache_has_memory,
     limits.temperature_is_sane,
@@ -96,11 +97,7 @@ RULES: tuple[Rule, ...] = (
 )
 """In the order in which their problems are listed."""
 
-PRICED: tuple[Rule, ...] = tuple(
-    rule
-    for rule in RULES
-    if rule.__module__ not in (place.__name__, task.__name__) and rule is not limits.narrow_moments_are_possible
-)
+PRICED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.__module__ not in (place.__name__, task.__name__))
 """Those that hold where nothing is run either: no data, no files and no packages are asked for."""
 
 MOST_ROWS = 1000

@@ -153,7 +153,7 @@ def _chat_answer(
     calls = []
     for wanted in reply.tool_calls:
         name = f"call_{uuid.uuid4().hex[:24]}"
-        caller.replies[name] = reply
+        caller.remember(name, reply)
         arguments = json.dumps(dict(wanted.arguments))
         calls.append({"id": name, "type": "function", "function": {"name": wanted.name, "arguments": arguments}})
     finish = "length" if reply.stop == "length" else "stop"

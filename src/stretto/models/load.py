@@ -31,6 +31,7 @@ from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
 from stretto.models.lora import add_adapter
 from stretto.models.plausible import wrong_token_id
+from stretto.models.quantised import quantise
 from stretto.models.reading import before_trained
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
 from stretto.models.source import ModelFiles
@@ -169,14 +170,19 @@ def load(
         own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
         network, tokenizer = load_files(files if base is None else own)
     refuse_moving_positions(network.config)
-    network.to(device=device, dtype=DTYPES[section.dtype])
+    network.to(dtype=DTYPES[section.dtype])
+    if section.quantize == "none":
+        network.to(device)
     network.config.use_cache = False
     if files.scratch:
         keep_norms_exact(network)
-    # Never in eval mode: quantised bases repack their weights there, and without dropout the modes are equal.
-    network.train()
+    network.train()  # without dropout the modes are equal
     switch_dropout_off(network)
-    take_over(network)
+    if device.type == "cpu":
+        take_over(network)
+    if section.quantize != "none":
+        quantise(network, section.quantize, device)
+        network.to(device)
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.portable)
     with reading_model(files.name, failing="cannot be run"):
         take_over_attention(policy)

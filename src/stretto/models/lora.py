@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from stretto.errors import Problem, RecipeError
 from stretto.kernels.cpu.backward import take_over_adapters
+from stretto.models.quantised import QuantisedExperts
 from stretto.recipe.schema import Adapter
 
 
@@ -30,11 +31,20 @@ def linear_names(network: nn.Module, head: nn.Module | None) -> list[str]:
     return sorted(names)
 
 
+def attention_names(network: nn.Module) -> list[str]:
+    """Last parts of the names of the linear layers inside attention."""
+    paths = [name.split(".") for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return sorted({path[-1] for path in paths if any("attn" in part or "attention" in part for part in path[:-1])})
+
+
 def target_problems(targets: str | Iterable[str], network: nn.Module, head: nn.Module | None) -> list[Problem]:
     """A target that matches no layer would train nothing without a word, and so would the head.
 
     The head is left out because log-probabilities are taken from its weight, past any adapter around it.
     """
+    if targets == "attention" and not attention_names(network):
+        reason = "the model has no linear layers that are called attention"
+        return [Problem(field="model.adapter.targets", reason=reason, fix="use all-linear, or name layers")]
     if isinstance(targets, str):
         return []
     known = linear_names(network, head)
@@ -55,7 +65,8 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
     problems = target_problems(section.targets, network, network.get_output_embeddings())
     if problems:
         raise RecipeError(*problems)
-    targets = section.targets if isinstance(section.targets, str) else list(section.targets)
+    chosen = section.targets
+    targets = attention_names(network) if chosen == "attention" else chosen if chosen == "all-linear" else list(chosen)
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,
@@ -72,4 +83,6 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
         if "lora_" in name:
             weight.data = weight.data.to(network.dtype)
     take_over_adapters(network)
+    if chosen == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules()):
+        warnings.warn("experts in few bits stay as they are; all other linear layers are adapted", stacklevel=2)
     return adapted

@@ -127,7 +127,7 @@ def base_network(
     section: ModelSection, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None
 ) -> Base:
     """How the network that is trained is loaded once more."""
-    plain = section.model_copy(update={"adapter": None})
+    plain = section.model_copy(update={"adapter": None, "quantize": "none"})
     return lambda: load(plain, files, seed=seed, device=device, base=base).network
 
 

@@ -146,6 +146,8 @@ class WrittenCell(Section):
     """Phases in which it leaves its memory to others."""
     token_budget: Count | None = None
     """Most tokens in a micro-batch."""
+    recompute: bool = False
+    """Recompute activations in the backward."""
 
 
 def _by_hand(section: Placement, layout: StrategyInputs) -> Plan:
@@ -192,6 +194,7 @@ def _filled(told: WrittenCell, *, name: str, engine: str) -> Cell:
         weights=told.weights or "own",
         sleeps=tuple(told.sleeps),
         token_budget=told.token_budget,
+        recompute=told.recompute,
     )
 
 

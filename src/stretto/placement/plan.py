@@ -31,6 +31,9 @@ class Cell:
     """Phases in which it leaves its memory to others; what that means for each role is in `workers.offload`."""
     token_budget: int | None = None
     """Most tokens in a micro-batch; none if measured at run time."""
+    recompute: bool = False
+    """Whether its backward recomputes activations from the first row on. A cell of one device begins by itself when
+    memory runs out, and needs not be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,16 @@ class Plan:
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""
         return {cell.role: cell.sleeps for cell in self.cells if device in cell.devices}
+
+    def in_slices(self, cell: Cell) -> bool:
+        """Whether a frozen model of a cell's own is cut over its devices, which ask it together: a reference on the
+        devices of one cell that trains. Others stand on each of their devices as a whole."""
+        alike = any(each.role == "train" and each.devices == cell.devices for each in self.cells)
+        return cell.role == "reference" and cell.weights == "own" and len(cell.devices) > 1 and alike
+
+    def recomputes_on(self, device: str) -> bool:
+        """Whether what trains on a device recomputes activations from the first row on."""
+        return any(cell.recompute for cell in self.cells if device in cell.devices and cell.role == "train")
 
     def only(self, roles: Collection[str]) -> Plan:
         """The cells of these roles alone, for work that needs no others; those whose weights they read may be gone."""

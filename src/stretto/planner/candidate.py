@@ -138,24 +138,23 @@ class Candidate:
         """What of it nothing can execute yet."""
         own_reference = "reference" in workload.roles - workload.reading
         frozen = workload.roles - workload.reading - {"generate", "train", "fit"}
-        slices = self.train.width == self.train.dp > 1
         for asked, what in (
             (self.lane.width > 1, "generating on several devices together"),
             (self.train.width > self.train.dp, "training cells that cut more than parameters"),
-            (slices and any(shape.experts for shape in workload.shapes.values()), "slices of a model with experts"),
-            (slices and workload.adapter > 0, "slices of a model that an adapter trains"),
-            (slices and workload.optimizer != "adamw", f"slices with {workload.optimizer}"),
-            (slices and self.sleeps, "slices that sleep"),
-            (slices and self.recompute and not workload.recompute, "slices that begin to recompute by themselves"),
-            (any(self.split(role, workload.reading).width > 1 for role in frozen), "frozen models in slices"),
+            (any(self._cut_apart(role, workload) for role in frozen), "frozen models in slices"),
             ("fit" in workload.roles, "a critic that is trained"),
             (own_reference and workload.adapter > 0, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
-            (workload.base != workload.precision, "a quantised base"),
             (workload.engine != "native" and not is_plugin(workload.engine), f"the engine {workload.engine}"),
         ):
             if asked:
                 yield what
+
+    def _cut_apart(self, role: str, workload: StepWorkload) -> bool:
+        """True if a frozen model is cut over several devices, unless it is a reference cut like the policy there."""
+        split, places = self.split(role, workload.reading), self.places(workload.roles)
+        like_policy = role == "reference" and split == self.train and places[role] == places["train"]
+        return split.width > 1 and not like_policy
 
     def copied(self, roles: frozenset[str]) -> bool:
         """True if several cells train and each has everything, so that one may die while gradients are added up: each
@@ -192,6 +191,7 @@ class Candidate:
                 cell,
                 sleeps=self._sleeps(cell, on) if self.sleeps else cell.sleeps,
                 token_budget=None if cell.role == "generate" else self.budget,
+                recompute=self.recompute and cell.role in UPDATE and len(cell.devices) > 1,
             )
             for cell in plan.cells
         )

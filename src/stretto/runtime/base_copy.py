@@ -46,7 +46,7 @@ def prepare_base(
     base = folder / "base"
     if base.exists():
         return base
-    plain = recipe.model.model_copy(update={"adapter": None})
+    plain = recipe.model.model_copy(update={"adapter": None, "quantize": "none"})
     policy = load(plain, files, seed=recipe.seed, device=device)
     if files.scratch:
         prompts = fitting(recipe, prompts, policy.tokenizer, policy.context)

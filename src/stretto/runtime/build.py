@@ -198,6 +198,8 @@ def _assignment(
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        recompute=plan.recomputes_on(device),
+        cuts_reference=any(plan.in_slices(cell) for cell in mine),
         sharers=plan.sharers,
         sleeps=plan.sleeps_on(device),
     )

@@ -119,8 +119,8 @@ def conversation_row(conversation: Conversation, sample: Sample | None, renderer
     return {
         "tokens": conversation.tokens.tolist(),
         "trained": conversation.trained.astype(int).tolist(),
-        "logprobs": [round(value, 6) for value in conversation.logprobs.tolist()],
-        "advantages": [round(value, 6) for value in advantages.tolist()],
+        "logprobs": conversation.logprobs.round(6).tolist(),
+        "advantages": advantages.round(6).tolist(),
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,

@@ -30,6 +30,7 @@ from stretto.runtime.guards import free_disk
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
 from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
+from stretto.runtime.memory_rehearsal import rehearse_if_asked
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.precision import resolve_dtype
 from stretto.runtime.recipe_changes import (
@@ -172,6 +173,7 @@ async def _run(
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
             try:
+                await rehearse_if_asked(parts, screen.note)  # while the optimizer is fresh
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
                     checkpoints.restore(stand.latest, stateful, written=NAMES)

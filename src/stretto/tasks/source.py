@@ -173,6 +173,11 @@ class PromptSource:
             ids.update(f"{len(id)}|{id}".encode())
         self._fingerprint = ids.hexdigest()
 
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """All of them, in no particular order."""
+        return self._prompts
+
     def take(self, n: int) -> list[tuple[Prompt, int]]:
         """The next n prompts, each with the number of times it was drawn before in this run."""
         drawn = []

@@ -2,22 +2,20 @@
 
 Modules may compute in bf16; an update of one part in a thousand would drown in its rounding. So the optimizer steps a
 master copy in fp32 (fp64 where the module is) and rounds once. Parameters that already are fp32 are their own
-masters. `adamw8bit` keeps the two moments in 8 bits, a scale for every 256 numbers: 6 bytes less per weight, which
-matters where all weights of a large model are trained. Masters stay wide. An optimizer may have a part of the
-parameters only (`training.parallel.zero1`): of gradients and states it then takes what belongs to these.
+masters. Optimizers whose state takes less memory are in `narrow_adamw`. An optimizer may have a part of the parameters
+only (`training.parallel.zero1`), or slices of them: of gradients and states it then takes what belongs to these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stretto.errors import CheckpointError, RecipeError
-from stretto.extras import install
+from stretto.errors import CheckpointError
 from stretto.models.logprob_head import accum_dtype
 from stretto.recipe.schema import Optimizer as Section
 
@@ -32,45 +30,85 @@ def learning_rate(section: Section, *, update: int, updates: int) -> float:
     return section.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, course)))
 
 
+EPS = 1e-8
+"""What Adam adds below; torch's own."""
+
+Places = Mapping[str, tuple[torch.Size, int]]
+"""Parameter -> the shape of all of it and the first of its rows that is here, where these are slices."""
+
+
 class MasterAdamW:
     """AdamW whose state and masters are wide, whatever the modules compute in."""
 
     name = "optimizer"
+    masters: Mapping[str, Tensor]
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], section: Section, *, updates: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], section: Section, *, updates: int, places: Places | None = None
+    ) -> None:
+        """`places` says of slices where they lie."""
         self.parameters = dict(parameters)
         self.section = section
         self.updates = updates
         self.update = 0
+        self.places = places or {}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Makes what an update goes on from."""
         self.masters = {
             name: weight
             if weight.dtype == accum_dtype(weight.dtype)
             else nn.Parameter(weight.detach().to(accum_dtype(weight.dtype)))
             for name, weight in self.parameters.items()
         }
-        self.adamw = make_adamw(self.masters.values(), section)
+        groups = [{"params": list(self.masters.values())}]  # told as a group, which may be empty
+        settings: dict[str, Any] = {"betas": self.section.betas, "weight_decay": self.section.weight_decay, "eps": EPS}
+        self.adamw = torch.optim.AdamW(groups, fused=True, lr=self.section.lr, **settings)
 
     def step(self, gradients: Mapping[str, Tensor]) -> float:
         """One update along `gradients`; returns the learning rate it used."""
         rate = learning_rate(self.section, update=self.update, updates=self.updates)
+        self._move(gradients, rate)
+        self.update += 1
+        return rate
+
+    def _move(self, gradients: Mapping[str, Tensor], rate: float) -> None:
+        """Changes the parameters."""
         for group in self.adamw.param_groups:
             group["lr"] = rate
         for name, master in self.masters.items():
             master.grad = gradients[name]
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
-        self.update += 1
         with torch.no_grad():
-            for name, master in self.masters.items():
-                if master is not self.parameters[name]:
-                    self.parameters[name].copy_(master)
-        return rate
+            for name, master in self.apart().items():
+                self.parameters[name].copy_(master)
+
+    def rehearse(self) -> None:
+        """Takes the memory of an update, and makes none; an optimizer that has made updates would not be as it was."""
+        assert self.update == 0
+        zeros = {
+            name: torch.zeros_like(weight, dtype=accum_dtype(weight.dtype)) for name, weight in self.parameters.items()
+        }
+        self._move(zeros, 0.0)
+        self._prepare()
+
+    def apart(self) -> Mapping[str, Tensor]:
+        """Masters that are not the parameters themselves."""
+        return {name: master for name, master in self.masters.items() if master is not self.parameters[name]}
 
     def tensors(self) -> Iterator[Tensor]:
         """What only an update reads: moments, and masters that are not the parameters themselves."""
-        yield from (master for name, master in self.masters.items() if master is not self.parameters[name])
+        yield from self.apart().values()
         for moments in self.adamw.state.values():
             yield from (value for value in moments.values() if isinstance(value, Tensor))
+
+    def nbytes(self) -> int:
+        """Bytes of that, with moments that the first update makes."""
+        return sum(each.nbytes for each in self.apart().values()) + 2 * sum(
+            each.nbytes for each in self.masters.values()
+        )
 
     def state(self) -> dict[str, Any]:
         """Masters, moments and the number of updates made. The tensors themselves, which the next update changes."""
@@ -81,17 +119,17 @@ class MasterAdamW:
             "moments": {name: dict(self.adamw.state[master]) for name, master in self.masters.items()},
         }
 
+    @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts masters, moments and modules back exactly."""
         self._refuse_others(state)
         self.update = state["update"]
-        with torch.no_grad():
-            for name, master in self.masters.items():
-                master.copy_(state["masters"][name])
-                if master is not self.parameters[name]:
-                    self.parameters[name].copy_(master)
-                moments = state["moments"].get(name, {})
-                self.adamw.state[master] = {key: _copied(value, master.device) for key, value in moments.items()}
+        for name, master in self.masters.items():
+            master.copy_(wide_master(state["masters"][name]))
+            if master is not self.parameters[name]:
+                self.parameters[name].copy_(master)
+            moments = state["moments"].get(name, {})
+            self.adamw.state[master] = {key: _copied(value, master.device) for key, value in moments.items()}
 
     def _refuse_others(self, state: Mapping[str, Any]) -> None:
         """Moments and masters of another optimizer, adapter or model would fit nothing."""
@@ -99,28 +137,29 @@ class MasterAdamW:
             told = f"the checkpoint holds the moments of {kind}, and optimizer.name is {self.section.name}"
             raise CheckpointError(f"{told}; go on with {kind}, or begin a new run from the checkpoint's model")
         held = state["masters"]
-        for name, master in self.masters.items():
-            if name not in held or held[name].shape != master.shape:
-                there = "lacks it" if name not in held else f"has it as {tuple(held[name].shape)}"
+        for name, weight in self.parameters.items():
+            found = shape_of(held[name]) if name in held else None
+            if found != weight.shape:
+                there = "lacks it" if found is None else f"has it as {tuple(found)}"
                 raise CheckpointError(
-                    f"{name} is trained with shape {tuple(master.shape)}, and the checkpoint {there}; go on with the "
+                    f"{name} is trained with shape {tuple(weight.shape)}, and the checkpoint {there}; go on with the "
                     "run's own model.adapter, or begin a new run from the checkpoint's model"
                 )
 
 
-def make_adamw(masters: Iterable[nn.Parameter], section: Section) -> torch.optim.Optimizer:
-    """Torch's own, or that of bitsandbytes, whose moments are narrow."""
-    settings: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
-    groups = [{"params": list(masters)}]  # told as a group, which may be empty
-    if section.name == "adamw":
-        return torch.optim.AdamW(groups, fused=True, **settings)
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise RecipeError.of(
-            "optimizer.name", f"adamw8bit needs bitsandbytes ({error})", f"{install('quant')}, or use adamw"
-        ) from error
-    return AdamW8bit(groups, **settings)
+def joined(weight: Tensor, rest: Tensor) -> Tensor:
+    """bf16 weights and the rest of their masters -> fp32 masters."""
+    return ((weight.view(torch.int16).to(torch.int32) << 16) + rest).view(torch.float32)
+
+
+def wide_master(stored: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """A master as a state has it, in one tensor or in two halves."""
+    return stored if isinstance(stored, Tensor) else joined(stored["high"], stored["low"])
+
+
+def shape_of(stored: Tensor | Mapping[str, Tensor]) -> torch.Size:
+    """The shape of a master as a state has it."""
+    return stored.shape if isinstance(stored, Tensor) else stored["high"].shape
 
 
 def _copied(value: Any, device: torch.device) -> Any:

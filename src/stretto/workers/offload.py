@@ -109,6 +109,34 @@ class HeldTensors:
             tensor.data = place
 
 
+class HeldStorages:
+    """Memory that several tensors look at, such as the slices of a model (FSDP2): all of them stay as they are, and
+    what is below them goes and comes back."""
+
+    def __init__(self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], shelf: HostBuffer) -> None:
+        self.read_by = self.woken_by = frozenset(read_by)
+        self.tensors, self.shelf = tensors, shelf
+        self.away: list[tuple[Tensor, Tensor]] = []
+
+    def sleep(self) -> None:
+        """To host memory."""
+        if self.away:
+            return
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self.tensors()}
+        whole = [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in storages.values()]
+        pairs = zip(whole, self.shelf.put(whole), strict=True)
+        self.away = [(memory, held) for memory, held in pairs if held is not memory]
+        for memory, _ in self.away:
+            memory.untyped_storage().resize_(0)
+
+    def wake(self) -> None:
+        """Back."""
+        for memory, held in self.away:
+            memory.untyped_storage().resize_(held.nbytes)
+            memory.copy_(held)
+        self.away = []
+
+
 class EngineCaches:
     """What an engine holds besides weights."""
 
@@ -142,6 +170,10 @@ class Offloader:
         """`sleeps` has the phases in which each role on the device gives its memory away. Parts wake in their order."""
         self.sleeps, self.parts = sleeps, tuple(parts)
         self.phase = ""
+
+    def add(self, part: Offloadable) -> None:
+        """One more, which came later."""
+        self.parts = (part, *self.parts)
 
     def enter(self, phase: str) -> None:
         """A stage begins on the device, or goes on there: makes room, then brings back what it reads."""

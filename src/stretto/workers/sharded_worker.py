@@ -6,9 +6,16 @@ gathered. It lies on the device if something there asks it, in host memory if no
 
 from __future__ import annotations
 
-from stretto.training.parallel.fsdp import ShardedAdamW, ShardedTrainer, Shards, join, leave
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from stretto.training.narrow_adamw import make_optimizer
+from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave, on_the_same_tensors
 from stretto.weights.tensors import checksums, unlike
-from stretto.workers.models import settings_of
+from stretto.workers.models import FrozenReference, settings_of
+from stretto.workers.offload import HeldStorages
 from stretto.workers.process_group import Rendezvous, wait_for_all
 from stretto.workers.worker import Worker
 
@@ -24,12 +31,26 @@ class ShardedWorker(Worker):
         recipe, device = self.assignment.recipe, self.assignment.torch_device
         mesh = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
         settings = settings_of(recipe, self.assignment.token_budget)
-        shards = Shards(self._load(device), mesh, temperature=settings["temperature"], serving=self.policy)
+        apart = on_the_same_tensors(self.policy)
+        shards = Shards(apart, mesh, temperature=settings["temperature"], serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
         self.shards = shards
-        self.optimizer = ShardedAdamW(shards, recipe.optimizer, updates=updates)
+        self.sleepers.add(HeldStorages({"train"}, shards.tensors, self.make_shelf()))
+        self.optimizer = make_optimizer(shards.slices(), recipe.optimizer, updates=updates, places=shards.places())
+        reference = self._cut_reference(mesh) if self.assignment.cuts_reference else None
         self.trainer.close()
-        self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, **settings)
+        if self.assignment.recompute:
+            settings["checkpointing"] = True
+        self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, reference, **settings)
+
+    def _cut_reference(self, mesh: DeviceMesh) -> Shards:
+        """The policy as it is now, before any training, in slices that stay as they are."""
+        frozen = on_the_same_tensors(self.policy)
+        frozen.network.requires_grad_(False)
+        shards = Shards(frozen, mesh, temperature=self.assignment.recipe.engine.temperature)
+        self.sleepers.add(HeldStorages({"reference"}, shards.tensors, self.make_shelf()))
+        self.models["reference"] = FrozenReference(self.policy, frozen, lambda: self.trainer)
+        return shards
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Of the full copy, unless its slices are others than its own; the rest is held against the others' slices."""
@@ -37,6 +58,16 @@ class ShardedWorker(Worker):
         trained = self.policy.trained()
         slices = {name: self.shards.cut(name, weight.detach()) for name, weight in trained.items()}
         return checksums(trained.items()) | dict.fromkeys(unlike(slices, self.optimizer.masters), "another slice")
+
+    def try_update(self, model: str) -> None:
+        """The full copy is gathered anew, too."""
+        super().try_update(model)
+        self.shards.serve()
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Its slices of it; the full copy follows."""
+        super()._take_up(self.shards.cut_state(state))
+        self.shards.serve()
 
     def close(self) -> None:
         """Parts from the others too."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stretto.engines.base import Completion, Request
@@ -24,7 +24,8 @@ from stretto.models.memory import keep_memory, peak_gb
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.narrow_adamw import make_optimizer
+from stretto.training.optimizer import wide_master
 from stretto.training.parallel.zero1 import merge_states, partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
@@ -45,14 +46,12 @@ from stretto.workers.models import (
 )
 from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.rehearsal import ROLES, RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
 
-ROLES = {model: role for role, model in MODELS.items()}
-"""Model -> the role of the cells that ask it."""
 
-
-class Worker:
+class Worker(RehearsalCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -68,12 +67,14 @@ class Worker:
         trains = "train" in assignment.roles and assignment.mates == 1
         updates = recipe.run.steps * recipe.batch.updates
         self.parts = partition(self.policy.trained(), len(assignment.sharers) or 1)
-        self.optimizer = MasterAdamW(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
+        self.optimizer = (
+            make_optimizer(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
+        )
         self.models: dict[str, ScoringModel] = {}
         self.trainer = make_trainer(
             self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=assignment.token_budget
         )
-        own = "reference" in assignment.roles and self.policy.adapted is None
+        own = "reference" in assignment.roles and self.policy.adapted is None and not assignment.cuts_reference
         self.reference = self._load(device) if own else None
         if self.reference is not None:
             self.reference.network.requires_grad_(False)
@@ -245,8 +246,7 @@ class Worker:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
         tensors that are not their own masters."""
         assert self.optimizer is not None
-        held, masters = self.optimizer.parameters, self.optimizer.masters
-        asked = {name: each for name, each in masters.items() if not (alone and each is held[name])}
+        held, asked = self.optimizer.parameters, self.optimizer.apart() if alone else self.optimizer.masters
         return checksums(asked.items(), rounded={name: held[name].dtype for name in asked})
 
     def peak_memory(self) -> float:
@@ -308,16 +308,20 @@ class Worker:
         optimizer = merge_states(read_parts(folder, "optimizer"))
         self.trainer.restore(trainer)
         self._hold(optimizer["masters"])
-        if self.optimizer is not None:
-            self.optimizer.restore(optimizer)
+        self._take_up(optimizer)
         self.carrier.tell(self.trainer.shared(), self.engine)
         return True
 
-    def _hold(self, masters: Mapping[str, Tensor]) -> None:
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Its optimizer goes on from the state of one device's."""
+        if self.optimizer is not None:
+            self.optimizer.restore(state)
+
+    def _hold(self, masters: Mapping[str, Any]) -> None:
         """Takes the policy from masters, as an optimizer rounds them."""
         with torch.no_grad():
             for name, weight in self.policy.trained().items():
-                weight.copy_(masters[name])
+                weight.copy_(wide_master(masters[name]))
 
     def close(self) -> None:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""

@@ -35,6 +35,7 @@ from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Dead
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
+from stretto.workers.rehearsal import Rehearsal
 from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.worker_spec import WorkerSpec
@@ -68,6 +69,7 @@ class WorkerGroup:
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
         self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
+        self.sliced = {cell.name for cell in plan.cells if plan.in_slices(cell)}
         # Devices that hold one whole optimizer together, copy by copy.
         self.copies = [plan.sharers] if plan.sharers else self.training
         self.members: dict[str, WorkerTransport] = {}
@@ -86,6 +88,7 @@ class WorkerGroup:
         self.seen = StackDump(launcher, folder)
         self.recovery = Recovery(self)
         self.files = StateFiles(self, draft)
+        self.rehearsal = Rehearsal(self)
 
     @property
     def trainers(self) -> list[str]:
@@ -182,7 +185,7 @@ class WorkerGroup:
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         model, seconds = MODELS[self.role[cell]], self.patience.train
-        if model == POLICY:  # in lockstep, after which each of them knows all
+        if model == POLICY or cell in self.sliced:  # in lockstep, after which each of them knows all
             told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
             return told[0]
         return await scatter_gather(
@@ -219,12 +222,12 @@ class WorkerGroup:
                 begun = time.monotonic()
                 sums = loss_counters.together(await self.all(trainers, lambda each: each.sums(POLICY), seconds=seconds))
                 reduced = (self.worker(device, seconds).reduce(POLICY, sums) for device in trainers)
-                raise_first(await self._in_lockstep("train", reduced))
+                raise_first(await self.in_lockstep("train", reduced))
                 self.reducing += time.monotonic() - begun
             self.applying = True
             await self._update(trainers, last)
         if last:
-            await self._publish()
+            await self.publish()
         report, self.updated = self.updated, None
         assert report is not None
         return report
@@ -232,7 +235,7 @@ class WorkerGroup:
     async def _update(self, trainers: Sequence[str], last: bool) -> None:
         """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
         calls = (self.worker(device, self.patience.train).apply(POLICY, last) for device in trainers)
-        answers = await self._in_lockstep("train", calls)
+        answers = await self.in_lockstep("train", calls)
         told = dict(zip(trainers, answers, strict=True))
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
@@ -244,12 +247,12 @@ class WorkerGroup:
         if errors:
             raise lost or errors[0]
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
         holders, seconds = self.holders, self.patience.publish
         if len(holders) > len(self.trainers):
             fetched = (self.worker(device, seconds).fetch(self.version) for device in holders)
-            raise_first(await self._in_lockstep("hold", fetched))
+            raise_first(await self.in_lockstep("hold", fetched))
         await self.verify_publish(holders)
 
     async def verify_publish(self, holders: Sequence[str], *, whole: bool = False) -> None:
@@ -287,9 +290,9 @@ class WorkerGroup:
             self.worker(device, self._starting).meet(kind, meeting)
             for device, meeting in zip(devices, meetings, strict=True)
         )
-        raise_first(await self._in_lockstep(kind, calls))
+        raise_first(await self.in_lockstep(kind, calls))
 
-    async def _in_lockstep(self, kind: str, calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    async def in_lockstep(self, kind: str, calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
         """What became of calls that wait for each other in groups of this kind. When one fails, nobody waits for it any
         longer: the others could not know."""
         tasks = [asyncio.ensure_future(call) for call in calls]

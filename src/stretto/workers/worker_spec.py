@@ -35,6 +35,10 @@ class WorkerSpec:
     """Threads of a CPU device; all of the process's if none."""
     mates: int = 1
     """Processes that train one copy of the policy together, itself included."""
+    recompute: bool = False
+    """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
+    cuts_reference: bool = False
+    """Whether a reference of its own is cut over the processes that train together."""
     sharers: tuple[str, ...] = ()
     """Devices that share the optimizer, in the order of their parts; none if whoever trains has all of it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

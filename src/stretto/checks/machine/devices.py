@@ -70,17 +70,29 @@ def model_fits(setting: MachineCheck) -> Check | None:
     text = f"the model and what trains it need at least {need / GB:.1f} GB, and {whose} has {there / GB:.1f} GB"
     if need <= there:
         return Check(name="memory", ok=True, text=text)
-    fix = "use a smaller model" if recipe.model.adapter else "train an adapter (model.adapter), or use a smaller model"
+    less = "train an adapter (model.adapter)"
+    if recipe.model.adapter:
+        less = "store the base in few bits (model.quantize: nf4)"
+    fix = "use a smaller model" if recipe.model.quantize == "nf4" else f"{less}, or use a smaller model"
     return Check(name="memory", ok=False, text=text, fix=fix)
 
 
-def bytes_each(recipe: Recipe) -> int:
+STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0}
+"""Bytes of a weight of a frozen base."""
+
+NARROW = {"adamw16bit": 4.0, "adamw8bit": 2.0}
+"""Bytes of both moments."""
+
+
+def bytes_each(recipe: Recipe) -> float:
     """Bytes that a run holds per parameter of the model.
 
     A frozen one is its weight. A trained one also has a gradient and two moments in fp32 (fp64 where it is computed
-    in that), and a master unless it is its own.
+    in that), and a master unless it is its own; narrow moments take less, and masters beside them 2 bytes.
     """
     width = WIDTHS[recipe.model.dtype]
     if recipe.model.adapter is not None:
-        return width
+        return STORED.get(recipe.model.quantize, width)
+    if (narrow := NARROW.get(recipe.optimizer.name)) is not None:
+        return 2 * width + narrow if width >= 4 else width + 6 + narrow
     return 4 * width if width >= 4 else width + 16

@@ -26,6 +26,7 @@ from stretto.recipe.schema import (
     VerifiersSection,
     VerifiersSource,
 )
+from stretto.types import Prompt
 
 SIGNALS: dict[type[EnvironmentSection], tuple[str, ...]] = {
     SingleTurnSection: ("tokens", "truncated"),
@@ -88,9 +89,8 @@ def memories_have_documents(recipe: Recipe, scene: CheckContext) -> Iterator[Pro
     for prompt in scene.prompts:
         text = prompt.tags.get(section.document)
         if not isinstance(text, str) or not text:
-            there = ", ".join(sorted(prompt.tags)) or "none"
             reason = f"prompt {prompt.id} has no text in a column {section.document!r}"
-            yield Problem(field="environment.document", reason=reason, fix=f"name the column; there are: {there}")
+            yield Problem(field="environment.document", reason=reason, fix=_columns(prompt))
             break
     yield from _unshown(section, "update", ("memory", "chunk"))
     yield from _unshown(section, "answer", ("memory",))
@@ -106,8 +106,7 @@ def projects_have_files(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
         try:
             project.files(prompt)
         except RolloutError as error:
-            fix = f"name the column; there are: {', '.join(sorted(prompt.tags)) or 'none'}"
-            yield Problem(field="environment.files", reason=str(error), fix=fix)
+            yield Problem(field="environment.files", reason=str(error), fix=_columns(prompt))
             break
     yield from _unshown(section, "write", ("notes", "file"))
 
@@ -144,6 +143,11 @@ def signals_are_given(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             there = ", ".join(known) or "none"
             reason = f"{part.signal!r} is no signal of environment {recipe.environment.kind}; there are: {there}"
             yield Problem(field=f"rewards.{index}.signal", reason=reason, fix="use another reward or environment")
+
+
+def _columns(prompt: Prompt) -> str:
+    """What to do about a column that is not there."""
+    return f"name the column; there are: {', '.join(sorted(prompt.tags)) or 'none'}"
 
 
 def _unshown(section: MemorySection | ProjectSection, key: str, needed: Sequence[str]) -> Iterator[Problem]:

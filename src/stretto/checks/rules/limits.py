@@ -128,15 +128,23 @@ def rounded_sums_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[P
 
 
 def narrow_moments_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """8-bit moments come from a package of their own, which knows no fp64."""
-    if recipe.optimizer.name != "adamw8bit":
-        return
-    if find_spec("bitsandbytes") is None:
-        reason = "adamw8bit needs the package bitsandbytes, which is not installed"
-        yield Problem(field="optimizer.name", reason=reason, fix=install("quant"))
-    if recipe.model.dtype == "float64":
-        reason = "moments in 8 bits make no sense beside weights in float64"
+    """Whoever computes in fp64 wants every bit."""
+    if recipe.optimizer.name != "adamw" and recipe.model.dtype == "float64":
+        reason = f"the moments of {recipe.optimizer.name} make no sense beside weights in float64"
         yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or model.dtype: float32")
+
+
+def quantised_base_is_frozen(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Few bits hold what stays as it is; NF4 comes from a package of its own."""
+    kind = recipe.model.quantize
+    if kind == "none":
+        return
+    if recipe.model.adapter is None:
+        reason = f"{kind} is for a frozen base, and without an adapter all weights are trained"
+        yield Problem(field="model.quantize", reason=reason, fix="set model.adapter, or use none")
+    if kind == "nf4" and not scene.planning and find_spec("bitsandbytes") is None:
+        reason = "nf4 needs the package bitsandbytes, which is not installed"
+        yield Problem(field="model.quantize", reason=reason, fix=f"{install('quant')}, or use int8")
 
 
 def cache_has_memory(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -36,7 +36,6 @@ NOT_YET = "{value} is not available yet"
 ABSENT = "what this key asks for is not available yet"
 
 ONLY = (
-    OnlyValues(field="model.quantize", values=("none",), reason=NOT_YET, fix="use none", planned=True),
     OnlyValues(
         field="model.dtype",
         values=("bfloat16", "float32", "float64"),

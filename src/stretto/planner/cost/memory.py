@@ -31,6 +31,8 @@ UNIT_BYTES = 8.0
 """Per parameter of the unit that is gathered: two units in bf16 (one is prefetched), each with a copy in flight."""
 BUCKET = 1.0 * GB
 """Most of the weights that are in two layouts at once where a hand-over goes in buckets."""
+NARROW = {"adamw16bit": (4.0, 2.0), "adamw8bit": (2.0, 2.0)}
+"""Optimizer -> bytes of both moments, and of what masters have beside the weights."""
 USABLE = 0.92
 """Of a device's memory: the rest is lost to fragmentation."""
 
@@ -101,18 +103,18 @@ def states(
 
     Mixed precision after Micikevicius et al. 2018 as ZeRO counts it (Rajbhandari et al. 2020): 2 bytes of bf16 weights,
     4 of fp32 gradients, 12 of fp32 masters and two moments, each over the ranks that share it; sharded weights are
-    kept in fp32 and are their own masters, like those of a model in fp32 or fp64. 8-bit moments take 2 bytes (Dettmers
-    et al. 2022). An adapter of rank r has r (in + out) parameters per matrix (Hu et al. 2022); what it adapts is frozen
-    and stored as `base`.
+    kept in fp32 and are their own masters, like those of a model in fp32 or fp64. Narrow moments take 4 bytes, or 2
+    (Dettmers et al. 2022), and beside bf16 weights their masters 2. An adapter of rank r has r (in + out) parameters
+    per matrix (Hu et al. 2022); what it adapts is frozen and stored as `base`.
     """
     mesh = site.mesh
-    moments = 2.0 if optimizer == "adamw8bit" else 8.0
+    moments, masters = NARROW.get(optimizer, (8.0, 4.0))
     if adapter:
         trained = adapter * shape.linear_inputs / mesh.model
         shards = mesh.sharding if mesh.zero == 3 else 1
         small = trained / shards
         return RankMemory(
-            weights=weights(shape, site, base) + 2 * small, gradients=4 * small, optimizer=(4 + moments) * small
+            weights=weights(shape, site, base) + 2 * small, gradients=4 * small, optimizer=(masters + moments) * small
         )
     common = (shape.params - shape.routed_params) / mesh.model
     routed = shape.routed_params / (mesh.pp * max(mesh.ep, mesh.tp if mesh.ep == 1 else 1))
@@ -125,7 +127,7 @@ def states(
     if mesh.zero == 3 or BYTES[base] >= 4:
         wide = max(4.0, BYTES[base])
         return RankMemory(weights=wide * over(3), gradients=wide * over(2), optimizer=moments * wide / 4 * over(1))
-    return RankMemory(weights=2 * over(3), gradients=4 * over(2), optimizer=(4 + moments) * over(1))
+    return RankMemory(weights=2 * over(3), gradients=4 * over(2), optimizer=(masters + moments) * over(1))
 
 
 def layer_bytes(shape: ModelShape, precision: Precision = "bfloat16") -> float:

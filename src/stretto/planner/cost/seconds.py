@@ -30,7 +30,8 @@ BYTES: dict[Precision, float] = {
     "int8": 1.03,
     "nf4": 0.53,
 }
-"""Bytes of a stored weight, scales included: fp32 ones per 128 for 8 bits, doubly quantised ones per 64 for NF4."""
+"""Bytes of a stored weight, scales included: fp32 ones per 128 weights, or fewer, for 8 bits, doubly quantised ones per
+64 for NF4."""
 
 UNAIDED: dict[Precision, float] = {"float32": 1 / 16, "float64": 1 / 32}
 """Of a GPU's bf16 products, what it reaches where tensor cores do not help: 67 and 34 of an H100's 989 TFLOP/s."""

@@ -49,8 +49,8 @@ class Adapter(Section):
     """Rank of the update."""
     alpha: Positive = 32.0
     """The update is scaled by alpha / rank."""
-    targets: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
-    """Names of the linear layers to adapt, or all of them except the head."""
+    targets: Literal["all-linear", "attention"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
+    """Names of the linear layers to adapt, all of them except the head, or those of attention alone."""
 
 
 class Shape(Section):
@@ -103,7 +103,7 @@ class ModelSection(Section):
     """Type that forwards and backwards compute in; the optimizer keeps fp32 masters of what is trained. Left open, a
     run takes float32 where its device is slow in bfloat16."""
     quantize: Literal["none", "nf4", "int8", "fp8"] = "none"
-    """Quantisation of the frozen base."""
+    """Storage of the frozen base under an adapter: nf4 has 4 bits (bitsandbytes, the extra quant), the others 8."""
     adapter: Adapter | None = Adapter()
     """LoRA, or null for full fine-tuning."""
     shape: str | Shape | None = None

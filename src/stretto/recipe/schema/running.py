@@ -62,6 +62,8 @@ class Guards(Section):
     """Largest mean k3 between engine and trainer."""
     min_entropy: NotNegative | None = None
     """Smallest mean entropy of the sampled tokens' distributions."""
+    rehearsal: Literal["auto"] | bool = "auto"
+    """Try the largest row, an update, a publish and a save before the first step; auto does so on GPUs."""
     min_disk_gb: NotNegative = 2.0
     """Free disk below which a run does not start or checkpoint."""
 

@@ -53,8 +53,9 @@ class BatchSection(Section):
 class Optimizer(Section):
     """How a gradient becomes an update."""
 
-    name: Literal["adamw", "adamw8bit"] = "adamw"
-    """AdamW; with adamw8bit its moments take 2 bytes per trained weight, not 8 (bitsandbytes, the extra quant)."""
+    name: Literal["adamw", "adamw16bit", "adamw8bit"] = "adamw"
+    """AdamW. Beside a bf16 weight and its gradient it keeps 12 bytes; adamw16bit keeps 6 and adamw8bit 4, with moments
+    that are rounded at random."""
     lr: NotNegative = 2.0e-4
     """Peak learning rate; left out, 1.5e-5 where all weights of a pretrained model are trained."""
     betas: tuple[Share, Share] = (0.9, 0.95)

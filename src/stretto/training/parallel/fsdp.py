@@ -9,6 +9,7 @@ updates are plain tensors: its slices.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -21,13 +22,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # its stubs f
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
+from stretto.algorithms.base import Algorithm
 from stretto.errors import RecipeError, TrainingError
 from stretto.models import attention
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.optimizer import MasterAdamW, Places, wide_master
 from stretto.training.packing import MicroBatch
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
@@ -81,6 +84,15 @@ class GatheredForward(nn.Module):
         return self.policy.read(hidden[sources], targets, temperature=self.temperature, kept=kept)
 
 
+def on_the_same_tensors(policy: Policy) -> Policy:
+    """A second policy, for slices that are made layer by layer: what of it is not cut yet takes no memory."""
+    network = policy.network
+    shared: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.detach(), requires_grad=weight.requires_grad) for weight in network.parameters()
+    }
+    return copy.deepcopy(policy, shared | {id(policy.tokenizer): policy.tokenizer})
+
+
 class Shards:
     """A policy cut into the slices of a cell's processes."""
 
@@ -103,10 +115,9 @@ class Shards:
             "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=accum_dtype(self.computes)),
         }
         for layer in layers(policy.network):
-            fully_shard(
-                layer.to(accum_dtype(self.computes)), **settings
-            )  # one by one: all of it need never be there wide
-        policy.network.to(accum_dtype(self.computes))
+            widen(layer, accum_dtype(self.computes))  # one by one: all of it need never be there wide
+            fully_shard(layer, **settings)
+        widen(self.rows, accum_dtype(self.computes))
         fully_shard(self.rows, **settings)
         for module in self.rows.modules():
             if isinstance(module, FSDPModule):
@@ -118,10 +129,37 @@ class Shards:
         """This process's part of every trained parameter, in the memory where it is."""
         return {name: nn.Parameter(local(weight.detach())) for name, weight in self.policy.trained().items()}
 
+    def tensors(self) -> Iterator[Tensor]:
+        """This process's part of everything, trained or not."""
+        return (local(weight.detach()) for weight in self.rows.parameters())
+
+    def places(self) -> Places:
+        """Of every slice the shape of its parameter, and the first of its rows that is here."""
+        found = {}
+        for name, weight in self.policy.trained().items():
+            assert isinstance(weight, DTensor)
+            found[name] = weight.shape, min(self.rank * -(-len(weight) // self.size), len(weight))
+        return found
+
     def cut(self, name: str, full: Tensor) -> Tensor:
-        """This process's part of a tensor of the shape of parameter `name`."""
+        """This process's part of a tensor that has the rows of parameter `name`."""
         like = self._like(name)
         return local(distribute_tensor(full.to(like.device), self.mesh, like.placements, src_data_rank=None)).clone()
+
+    def cut_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """This process's part of the state of one device's optimizer."""
+        masters, moments = state["masters"], state["moments"]
+        return {
+            **state,
+            "masters": {name: self.cut(name, wide_master(masters[name])) for name in masters},
+            "moments": {
+                name: {
+                    key: self.cut(name, value) if isinstance(value, Tensor) and value.dim() else value
+                    for key, value in moments[name].items()  # those of a parameter have its rows; there are numbers too
+                }
+                for name in moments
+            },
+        }
 
     def whole(self, name: str, part: Tensor) -> Tensor:
         """The tensor that the parts of all processes make; all of them ask together."""
@@ -168,10 +206,16 @@ class Shards:
         return tensor
 
 
-def layers(network: nn.Module) -> list[nn.Module]:
-    """The blocks that are gathered one by one: the longest list of modules in a decoder holds its layers."""
-    lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+def layers(network: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that are gathered one by one: a decoder's own list of them, not one of experts within a layer."""
+    return next((list(each) for each in network.get_decoder().children() if isinstance(each, nn.ModuleList)), [])
+
+
+def widen(module: nn.Module, dtype: torch.dtype) -> None:
+    """Makes what is trained as wide as its masters, which slices are themselves; what is frozen stays as it is."""
+    for weight in module.parameters():
+        if weight.requires_grad and not isinstance(weight, DTensor):
+            weight.data = weight.data.to(dtype)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -182,9 +226,17 @@ def local(tensor: Tensor) -> Tensor:
 class ShardedTrainer(Trainer):
     """The trainer of one process of a cell; each holds and updates its slices."""
 
-    def __init__(self, shards: Shards, *arguments: Any, **keywords: Any) -> None:
-        self.shards = shards
-        super().__init__(shards.policy, *arguments, **keywords)
+    def __init__(
+        self,
+        shards: Shards,
+        algorithm: Algorithm,
+        optimizer: MasterAdamW | None,
+        reference: Shards | None = None,
+        **settings: Any,
+    ) -> None:
+        """`reference` is another model that the same processes have slices of."""
+        self.shards, self.reference = shards, reference
+        super().__init__(shards.policy, algorithm, optimizer, **settings)
         self.trained = shards.slices()
 
     def weights(self) -> Weights:
@@ -195,23 +247,29 @@ class ShardedTrainer(Trainer):
     def score(
         self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
     ) -> list[Numbers]:
-        """The policy is asked by all processes together, each about its rows; then every one of them knows all.
+        """What is cut is asked by all processes together, each about its rows; then every one of them knows all.
 
-        Another model is not cut, and asked by each on its own.
+        Another model is asked by each on its own.
         """
-        if reference is not None or without_adapter:
+        scorer = reference or self.policy
+        shards = self._slices_of(scorer)
+        if shards is None or without_adapter:
             return super().score(conversations, reference=reference, without_adapter=without_adapter)
         found: dict[int, Numbers] = {}
 
         def ask(row: Sequence[Sample], *, counts: bool) -> None:
-            numbers = self._numbers(self.policy, row)
+            numbers = self._numbers(scorer, row)
             if counts:
                 found.update({sample.key[3]: mine for sample, mine in zip(row, numbers, strict=True)})
 
         with torch.no_grad():
             self._each_row(asked(conversations), ask)
-        self.shards.forget()
-        return in_order(self.shards.told(found), len(conversations))
+        shards.forget()
+        return in_order(shards.told(found), len(conversations))
+
+    def _slices_of(self, policy: Policy) -> Shards | None:
+        """The slices of a model, if it is cut."""
+        return next((each for each in (self.shards, self.reference) if each and each.policy is policy), None)
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Every process takes its rows of the piece."""
@@ -240,9 +298,10 @@ class ShardedTrainer(Trainer):
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
         """Through the slices, unless it is another model that is asked, which every process has in full."""
-        if policy is not self.policy:
+        shards = self._slices_of(policy)
+        if shards is None:
             return super()._forward(batch, policy)
-        result: tuple[Tensor, Tensor] = self.shards.rows(
+        result: tuple[Tensor, Tensor] = shards.rows(
             batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept
         )
         return result
@@ -261,32 +320,6 @@ class ShardedTrainer(Trainer):
         """The gradient norm over all slices."""
         squares = [gradient.square().sum() for gradient in gradients.values()]
         return float(self.shards.add(torch.stack(squares).sum()).sqrt())
-
-
-class ShardedAdamW(MasterAdamW):
-    """The optimizer of one process's slices; its state is that of these."""
-
-    def __init__(self, shards: Shards, *arguments: Any, **keywords: Any) -> None:
-        self.shards = shards
-        super().__init__(shards.slices(), *arguments, **keywords)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Every process takes its part of the state of one device."""
-        super().restore(
-            {
-                **state,
-                "masters": {name: self.shards.cut(name, state["masters"][name]) for name in self.masters},
-                "moments": {name: self._cut(name, state["moments"].get(name, {})) for name in self.masters},
-            }
-        )
-        self.shards.serve()
-
-    def _cut(self, name: str, moments: Mapping[str, Any]) -> dict[str, Any]:
-        """Moments that are as large as their parameter; they hold numbers as well."""
-        return {
-            key: self.shards.cut(name, value) if isinstance(value, Tensor) and value.dim() else value
-            for key, value in moments.items()
-        }
 
 
 def _tokens(samples: Sequence[Sample]) -> int:

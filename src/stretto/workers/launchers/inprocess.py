@@ -20,6 +20,7 @@ from stretto.checks.machine.programs import RAY, TOO_OLD, too_old
 from stretto.errors import RecipeError
 from stretto.extras import install
 from stretto.models.memory import keep_memory
+from stretto.openmp import release_threads
 from stretto.threads import Daemons
 from stretto.workers.api import WorkerTransport
 from stretto.workers.models import EngineFactory
@@ -66,6 +67,7 @@ class ThreadWorker:
         self.device = assignment.device
         if assignment.torch_device.type == "cpu":
             keep_memory()  # before the thread starts, and gets a heap of its own
+            release_threads()
         self.thread = Daemons(1, assignment.device)
         self.made = self.thread.submit(self._make, make, assignment)
 

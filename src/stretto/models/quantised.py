@@ -1,0 +1,253 @@
+"""A frozen base in few bits: linear layers whose weights are made wide for the moment of a product.
+
+NF4 is bitsandbytes' (Dettmers et al. 2023): four bits, a scale for every 64 weights, and these in 8 bits. int8 and fp8
+have a scale for every row. The products are ours, for three reasons. A weight that was made wide is not kept for the
+backward, which makes it again. bitsandbytes' own layer is repacked in place by one forward in eval mode, after which
+gradients are wrong without a sound; here there is no such mode. And everything that is stored is bytes, so a change of
+the network's type, a move to another device and slices over several devices (FSDP2) leave it as it is.
+
+Engine and trainer compute with the same module, so an answer is sampled from the very weights that are trained on. What
+quantisation itself changes is for evidence to say (`scripts/evidence/quantised`). The head, the embedding and the norms
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from stretto.errors import Problem, RecipeError
+from stretto.extras import install
+
+BLOCK, NESTED = 64, 256
+"""Weights of NF4 that share a scale, and scales that share one of their own."""
+
+LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+"""448."""
+
+
+class Stored(NamedTuple):
+    """A weight in few bits."""
+
+    weight: Tensor
+    """Its bytes, flat."""
+    scales: Tensor
+    """Its scales, as bytes."""
+
+
+class Format(Protocol):
+    """How weights are stored."""
+
+    def store(self, weight: Tensor) -> Stored:
+        """(O, I) fp32 -> bytes."""
+        ...
+
+    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+        """Bytes -> (O, I) fp32."""
+        ...
+
+
+class Nf4:
+    """Four bits, whose sixteen values lie as a normal distribution does."""
+
+    def store(self, weight: Tensor) -> Stored:
+        """As bitsandbytes does."""
+        from bitsandbytes.functional import quantize_4bit
+
+        packed, state = quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4", compress_statistics=True)
+        parts = [as_bytes(state.state2.absmax), as_bytes(state.offset), as_bytes(state.absmax)]
+        return Stored(packed.flatten(), pad(torch.cat(parts), (0, -state.absmax.numel() % 4)))  # words stay words
+
+    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+        """As bitsandbytes does."""
+        blocks = -(-shape[0] * shape[1] // BLOCK)
+        nested = -(-blocks // NESTED)
+        *largest, offset = stored.scales[: 4 * nested + 4].view(torch.float32).split([nested, 1])
+        narrow = stored.scales[4 * nested + 4 :][:blocks]
+        make, code = torch.ops.bitsandbytes, dynamic_code(narrow.device)
+        scales = make.dequantize_blockwise(narrow, *largest, code, NESTED, torch.float32).add_(offset)
+        result: Tensor = make.dequantize_4bit(stored.weight, scales, BLOCK, "nf4", shape, torch.float32)
+        return result
+
+
+class Int8:
+    """Whole numbers from -127 to 127."""
+
+    def store(self, weight: Tensor) -> Stored:
+        """To the nearest."""
+        scales = row_scales(weight, 127)
+        return Stored(as_bytes((weight / scales).round_().to(torch.int8)), as_bytes(scales))
+
+    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+        """Back."""
+        return stored.weight.view(torch.int8).view(shape).float().mul_(stored.scales.view(torch.float32)[:, None])
+
+
+class Fp8:
+    """Floating point with four bits of exponent and three of mantissa."""
+
+    def store(self, weight: Tensor) -> Stored:
+        """To the nearest."""
+        scales = row_scales(weight, LARGEST_FP8)
+        return Stored(as_bytes((weight / scales).to(torch.float8_e4m3fn)), as_bytes(scales))
+
+    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+        """Back."""
+        narrow = stored.weight.view(torch.float8_e4m3fn).view(shape)
+        return narrow.float().mul_(stored.scales.view(torch.float32)[:, None])
+
+
+FORMATS: Mapping[str, Format] = {"nf4": Nf4(), "int8": Int8(), "fp8": Fp8()}
+"""`model.quantize` -> how weights are stored."""
+
+
+@cache
+def dynamic_code(device: torch.device) -> Tensor:
+    """The 256 values that scales of NF4 are rounded to."""
+    from bitsandbytes.functional import create_dynamic_map
+
+    code: Tensor = create_dynamic_map().to(device)
+    return code
+
+
+def row_scales(weight: Tensor, most: float) -> Tensor:
+    """(O, 1) what the largest number of a row is divided by to become `most`; 1 where all are 0."""
+    largest = weight.abs().amax(1, keepdim=True)
+    return torch.where(largest > 0, largest / most, 1.0)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, flat."""
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+class _Product(torch.autograd.Function):
+    """(states (..., I), layer) -> states times the layer's weight; the backward makes the weight again."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, layer: QuantisedLinear) -> Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(states, layer.wide(states.dtype), layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (outgoing,) = gradients
+        return outgoing @ ctx.layer.wide(outgoing.dtype), None
+
+
+class QuantisedLinear(nn.Linear):
+    """A frozen linear layer in few bits. Others take it for a linear layer, which it is."""
+
+    scales: nn.Parameter
+
+    def __init__(self, layer: nn.Linear, kind: str, device: torch.device) -> None:
+        """Stored on a device, to which the wide weight goes alone."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.kind = layer.in_features, layer.out_features, kind
+        stored = FORMATS[kind].store(layer.weight.detach().to(device).float())
+        self.weight = nn.Parameter(stored.weight, requires_grad=False)
+        self.scales = nn.Parameter(stored.scales, requires_grad=False)
+        self.bias = layer.bias
+
+    def wide(self, dtype: torch.dtype) -> Tensor:
+        """(O, I) the weight in a type to compute in."""
+        stored = Stored(self.weight.detach(), self.scales.detach())
+        return FORMATS[self.kind].wide(stored, (self.out_features, self.in_features)).to(dtype)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States times the weight."""
+        result: Tensor = _Product.apply(states, self)
+        return result
+
+    def extra_repr(self) -> str:
+        """What it is, for whoever prints a model."""
+        return f"{super().extra_repr()}, kind={self.kind}"
+
+
+class ExpertMatrix:
+    """One expert's weight, made wide by the product that it is asked for."""
+
+    bias = None
+
+    def __init__(self, stack: QuantisedExperts, index: int) -> None:
+        self.stack, self.index = stack, index
+
+    def wide(self, dtype: torch.dtype) -> Tensor:
+        """(O, I) the weight in a type to compute in."""
+        stored = Stored(self.stack.weight.detach()[self.index], self.stack.scales.detach()[self.index])
+        return FORMATS[self.stack.kind].wide(stored, self.stack.shape).to(dtype)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        """Stands where a tensor would in a product, and nowhere else."""
+        if function is not nn.functional.linear or keywords or len(arguments) != 2:
+            return NotImplemented
+        return _Product.apply(*arguments)
+
+
+class QuantisedExperts(nn.Module):
+    """The weights of all experts of a layer in few bits, one expert after the other."""
+
+    def __init__(self, weights: Tensor, kind: str, device: torch.device) -> None:
+        """From (E, O, I), stored on a device."""
+        super().__init__()
+        self.kind, self.shape = kind, (weights.shape[1], weights.shape[2])
+        stored = [FORMATS[kind].store(weight.to(device).float()) for weight in weights.detach()]
+        self.weight = nn.Parameter(torch.stack([each.weight for each in stored]), requires_grad=False)
+        self.scales = nn.Parameter(torch.stack([each.scales for each in stored]), requires_grad=False)
+
+    def __getitem__(self, index: Any) -> ExpertMatrix:
+        """One expert's weight."""
+        return ExpertMatrix(self, int(index))
+
+
+def quantise(network: Any, kind: str, device: torch.device) -> None:
+    """Stores every linear layer of a network and all experts in few bits on a device, one after the other; not the
+    head."""
+    if kind == "nf4":
+        refuse_missing()
+    if problems := expert_problems(network):
+        raise RecipeError(*problems)
+    head = network.get_output_embeddings()
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.Linear and layer is not head:
+                setattr(parent, name, QuantisedLinear(layer, kind, device))
+        for name in experts_in(parent):
+            weights = getattr(parent, name)
+            delattr(parent, name)
+            setattr(parent, name, QuantisedExperts(weights, kind, device))
+            network.set_experts_implementation("eager")  # one by one, as they are made wide
+
+
+def refuse_missing() -> None:
+    """Whoever has not installed bitsandbytes is told how."""
+    try:
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of kernels on a hub that nobody asked for
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise RecipeError.of(
+            "model.quantize", f"nf4 needs bitsandbytes ({error})", f"{install('quant')}, or use int8"
+        ) from error
+
+
+def experts_in(module: nn.Module) -> list[str]:
+    """Names of a module's own parameters that hold all experts."""
+    return [name for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3]
+
+
+def expert_problems(network: nn.Module) -> list[Problem]:
+    """Experts are most of a mixture's weights; those that are not plain products of one expert's rows are refused."""
+    for module in network.modules():
+        if experts_in(module) and (getattr(module, "is_transposed", True) or getattr(module, "has_bias", True)):
+            reason = (
+                f"experts stored as in {type(module).__name__} are not quantised yet, and they are most of the model"
+            )
+            return [Problem(field="model.quantize", reason=reason, fix="use none, or another model")]
+    return []

@@ -1,0 +1,306 @@
+"""AdamW in little memory: moments of 16 or 8 bits, and masters that share the weights' own bits.
+
+A weight in bf16 is the upper half of its fp32 master, rounded; the lower half is kept beside it in 16 bits, so that a
+master takes 4 bytes together with its weight and not 6, and nothing is lost (but for the last bit of a master that lies
+exactly between two weights). Moments are bf16, or 8 bits with a scale for every block of a row: the first by its square
+root and the second by its fourth root, because most numbers of a block are far smaller than its largest. What does not
+fit is rounded up or down at random with the right mean (stochastic rounding), or slow averages would stand still. The
+noise follows from the update and from a number's place in the whole parameter, and blocks lie within rows. So every
+layout of a model over devices makes the same state, and slices of it are put together and cut like the parameters.
+
+An update goes through a parameter piece by piece, each made wide for as long as torch's own AdamW works on it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from stretto.recipe.schema import Optimizer as Section
+from stretto.training.optimizer import EPS, MasterAdamW, Places, joined, wide_master
+
+PIECE = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Numbers that are wide at once: on a CPU what its cache holds."""
+
+BLOCK = 256
+"""Most numbers of a row that share a scale."""
+
+SMALL = 4096
+"""Below this many numbers moments stay wide, as in bitsandbytes: norms and biases, which are few and matter."""
+
+LEAST = 16
+"""A row whose blocks would be shorter keeps wide moments: its scales would take as much."""
+
+Moments = dict[str, Tensor]
+"""What an average is stored as, by names that begin with the average's."""
+
+
+class Average(NamedTuple):
+    """One of Adam's two averages."""
+
+    name: str
+    """As torch calls it."""
+    power: int
+    """Its root is taken so many times over before it is rounded to 8 bits."""
+    codes: tuple[int, int]
+    """Smallest and largest code of 8 bits."""
+    dtype: torch.dtype
+    """The type of codes."""
+
+
+FIRST = Average("exp_avg", 2, (-127, 127), torch.int8)
+SECOND = Average("exp_avg_sq", 4, (0, 255), torch.uint8)
+
+
+class Storage(Protocol):
+    """How an average is stored."""
+
+    def fresh(self, average: Average, shape: torch.Size, device: torch.device) -> Moments:
+        """Zeros."""
+        ...
+
+    def read(self, average: Average, stored: Moments, rows: slice) -> Tensor:
+        """Some rows, in fp32."""
+        ...
+
+    def write(self, average: Average, stored: Moments, rows: slice, wide: Tensor, noise: Tensor) -> None:
+        """The same rows; `noise` are numbers from 0 to 1."""
+        ...
+
+
+class Wide:
+    """As it is."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def fresh(self, average: Average, shape: torch.Size, device: torch.device) -> Moments:
+        """Zeros."""
+        return {average.name: torch.zeros(shape, dtype=self.dtype, device=device)}
+
+    def read(self, average: Average, stored: Moments, rows: slice) -> Tensor:
+        """In place."""
+        return stored[average.name][rows]
+
+    def write(self, average: Average, stored: Moments, rows: slice, wide: Tensor, noise: Tensor) -> None:
+        """It is there already."""
+
+
+class Half:
+    """bf16."""
+
+    def fresh(self, average: Average, shape: torch.Size, device: torch.device) -> Moments:
+        """Zeros."""
+        return {average.name: torch.zeros(shape, dtype=torch.bfloat16, device=device)}
+
+    def read(self, average: Average, stored: Moments, rows: slice) -> Tensor:
+        """Wide."""
+        return stored[average.name][rows].float()
+
+    def write(self, average: Average, stored: Moments, rows: slice, wide: Tensor, noise: Tensor) -> None:
+        """Adds noise below the last bit that is kept, and cuts."""
+        bits = wide.view(torch.int32) + (noise * 65536).to(torch.int32).clamp_(max=65535)
+        stored[average.name][rows] = (bits >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+class Quarter:
+    """8 bits, and scales of blocks."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+
+    def fresh(self, average: Average, shape: torch.Size, device: torch.device) -> Moments:
+        """Zeros."""
+        scales = torch.zeros((*shape[:-1], shape[-1] // self.block), device=device)
+        return {average.name: torch.zeros(shape, dtype=average.dtype, device=device), f"{average.name}_scale": scales}
+
+    def read(self, average: Average, stored: Moments, rows: slice) -> Tensor:
+        """Scale times a power of the code's share."""
+        codes, scales = stored[average.name][rows], stored[f"{average.name}_scale"][rows]
+        share = codes.float().div_(average.codes[1]).unflatten(-1, (-1, self.block))
+        wide = share * share.abs()  # keeps the sign
+        if average.power == 4:
+            wide.square_()
+        return wide.mul_(scales[..., None]).flatten(-2)
+
+    def write(self, average: Average, stored: Moments, rows: slice, wide: Tensor, noise: Tensor) -> None:
+        """The root of each share, up or down by its noise; no number above 0 becomes 0 in the second average."""
+        blocks = wide.unflatten(-1, (-1, self.block))
+        scales = blocks.abs().amax(-1)
+        share = blocks / torch.where(scales > 0, scales, 1.0)[..., None]
+        root = share.abs().sqrt_()
+        if average.power == 4:
+            root.sqrt_()
+        codes = root.mul_(average.codes[1]).copysign_(share).flatten(-2).add_(noise).floor_()
+        if average.power == 4:  # or an update would be divided by nothing
+            codes = torch.where(wide > 0, codes.clamp_(min=1), codes)
+        stored[average.name][rows] = codes.clamp_(*average.codes).to(average.dtype)
+        stored[f"{average.name}_scale"][rows] = scales
+
+
+def block_of(width: int) -> int:
+    """The largest number up to `BLOCK` that divides the width of a row."""
+    return next(size for size in range(min(BLOCK, width), 0, -1) if width % size == 0)
+
+
+def storage_for(name: str, shape: torch.Size, dtype: torch.dtype) -> Storage:
+    """How the averages of a parameter of this whole shape are stored."""
+    if dtype == torch.float64 or len(shape) < 2 or shape.numel() < SMALL:
+        return Wide(torch.float64 if dtype == torch.float64 else torch.float32)
+    if name == "adamw16bit":
+        return Half()
+    block = block_of(shape[-1])
+    return Quarter(block) if block >= LEAST else Wide(torch.float32)
+
+
+def parted(master: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 masters -> bf16 weights, rounded to the nearest, and the rest."""
+    weight = master.to(torch.bfloat16)
+    rest = master.view(torch.int32) - (weight.view(torch.int16).to(torch.int32) << 16)
+    return weight, rest.clamp_(max=32767).to(torch.int16)  # 32768 lies between two weights, and would not be unique
+
+
+def noise_of(first: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two numbers from 0 to 1 for each place from `first` on; the same on every device."""
+    mixed = (torch.arange(first, first + count, device=device) * -7046029254386353131) ^ seed
+    mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
+    mixed ^= mixed >> 32
+    return ((mixed & 0xFFFFFF).float() / 2**24), (((mixed >> 24) & 0xFFFFFF).float() / 2**24)
+
+
+@dataclass(slots=True, kw_only=True)
+class NarrowState:
+    """What an update of one parameter goes on from."""
+
+    shape: torch.Size
+    """The parameter's shape as a whole; in a slice of it there are fewer rows."""
+    first: int
+    """The first of its rows that is here."""
+    storage: Storage
+    """How its averages are stored."""
+    moments: Moments
+    """They."""
+    rest: Tensor | None
+    """Lower halves of the masters; none where the weights are wide."""
+
+
+class SplitMasters(Mapping[str, Tensor]):
+    """Masters that are put together when they are asked for; wide weights are their own."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], states: Mapping[str, NarrowState]) -> None:
+        self.parameters, self.states = parameters, states
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, rest = self.parameters[name], self.states[name].rest
+        return weight if rest is None else joined(weight.detach(), rest)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parameters)
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+
+class NarrowAdamW(MasterAdamW):
+    """`adamw16bit` and `adamw8bit`."""
+
+    states: dict[str, NarrowState]
+
+    def _prepare(self) -> None:
+        self.states = {}
+        for name, weight in self.parameters.items():
+            whole, first = self.places.get(name, (weight.shape, 0))
+            storage = storage_for(self.section.name, whole, weight.dtype)
+            moments = storage.fresh(FIRST, weight.shape, weight.device) | storage.fresh(
+                SECOND, weight.shape, weight.device
+            )
+            narrow = weight.dtype == torch.bfloat16
+            rest = torch.zeros(weight.shape, dtype=torch.int16, device=weight.device) if narrow else None
+            self.states[name] = NarrowState(shape=whole, first=first, storage=storage, moments=moments, rest=rest)
+        self.masters = SplitMasters(self.parameters, self.states)
+
+    @torch.no_grad()
+    def _move(self, gradients: Mapping[str, Tensor], rate: float) -> None:
+        for name, weight in self.parameters.items():
+            state, gradient = self.states[name], gradients[name]
+            per_row = max(1, state.shape[1:].numel())
+            rows = max(1, PIECE.get(weight.device.type, 1 << 18) // per_row)
+            for start in range(0, len(weight), rows):
+                self._move_rows(name, weight, state, slice(start, min(start + rows, len(weight))), gradient, rate)
+
+    def _move_rows(
+        self, name: str, weight: Tensor, state: NarrowState, rows: slice, gradient: Tensor, rate: float
+    ) -> None:
+        """An update of some rows of a parameter."""
+        here, rest, section = weight.detach()[rows], state.rest, self.section
+        master = here if rest is None else joined(here, rest[rows])
+        first, second = (state.storage.read(average, state.moments, rows) for average in (FIRST, SECOND))
+        slope, done = gradient[rows].to(master.dtype), torch.tensor(float(self.update), device=here.device)
+        adamw(
+            [master], [slope], [first], [second], [], [done], fused=True, amsgrad=False, lr=rate, maximize=False,
+            beta1=section.betas[0], beta2=section.betas[1], weight_decay=section.weight_decay, eps=EPS,
+        )  # fmt: skip
+        if not isinstance(state.storage, Wide):
+            place = (state.first + rows.start) * max(1, state.shape[1:].numel())
+            seed = zlib.crc32(f"{self.update} {name}".encode()) * 0x1E3779B1
+            noises = noise_of(place, master.numel(), seed, master.device)
+            for average, wide, noise in zip((FIRST, SECOND), (first, second), noises, strict=True):
+                state.storage.write(average, state.moments, rows, wide, noise.view(wide.shape))
+        if rest is not None:
+            here[...], rest[rows] = parted(master)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What only an update reads."""
+        for state in self.states.values():
+            yield from state.moments.values()
+            if state.rest is not None:
+                yield state.rest
+
+    def nbytes(self) -> int:
+        """Bytes of that."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def apart(self) -> Mapping[str, Tensor]:
+        """None: masters hold the weights' own bits."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Masters in two halves where they are, moments as they are stored, and the number of updates made."""
+        halves = {
+            name: weight.detach()
+            if (rest := self.states[name].rest) is None
+            else {"high": weight.detach(), "low": rest}
+            for name, weight in self.parameters.items()
+        }
+        moments = {name: dict(state.moments) for name, state in self.states.items()}
+        return {"update": self.update, "kind": self.section.name, "masters": halves, "moments": moments}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Puts masters, moments and modules back exactly."""
+        self._refuse_others(state)
+        self.update = state["update"]
+        for name, weight in self.parameters.items():
+            mine, stored = self.states[name], wide_master(state["masters"][name])
+            if mine.rest is None:
+                weight.copy_(stored)
+            else:
+                high, low = parted(stored.to(mine.rest.device, torch.float32))
+                weight.copy_(high)
+                mine.rest.copy_(low)
+            for key, tensor in state["moments"][name].items():
+                mine.moments[key].copy_(tensor)
+
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter], section: Section, *, updates: int, places: Places | None = None
+) -> MasterAdamW:
+    """The optimizer that a recipe names; `places` is as in `MasterAdamW`."""
+    kind = MasterAdamW if section.name == "adamw" else NarrowAdamW
+    return kind(parameters, section, updates=updates, places=places)

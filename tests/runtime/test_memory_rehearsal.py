@@ -1,0 +1,85 @@
+"""What is tried before the first step: it finds what fits, says what does not, and leaves no trace."""
+
+import asyncio
+import re
+
+import pytest
+import torch
+
+from running import lines, metrics, samples, start, tensors
+from stretto.engines.native.engine import NativeEngine
+from stretto.errors import GuardError
+from stretto.runtime.memory_rehearsal import largest_by_doubling, largest_by_halving
+
+TRIED = {"guards__rehearsal": True, "run__steps": 2}
+
+
+def with_room_for(tokens):
+    """An engine on a device that has the memory for rows of so many tokens; what is only scored needs less."""
+
+    def engine(policy):
+        def enter(layer, inputs):
+            if torch.is_grad_enabled() and inputs[0].shape[1] > tokens:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        policy.network.get_decoder().layers[0].register_forward_pre_hook(enter)
+        return NativeEngine(policy)
+
+    return engine
+
+
+def test_a_budget_that_does_not_fit_is_refused_with_one_that_does(tmp_path):
+    with pytest.raises(GuardError, match="activations are too large") as refused:
+        start(tmp_path, engine=with_room_for(50), batch__token_budget=96, **TRIED)
+    assert "weights" in str(refused.value)
+    assert not list(tmp_path.glob("run*/metrics.jsonl")) or not lines(*tmp_path.glob("run*/metrics.jsonl"))
+    (fitting,) = re.findall(r"batch.token_budget: (\d+)", str(refused.value))
+    assert 25 < int(fitting) <= 50
+    folder = start(tmp_path, engine=with_room_for(50), batch__token_budget=int(fitting), **TRIED).folder
+    assert len(lines(folder / "metrics.jsonl")) == 3
+
+
+def test_a_budget_that_is_left_open_becomes_one_that_fits(tmp_path):
+    told = []
+    start(tmp_path, engine=with_room_for(50), at=lambda name, *values: told.append(str(values)), **TRIED)
+    assert "tokens fit" in "".join(told)
+
+
+def test_a_conversation_that_does_not_fit_alone_is_refused_with_the_largest_part_of_what_stays(tmp_path):
+    with pytest.raises(GuardError, match=r"nor does a single conversation .* the largest part is optimizer") as refused:
+        start(tmp_path, engine=with_room_for(3), **TRIED)
+    assert "adamw8bit" in str(refused.value)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_a_rehearsal_leaves_no_trace(optimizer, tmp_path):
+    told = []
+    plain, tried = (
+        start(
+            tmp_path, at=lambda name, *values: told.append(str(values)), run__steps=2, optimizer__name=optimizer,
+            guards__rehearsal=asked,
+        ).folder
+        for asked in (False, True)
+    )  # fmt: skip
+    assert sum("rehearsal: " in each for each in told) == 1
+    assert metrics(plain) == metrics(tried)
+    assert samples(plain) == samples(tried)
+    one, other = (tensors(folder / "checkpoints" / "step-000002") for folder in (plain, tried))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+
+
+@pytest.mark.parametrize("most", range(12))
+def test_the_largest_number_that_fits_is_found(most):
+    tries = []
+
+    async def fits(count):
+        tries.append(count)
+        return count <= most
+
+    assert asyncio.run(largest_by_halving(fits, 10)) == min(most, 10)
+    assert len(tries) <= 5
+    tries.clear()
+    found = asyncio.run(largest_by_doubling(fits, 10))
+    assert found == next(each for each in (10, 8, 4, 2, 1, 0) if each <= most)
+    assert not any(count > most for count in tries[:-1]), "nothing is tried after a failure"
