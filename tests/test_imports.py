@@ -55,20 +55,20 @@ ARROWS = {
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
     | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "placement.transport", "threads"}
-    | {"training", "weights"}
+    | {"openmp", "training", "weights"}
     # A checkpoint's tensors are written where they are.
     | {"storage.atomic", "storage.manifest", "storage.tensors"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
     "runtime": BASE
-    | {"algorithms.base", "algorithms.credit", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts"}
+    | {"algorithms.base", "algorithms.credit", "algorithms.optimal", "algorithms.own_facts", "algorithms.sft"}
     | {"checks.machine"}
     | {"checks.own_code", "engines.base", "engines.queue", "environments", "models.files", "models.load"}
     | {"models.memory", "models.source", "models.template_file", "placement.build", "placement.cluster"}
     | {"placement.devices", "placement.plan", "placement.strategies", "planner", "recipe", "report", "rewards"}
-    | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.source"}
-    | {"tasks.template", "threads", "training.optimizer", "training.trainer"}
+    | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.examples"}
+    | {"tasks.source", "tasks.template", "threads", "training.optimizer", "training.trainer"}
     | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.worker_group", "workers.worker_spec"},
+    | {"workers.scatter_gather", "workers.worker_group", "workers.worker_spec"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
     | {"checks.machine", "environments.render", "environments.trajectory", "models.load", "models.logprob_head"}

@@ -120,6 +120,8 @@ class Algorithm:
     critic: tuple[Term, ...] = ()
     """What a critic minimises, if a run trains one: the same kind of sums, over its values instead of
     log-probabilities."""
+    whole: bool = False
+    """True if a term compares the conversations of a trajectory, so that they must be in one micro-batch."""
 
     @property
     def drops(self) -> bool:

@@ -57,7 +57,7 @@ def build(section: Distill) -> Algorithm:
         terms = (*(terms if section.reward_weight > 0 else ()), exact)
     return Algorithm(
         name="distill",
-        scope="group" if section.reward_weight > 0 else "sample",
+        scope="group",
         needs=frozenset({"reference"}),
         min_samples=2 if section.reward_weight > 0 else 1,
         terms=terms,

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, task, teacher
+from stretto.checks.rules import environment, limits, own_code, roles, rows, task, teacher
 from stretto.checks.rules import files as place
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
@@ -49,6 +49,12 @@ RULES: tuple[Rule, ...] = (
     roles.reward_model_is_read,
     roles.classifiers_can_be_found,
     roles.accuracy_has_a_verdict,
+    rows.rewards_are_there,
+    rows.sampling_is_used,
+    rows.rows_are_what_is_learned_from,
+    rows.pairs_are_judged_by_themselves,
+    rows.answers_are_shown,
+    rows.steps_can_be_planned,
     limits.group_is_large_enough,
     limits.updates_have_trajectories,
     limits.budget_holds_an_answer,
@@ -114,8 +120,8 @@ def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False
     if planning:
         scene = CheckContext(root=root, probes=probes, prompts=(), complete=False, planning=True)
         return [problem for rule in PRICED for problem in rule(recipe, scene)]
-    rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
-    prompts, problems, complete = probes.task(recipe.task, root, rows)
+    most = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
+    prompts, problems, complete = probes.task(recipe.task, root, most)
     scene = CheckContext(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
     return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
 

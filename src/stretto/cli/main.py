@@ -22,6 +22,8 @@ from stretto.threads import leave
 
 COMMANDS = {
     "train": "train.train",
+    "sft": "train.sft",
+    "reward-model": "train.reward_model",
     "resume": "train.resume",
     "eval": "evaluate.evaluate",
     "serve": "serve.serve",
@@ -34,7 +36,7 @@ COMMANDS = {
 }
 """Command -> its file in this folder, and the function there."""
 
-WAITING = ("sft", "reward-model", "merge", "report", "replay", "deploy")
+WAITING = ("merge", "report", "replay", "deploy")
 """Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
@@ -109,7 +111,7 @@ def _run(given: Sequence[str]) -> int:
     """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
-    for_output = given[:1] not in (["train"], ["resume"])  # what those make is in a folder
+    for_output = given[:1] not in (["train"], ["resume"], ["sft"], ["reward-model"])  # what those make is in a folder
     with standard_streams(output_matters=for_output):
         try:
             code = _done(given, show)

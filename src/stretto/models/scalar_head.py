@@ -36,6 +36,7 @@ from stretto.models.attention import TreeLayout
 from stretto.models.load import hidden_states, load, refuse_unknown_attention, switch_dropout_off
 from stretto.models.load_errors import reading_model
 from stretto.models.memory import memory_errors
+from stretto.models.reading import Reads, at_the_end, before_trained
 from stretto.models.source import ModelFiles, facts
 from stretto.recipe.schema import ModelSection
 from stretto.training.packing import merge
@@ -44,9 +45,6 @@ from stretto.types import Conversation, Sample
 
 CLASSIFIER = "name a decoder with one label, such as a Llama or a Qwen, or scratch"
 """What to do about a model that cannot serve."""
-
-Reads = Callable[[Conversation], NDArray[np.int64]]
-"""Conversation -> the places of the tokens at which the model is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,27 +90,11 @@ class FrozenScorer:
         return np.split(numbers, np.cumsum([len(place) for place in places])[:-1])
 
     def _halves(self, row: Sequence[Sample]) -> list[tuple[Sample, ...]]:
-        if len(row) == 1:
+        if (cut := halved(row)) is None:
             raise TrainingError("the device has too little memory to score a single conversation; use smaller models")
-        parts, tokens = halved(row)
+        parts, tokens = cut
         self.token_budget = max(1, min(self.token_budget, tokens))
         return parts
-
-
-def at_the_end(network: PreTrainedModel) -> Reads:
-    """The last token that is no padding; what padding is, the model's configuration says, if anything is."""
-    padding = network.config.get_text_config().pad_token_id
-
-    def reads(conversation: Conversation) -> NDArray[np.int64]:
-        tokens = conversation.tokens
-        return (np.arange(len(tokens)) if padding is None else np.flatnonzero(tokens != padding))[-1:]
-
-    return reads
-
-
-def before_sampled(network: PreTrainedModel) -> Reads:
-    """The token before each that was sampled: the state in which it was chosen."""
-    return lambda conversation: np.flatnonzero(conversation.trained) - 1
 
 
 CLASSES: dict[str, Any] = {
@@ -127,7 +109,7 @@ KINDS = {
     "value": ScalarRole(
         field="roles.critic",
         classes=("ForTokenClassification", "ForSequenceClassification", "ForCausalLM"),
-        reads=before_sampled,
+        reads=lambda network: before_trained,
     ),
 }
 """Role -> what it asks."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
@@ -19,10 +21,12 @@ from stretto.models import attention
 from stretto.models.load import Policy, hidden_states
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.lora import inject_adapter
+from stretto.models.reading import before_trained
 from stretto.models.scalar_head import Base, network_and_head
 from stretto.models.source import ModelFiles
 from stretto.models.unpacked import is_apart
 from stretto.recipe.schema import Adapter
+from stretto.types import Conversation
 
 BASE_LAYER = ".base_layer"
 """What the name of a weight has more where an adapter is around its layer."""
@@ -56,9 +60,16 @@ class ValueModel:
         """(T) token ids of one row -> (T, W) states before the head."""
         return hidden_states(self.network, tokens, positions, layout)
 
-    def values(self, states: Tensor) -> Tensor:
-        """(N, W) -> (N), in the wide type."""
-        return linear(states.to(self.scalar.weight.dtype), self.scalar.weight, self.scalar.bias).flatten()
+    def reads(self, conversation: Conversation) -> NDArray[np.int64]:
+        """The places at which it is read: before each trained token."""
+        return before_trained(conversation)
+
+    def read(
+        self, states: Tensor, targets: Tensor, *, temperature: float, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(N, W) states there -> (N) values, in the wide type; there is no distribution, so entropies are 0."""
+        values = linear(states.to(self.scalar.weight.dtype), self.scalar.weight, self.scalar.bias).flatten()
+        return values, torch.zeros_like(values)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter that its values depend on, by name."""

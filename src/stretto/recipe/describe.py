@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from stretto.algorithms.catalog import estimator_of, facts_of, find_facts
+from stretto.algorithms.catalog import estimator_of, facts_of, find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
 from stretto.recipe.resolve import resolve, vstar_of
@@ -45,6 +45,10 @@ def objective(recipe: Recipe) -> str:
     facts, section = facts_of(recipe.algorithm.name), recipe.algorithm
     if facts.regresses:
         return "\n".join(_regression(recipe, vstar_of(recipe)))
+    if facts.rows != "prompts":
+        centring = getattr(section, "centring", 0.0)
+        centred = f" + {centring:g} * (s of the better + s of the worse)^2, averaged alike" if centring else ""
+        return f"loss = -{facts.average} of {facts.surrogate}{centred}\n{facts.advantage}"
     if isinstance(section, Distill) and section.top_k is not None:
         return "\n".join(_exactly_taught(recipe, section))
     low, high = _clip(recipe) or (0.0, 0.0)
@@ -187,6 +191,8 @@ def _reference(recipe: Recipe) -> str:
 def batch_sentence(recipe: Recipe) -> str:
     """What one step generates and how often it updates: `64 prompts x 8 samples = 512 trajectories, one update`."""
     batch = recipe.batch
+    if (facts := find_facts(recipe.algorithm.name)) and facts.rows != "prompts":
+        return f"{_count(batch.prompts, facts.rows.removesuffix('s'))} of the task, one update"
     total = batch.prompts * batch.samples
     made = f"{total} trajector{'y' if total == 1 else 'ies'}"
     size = f"{_count(batch.prompts, 'prompt')} x {_count(batch.samples, 'sample')} = {made}"
@@ -214,6 +220,8 @@ def roles_of(recipe: Recipe) -> frozenset[str]:
     """Roles that a step of this recipe needs."""
     facts = find_facts(recipe.algorithm.name)
     needs = facts.needs if facts else frozenset()
+    if facts and facts.rows != "prompts":
+        return frozenset({"train", *(["generate"] if recipe.rewards else [])})
     asked = {
         "reference": recipe.algorithm.kl.coef > 0 or "reference" in needs,
         "value": "values" in needs,
@@ -234,6 +242,8 @@ def plan_sentence(recipe: Recipe) -> str:
     models = [f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe)]
     asked = " and ".join([*([", ".join(models[:-1])] if models[1:] else []), *models[-1:]])
     asking = f"{' and asks' if one else ', ask'} {asked}" if asked else ""
+    if learns_from_rows(recipe.algorithm.name):
+        return f"every step trains on rows of the task, on {one or cluster}; nothing is sampled"
     direct = "; gradients and weights pass from card to card by NCCL" if recipe.placement.nccl else ""
     if one:
         return (

@@ -39,6 +39,7 @@ from stretto.runtime.kl_control import KlController
 from stretto.runtime.plans import whitens_gradients
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.training_data import training_data
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
@@ -73,12 +74,14 @@ async def build_runtime(
     given: UserFunctions = NONE_GIVEN,
     watch: AbstractContextManager[None] | None = None,
     judged: bool = True,
+    trains: bool = True,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`. `watch` has the
-    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`.
+    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`. Who
+    never `trains` leaves alone what a run is about to write.
     """
     task = load_task(recipe, root, values)
     start = recipe.deadlines.start
@@ -92,7 +95,7 @@ async def build_runtime(
             hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
             return await _assemble(
                 recipe, plan, root, folder, note, launcher, make_engine, given,
-                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts,
+                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, trains=trains,
             )  # fmt: skip
     except BaseException:
         if hosts is not None:
@@ -116,10 +119,11 @@ async def _assemble(
     rewards: Rewards,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
+    trains: bool,
 ) -> Runtime:
     begun = time.monotonic()
     files = locate(recipe.model.name, root)
-    lone, plan_trains = len(plan.devices) == 1, any(cell.role == "train" for cell in plan.cells)
+    lone = len(plan.devices) == 1
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
     environment = hosts or environment_of(recipe, root, given)
     shows = recipe.model.scratch is not None and bool(recipe.model.scratch.demonstration)
@@ -135,8 +139,7 @@ async def _assemble(
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    # Who only asks must not touch the draft of a run.
-    draft = folder / ".model.draft" if folder and plan_trains else None
+    draft = folder / ".model.draft" if folder and trains and any(cell.role == "train" for cell in plan.cells) else None
     worker_group = WorkerGroup(
         plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl
     )
@@ -286,6 +289,7 @@ def connect(
         "whitens": whitens_gradients(recipe, plan, algorithm),
         "environment": environment,
         "addresses": Addresses(vocabulary=len(tokenizer)),
+        "data": training_data(recipe.algorithm.name),
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],

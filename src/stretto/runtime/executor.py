@@ -23,7 +23,7 @@ from stretto.rewards.base import Scores, sampled_tokens
 from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, Verdicts, judge
 from stretto.runtime import guards
-from stretto.runtime.batch import StepBatch
+from stretto.runtime.batch import StepBatch, buffered
 from stretto.runtime.minibatches import ConversationKey, keyed_conversations, minibatches
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import REWARD_WORKERS, Clock
@@ -108,13 +108,7 @@ class StepExecutor:
 
     def carry(self) -> list[BufferedGroup]:
         """What is carried into the step, as the scheduler sees it."""
-        return [
-            BufferedGroup(
-                launch=self._asked(group.prompt, len(group.trajectories)),
-                sizes=tuple((each.attempt, sampled_tokens(each)) for each in group.trajectories),
-            )
-            for group in (self.carried.accepted if self.carried else ())
-        ]
+        return [buffered(group) for group in (self.carried.accepted if self.carried else ())]
 
     def more(self, missing: int) -> Sequence[Asked]:
         """Another round, while the recipe allows one."""

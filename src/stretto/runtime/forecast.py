@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Plan
@@ -50,7 +51,7 @@ class PlannedRun:
 def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
     """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
     section = recipe.placement
-    if len(devices_of(section)) == 1:
+    if len(devices_of(section)) == 1 or learns_from_rows(recipe.algorithm.name):
         return PlannedRun(plan=make_plan(recipe), expected=None)
     if section.strategy == "auto" and section.cells is None:
         try:
@@ -230,6 +231,9 @@ def compare_to_forecast(
     price = None if hourly is None else hourly * len(devices_of(recipe.placement)) / 3600
     took = measured(folder / "metrics.jsonl", after=after, memory=memory, price=price)
     if took is None:
+        return ()
+    if learns_from_rows(recipe.algorithm.name):
+        write(folder, told, took)
         return ()
     if told.expected is None:
         told = replace(told, expected=expectation(recipe, _setting(recipe, root), told.plan))

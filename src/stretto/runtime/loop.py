@@ -16,12 +16,13 @@ from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
-from stretto.runtime.evaluate import Evaluation, evaluate
+from stretto.runtime.evaluate import Evaluation, evaluate, measured_words
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
 from stretto.runtime.metrics import lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
-from stretto.runtime.schedule import run_step
+from stretto.runtime.schedule import StepResult, run_step
 from stretto.runtime.spans import Clock
+from stretto.runtime.training_data import learning_metrics
 from stretto.runtime.user_functions import Callbacks, StepEvent
 from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.checkpoint import Checkpoints
@@ -78,13 +79,14 @@ async def train(
             await save_before(error, parts, desk, clock, step=step - 1, metrics=metrics)
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step)
-        batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
+        batch, metrics = taken.batch, step_numbers(parts, taken)
         metrics |= parts.worker_group.reduction()
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
-        rows = sample_rows(
-            batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
-        )
-        desk.journal.samples(step, list(rows))
+        if parts.data is None:
+            rows = sample_rows(
+                batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
+            )
+            desk.journal.samples(step, list(rows))
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         note_step(desk, clock, step=step, metrics=metrics)
@@ -106,6 +108,13 @@ async def train(
     return evaluations
 
 
+def step_numbers(parts: Runtime, taken: StepResult) -> dict[str, float]:
+    """What a step was made of and what came of it, by the names of metrics.jsonl."""
+    if parts.data is not None:
+        return learning_metrics(taken.batch, taken.report, entropy=parts.data.imitates)
+    return {**step_metrics(taken.batch, parts.recipe.batch, parts.algorithm), **taken.report}
+
+
 def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:
     """Why a step trained on fewer groups than the recipe asks for."""
     judged = len(batch.scored.groups)
@@ -121,7 +130,7 @@ def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) ->
     """True if `step` should be followed by an evaluation and its metrics hold none."""
     every = recipe.evaluate.every
     due = every > 0 and (step % every == 0 or step == recipe.run.steps)
-    return due and "eval/accuracy" not in metrics
+    return due and not metrics.keys() & {"eval/accuracy", "eval/loss"}
 
 
 async def evaluated(
@@ -142,7 +151,10 @@ async def evaluated(
         await save_before(error, parts, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
-    desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+    if evaluation.accuracy is not None and evaluation.interval is not None:
+        desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+    else:
+        desk.progress.note(f"step {step}: {' '.join(measured_words(evaluation))}, {evaluation.prompts}")
     if evaluation.failure is not None:
         desk.progress.note(unjudged(evaluation, step=step))
     return {**metrics, "seconds/evaluate": clock.spans[-1].seconds, **evaluation_metrics(evaluation)}
@@ -161,11 +173,14 @@ def unjudged(evaluation: Evaluation, *, step: int) -> str:
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation under the names of metrics.jsonl."""
-    low, high = evaluation.interval
+    judged = {}
+    if evaluation.accuracy is not None and evaluation.interval is not None:
+        low, high = evaluation.interval
+        judged = {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high}
     passes = {f"eval/pass_at_{k}": chance for k, chance in evaluation.pass_at_k.items()}
     passes |= {f"eval/pass_at_{k}_n": n for k, n in evaluation.pass_n.items()}
     counts = {"eval/n": evaluation.n, "eval/asked": evaluation.asked}
-    return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **counts, **passes}
+    return {**judged, **evaluation.measures, **counts, **passes}
 
 
 async def save_before(

@@ -7,6 +7,7 @@ import os
 import torch
 
 from stretto.algorithms.base import Algorithm
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.errors import RecipeError
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
@@ -41,11 +42,15 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
 
 
 def sampling_plan(recipe: Recipe) -> Plan:
-    """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step."""
+    """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step.
+
+    What was trained on rows is asked by its trainer, too.
+    """
     section = recipe.placement
     everywhere = {"strategy": DEFAULT, "fractions": None} if section.cells is None else {}
     section = section.model_copy(update={"staleness": 0, **everywhere})
-    return make_plan(recipe.model_copy(update={"placement": section})).only({"generate", "reward"})
+    plan = make_plan(recipe.model_copy(update={"placement": section}))
+    return plan if learns_from_rows(recipe.algorithm.name) else plan.only({"generate", "reward"})
 
 
 def devices_of(section: Placement) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ async def _ask(
         stacks=stacks,
         watch=startup_deadline(recipe, stacks),
         judged=judged,
+        trains=False,
         given=given,
     )
     try:

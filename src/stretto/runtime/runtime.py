@@ -27,6 +27,7 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, Verdicts, score
 from stretto.runtime.kl_control import KlController
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.training_data import TrainingData
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
@@ -58,8 +59,10 @@ class Runtime:
     """The verdict."""
     pool: Pool
     """Where user code runs."""
+    data: TrainingData | None
+    """How rows of the task are learned from; none where they are prompts, to which answers are sampled."""
     prompts: PromptSource
-    """Prompts to train on."""
+    """Prompts, or rows, to train on."""
     heldout: tuple[Prompt, ...]
     """Prompts to evaluate on."""
     renderer: Renderer

@@ -25,6 +25,7 @@ from stretto.runtime.minibatches import merged
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BufferedBatch
+from stretto.runtime.training_data import batch_of
 from stretto.scheduler.asyncio_driver import Driver, EventLog
 from stretto.scheduler.records import GroupStart as Asked
 from stretto.scheduler.records import RolloutId, SpeedEstimate, StepSpec
@@ -109,8 +110,13 @@ async def take_step(
     """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
 
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
-    on. The first fills the pipe before, and the last makes nothing.
+    on. The first fills the pipe before, and the last makes nothing. Where rows are learned from, a step makes nothing.
     """
+    if parts.data is not None:
+        rows = await batch_of(parts, parts.data)
+        executor, made = await turn(parts, clock, step=step, carried=rows, launches=False, noted=noted)
+        parts.worker_group.applying = False
+        return StepResult(batch=executor.learned(made), updates=executor.reports)
     lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
     if lags and waiting is None:
         cursor = parts.prompts.state()

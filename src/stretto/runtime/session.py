@@ -24,7 +24,7 @@ from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
-from stretto.runtime.evaluate import Evaluation
+from stretto.runtime.evaluate import Evaluation, measured_words
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
@@ -246,14 +246,15 @@ def summary(finished: Finished) -> list[str]:
     lines = []
     if finished.evaluations:
         (first, before), (last, after) = finished.evaluations[0], finished.evaluations[-1]
-        low, high = after.interval
-        lines.append(
-            f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
-            f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
-        )
-    return [
-        *lines,
-        f"model    {finished.model}",
-        f"metrics  {finished.folder / 'metrics.jsonl'}",
-        f"samples  {finished.folder / 'samples'}",
-    ]
+        if before.accuracy is not None and after.accuracy is not None and after.interval is not None:
+            low, high = after.interval
+            lines.append(
+                f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
+                f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
+            )
+        for old, new in zip(measured_words(before), measured_words(after), strict=True):
+            lines.append(f"{old} (step {first}) -> {new.removeprefix('held-out ')} (step {last})")
+    places = {"model": finished.model, "metrics": finished.folder / "metrics.jsonl"}
+    if (samples := finished.folder / "samples").is_dir() and any(samples.iterdir()):
+        places["samples"] = samples
+    return [*lines, *(f"{name:<8} {place}" for name, place in places.items())]

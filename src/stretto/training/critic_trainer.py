@@ -12,10 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.algorithms.base import Algorithm, Denominator, TokenStreams
+from stretto.algorithms.base import Algorithm, Denominator
 from stretto.algorithms.critic import value_terms
-from stretto.models.load import Policy
-from stretto.models.memory import memory_errors
 from stretto.models.value_model import ValueModel
 from stretto.recipe.schema import Gae
 from stretto.training.loss_counters import LossCounters
@@ -81,17 +79,10 @@ class CriticTrainer(Trainer):
     ) -> None:
         """What the critic minimises is the algorithm's, or PPO's with these numbers."""
         terms = algorithm.critic or value_terms(gae or Gae())
-        # A trainer asks of what it trains what both have: parameters, device, type and states.
+        # A trainer asks of what it trains what both have: parameters, device, type, states and what is read of them.
         super().__init__(model, replace(algorithm, terms=terms), optimizer, **settings)  # type: ignore[arg-type]
 
     def apply(self) -> StepReport:
         """One update, under names of its own."""
         report = super().apply()
         return replace(report, metrics={f"{PREFIX}{name}": number for name, number in report.metrics.items()})
-
-    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
-        """The value before each trained token; there is no entropy."""
-        model: Any = policy
-        with memory_errors():
-            values = model.values(model.hidden(batch.tokens, batch.positions, batch.layout)[batch.sources])
-        return values, values.detach(), batch.rows

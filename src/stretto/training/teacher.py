@@ -57,10 +57,10 @@ class Teacher:
         return np.split(told.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
 
     def _halves(self, row: Sequence[Sample]) -> list[tuple[Sample, ...]]:
-        if len(row) == 1:
+        if (cut := halved(row, share=not self.model.apart)) is None:
             raise TrainingError(
                 "the device has too little memory to ask the teacher about a single conversation; use a smaller one"
             )
-        parts, tokens = halved(row, share=not self.model.apart)
+        parts, tokens = cut
         self.token_budget = max(1, min(self.token_budget, tokens))
         return parts

@@ -28,7 +28,7 @@ from stretto.algorithms.base import Algorithm, Denominator, Term, TokenStreams
 from stretto.errors import StaleSampleError, TrainingError
 from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
-from stretto.models.logprob_head import accum_dtype, logprobs_of
+from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
@@ -40,6 +40,11 @@ SMALLEST_BUDGET = 16
 """Below this many tokens the token budget is not halved any more."""
 
 Accumulators = dict[Denominator, dict[str, Tensor]]
+
+
+def empty_sum(weight: Tensor) -> Tensor:
+    """What gradients of a weight are added to."""
+    return torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +138,13 @@ class Trainer:
             mine = self.accumulators.get(kind, {})
             if not keep:
                 self.total[kind] = {
-                    name: mine.pop(name) if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-                    for name, weight in self.trained.items()
+                    name: mine.pop(name) if name in mine else empty_sum(weight) for name, weight in self.trained.items()
                 }
                 for tensor in self.total[kind].values():
                     add(tensor)
                 continue
             flat = torch.cat(
-                [
-                    (
-                        mine[name] if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-                    ).flatten()
-                    for name, weight in self.trained.items()
-                ]
+                [(mine[name] if name in mine else empty_sum(weight)).flatten() for name, weight in self.trained.items()]
             )
             add(flat)
             parts = flat.split([weight.numel() for weight in self.trained.values()])
@@ -221,7 +220,7 @@ class Trainer:
         """Rows in order; a row whose forward does not fit is cut in two."""
         # A row is of one kind.
         alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
-        queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
+        queue = deque(row for part in alike for row in self.rows_of(part))
         while queue:
             piece = queue.popleft()
             try:
@@ -235,12 +234,16 @@ class Trainer:
             self._backward(losses)
             self.meter.count(replace(batch, rows=rows), logprobs.detach(), entropy, losses)
 
+    def rows_of(self, samples: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+        """Samples in rows; what a term of the loss must see at once is in one."""
+        return divide(samples, self.token_budget, share=not self.policy.apart, whole=self.algorithm.whole)
+
     def _redo(self) -> None:
         """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""
         while True:
             before = self.token_budget
-            self._halves(self.row)
-            if len(self.row) > 1 and self.token_budget == before:
+            cut = self._halves(self.row)
+            if len(cut) > 1 and self.token_budget == before:
                 self._save_memory()
             ledger, made_room = self.ledger, self.made_room
             self.begin()
@@ -254,10 +257,10 @@ class Trainer:
 
     def _halves(self, piece: Sequence[Sample]) -> list[tuple[Sample, ...]]:
         """A row cut in two; what cannot be cut needs less memory per token instead."""
-        if len(piece) == 1:
+        if (cut := halved(piece, share=not self.policy.apart, whole=self.algorithm.whole)) is None:
             self._save_memory()
             return [tuple(piece)]
-        parts, tokens = halved(piece, share=not self.policy.apart)
+        parts, tokens = cut
         self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens))
         return parts
 
@@ -278,7 +281,7 @@ class Trainer:
     def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
         """A row where the policy is that is asked; another may be elsewhere."""
         with memory_errors():
-            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype))
+            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype), reads=policy.reads)
             return replace(row, shared=0) if policy.apart else row
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
@@ -286,10 +289,10 @@ class Trainer:
         loss asks for."""
         rows, temperature = batch.rows, self.temperature
         with memory_errors():
-            states, head = policy.hidden(batch.tokens, batch.positions, batch.layout)[batch.sources], policy.head()
-            logprobs, entropy = logprobs_of(states, head, batch.targets, temperature=temperature, kept=batch.kept)
-            if rows.likeliest is not None:
-                rows = replace(rows, chosen=candidate_logprobs(states, head, rows.likeliest, temperature=temperature))
+            states = policy.hidden(batch.tokens, batch.positions, batch.layout)[batch.sources]
+            logprobs, entropy = policy.read(states, batch.targets, temperature=temperature, kept=batch.kept)
+            if (named := rows.likeliest) is not None:
+                rows = replace(rows, chosen=candidate_logprobs(states, policy.head(), named, temperature=temperature))
         return logprobs, entropy, rows
 
     def _sums(self, terms: Sequence[Term]) -> dict[Denominator, list[Term]]:
@@ -344,7 +347,4 @@ class Trainer:
             for name, gradient in gradients.items():
                 gradient /= self.counted.denominator(kind)
                 total[name] = total[name].add_(gradient) if name in total else gradient
-        return {
-            name: total[name] if name in total else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-            for name, weight in self.trained.items()
-        }
+        return {name: total[name] if name in total else empty_sum(weight) for name, weight in self.trained.items()}

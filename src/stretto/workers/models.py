@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from stretto.algorithms.base import Algorithm
+from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.engines.base import Engine
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.truncation import Truncation
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.engines.own import own_engine
 from stretto.models.load import DTYPES, Policy, load
+from stretto.models.reward_policy import load_reward_policy
 from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
 from stretto.models.template_file import use_template
@@ -55,15 +57,6 @@ class FrozenReference:
         """The log-probability of every trained token."""
         scorer = self.copy or self.policy
         return self.trainer().score(conversations, reference=scorer, without_adapter=self.copy is None)
-
-
-def load_policy(spec: WorkerSpec, device: torch.device) -> Policy:
-    """The model that a recipe trains, as it is before training."""
-    recipe = spec.recipe
-    files = locate(recipe.model.name, spec.root)
-    policy = load(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
-    use_template(policy.tokenizer, recipe.task, spec.root)
-    return policy
 
 
 def make_reference(
@@ -113,11 +106,21 @@ def make_trainer(
     return kind(policy, algorithm, optimizer, **settings_of(recipe, token_budget))
 
 
+def load_policy(spec: WorkerSpec, device: torch.device) -> Policy:
+    """The model that a recipe trains, as it is before training: a language model, or one made a reward model."""
+    recipe = spec.recipe
+    how = load_reward_policy if getattr(find_facts(recipe.algorithm.name), "rows", None) == "pairs" else load
+    files = locate(recipe.model.name, spec.root)
+    policy = how(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
+    use_template(policy.tokenizer, recipe.task, spec.root)
+    return policy
+
+
 def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:
-    """What a trainer takes from a recipe."""
+    """What a trainer takes from a recipe. Answers of the data were drawn at no temperature."""
     return {
         "token_budget": token_budget,
-        "temperature": recipe.engine.temperature,
+        "temperature": 1.0 if learns_from_rows(recipe.algorithm.name) else recipe.engine.temperature,
         "clip": recipe.optimizer.clip,
         "checkpointing": recipe.optimizer.checkpointing,
         "staleness": recipe.placement.staleness,

@@ -31,15 +31,15 @@ class ShardedWorker(Worker):
             return
         recipe, device = self.assignment.recipe, self.assignment.torch_device
         mesh = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
+        settings = settings_of(recipe, self.assignment.token_budget)
         apart = on_the_same_tensors(self.policy)
-        shards = Shards(apart, mesh, temperature=recipe.engine.temperature, serving=self.policy)
+        shards = Shards(apart, mesh, temperature=settings["temperature"], serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
         self.shards = shards
         self.sleepers.add(HeldStorages({"train"}, shards.tensors, self.make_shelf()))
         self.optimizer = make_optimizer(shards.slices(), recipe.optimizer, updates=updates, places=shards.places())
         reference = self._cut_reference(mesh) if self.assignment.cuts_reference else None
         self.trainer.close()
-        settings = settings_of(recipe, self.assignment.token_budget)
         if self.assignment.recompute:
             settings["checkpointing"] = True
         self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, reference, **settings)

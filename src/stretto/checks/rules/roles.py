@@ -122,7 +122,7 @@ def classifier_problems(name: str | None, key: str, root: Path, *, gets_a_head: 
 
 def accuracy_has_a_verdict(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What a reward model or a length gives has no full marks."""
-    if recipe.evaluate.every > 0 and not any(part.judges for part in recipe.rewards):
+    if recipe.evaluate.every > 0 and recipe.rewards and not any(part.judges for part in recipe.rewards):
         reason = "asks for an accuracy, and a reward model's score or a length says of no answer that it is right"
         fix = "use 0, or add a reward that knows right from wrong"
         yield Problem(field="evaluate.every", reason=reason, fix=fix)

@@ -144,6 +144,20 @@ class AstarPo(AlgorithmSection):
     """The table."""
 
 
+class Imitation(AlgorithmSection):
+    """The answers of the data are imitated; nothing is sampled (`stretto sft`)."""
+
+    name: Literal["sft"] = "sft"
+
+
+class PairwiseRanking(AlgorithmSection):
+    """A reward model, from pairs of a better and a worse answer (`stretto reward-model`)."""
+
+    name: Literal["reward_model"] = "reward_model"
+    centring: NotNegative = 0.0
+    """Weight of the squared sum of a pair's scores, which keeps scores around 0; 0.01 is usual."""
+
+
 class OwnAlgorithm(ClippedAlgorithm):
     """A function of yours that builds an algorithm. `FACTS` in its file say which of these keys act."""
 

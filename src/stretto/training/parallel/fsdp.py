@@ -28,10 +28,10 @@ from stretto.algorithms.base import Algorithm, TokenStreams
 from stretto.errors import RecipeError, TrainingError
 from stretto.models import attention
 from stretto.models.load import Policy
-from stretto.models.logprob_head import accum_dtype, logprobs_of
+from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
-from stretto.training.packing import MicroBatch, divide
+from stretto.training.packing import MicroBatch
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Sample, Weights
@@ -81,7 +81,7 @@ class GatheredForward(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
         hidden = self.policy.hidden(tokens, positions, layout)
-        return logprobs_of(hidden[sources], self.policy.head(), targets, temperature=self.temperature, kept=kept)
+        return self.policy.read(hidden[sources], targets, temperature=self.temperature, kept=kept)
 
 
 def on_the_same_tensors(policy: Policy) -> Policy:
@@ -277,7 +277,7 @@ class ShardedTrainer(Trainer):
 
     def _each_row(self, samples: Sequence[Sample], do: Callable[..., None]) -> None:
         """Does something with this process's rows of a piece; those that have one less take part in the last one."""
-        rows, rank, size = divide(samples, self.token_budget), self.shards.rank, self.shards.size
+        rows, rank, size = self.rows_of(samples), self.shards.rank, self.shards.size
         mine = deque(rows[rank::size])
         try:
             for _ in range(-(-len(rows) // size)):
