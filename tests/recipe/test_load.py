@@ -107,7 +107,7 @@ def test_an_unknown_key_is_sent_where_it_may_belong(data, field, fix):
         ({"rewards": [3]}, "rewards.0", "expected a section (name, kind"),
         ({"rewards": {"kind": "exact"}}, "rewards", "got a section, expected a list"),
         ({"rewards": [{"name": "a b"}]}, "rewards.0.name", "expected text that matches ^[A-Za-z0-9_]+$"),
-        ({"model": {"adapter": {"targets": 3}}}, "model.adapter.targets", "expected 'all-linear' or 'attention' or a list"),
+        ({"model": {"adapter": {"targets": 3}}}, "model.adapter.targets", "'all-linear' or 'attention' or a list"),
         ({"model": {"scratch": {"characters": ""}}}, "model.scratch.characters", "expected text that is not empty"),
         (
             {"task": {"source": {"name": "sort", "alphabet": "a"}}},
