@@ -49,6 +49,15 @@ def test_a_teacher_and_a_critic_are_not_cut_like_the_policy():
     assert list(alone.waits_for(workload(**fitted, optimizer="adamw8bit", critic_optimizer="adamw16bit"))) == []
 
 
+def test_few_bits_are_those_of_the_model_that_is_trained_and_of_no_other():
+    few = workload(roles=("generate", "train", "reference", "value", "fit"), adapter=16, base="nf4")
+    stored = {role: few.precision_of(role) for role in few.roles}
+    assert stored == {"generate": "nf4", "train": "nf4", "reference": "nf4", "value": "bfloat16", "fit": "bfloat16"}
+    assert workload(roles=("generate", "train", "reference"), adapter=16, base="nf4", taught=True).precision_of(
+        "reference"
+    ) == "bfloat16"  # fmt: skip
+
+
 def test_a_plan_says_where_activations_are_recomputed_from_the_first_row_on():
     setting = setting_of("4xH100")
     cut = Candidate(**CUT, recompute=True).plan(setting)

@@ -6,8 +6,10 @@ import pytest
 
 from crewed import alone, distance, together
 from running import lines, recipe_in, start
+from sequential import Sequential
 from stretto.checks.deep import deep_problems
 from stretto.errors import RecipeError
+from stretto.models.quantised import QuantisedLinear
 from stretto.recipe.describe import objective
 
 
@@ -68,3 +70,18 @@ def test_recipes_that_cannot_distil_are_refused(teacher, tmp_path):
     recipe = recipe_in(tmp_path, algorithm={**distill, "top_k": 3}, **named)
     assert "KL(p, p_teacher)" in objective(recipe) and "3 likeliest tokens" in objective(recipe)
     assert deep_problems(recipe, tmp_path) == []
+
+
+def test_a_teacher_is_not_stored_in_few_bits(teacher, tmp_path):
+    changes = {"model__adapter": {"kind": "lora", "rank": 4, "alpha": 8}, "model__quantize": "int8"}
+    recipe = recipe_in(tmp_path, algorithm={"name": "distill"}, roles__teacher={"name": teacher}, **changes)
+    plain = Sequential(recipe, tmp_path)
+    try:
+        worker = plain.worker
+        stored = [
+            any(isinstance(layer, QuantisedLinear) for layer in network.modules())
+            for network in (worker.policy.network, worker.models["reference"].model.network)
+        ]
+        assert stored == [True, False]
+    finally:
+        asyncio.run(plain.close())

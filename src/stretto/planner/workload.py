@@ -178,8 +178,8 @@ class StepWorkload:
 
     def precision_of(self, stage: str) -> Precision:
         """How the weights of a stage's role are stored where they are not trained."""
-        role = role_of(stage)
-        return self.base if self.adapter and role in ("generate", "train", "reference") else self.precision
+        same = {"generate", "train"} if self.taught else {"generate", "train", "reference"}
+        return self.base if self.adapter and role_of(stage) in same else self.precision
 
 
 def workload_of(recipe: Recipe, root: Path) -> StepWorkload:

@@ -79,7 +79,7 @@ def load_teacher(spec: WorkerSpec, policy: Policy) -> Teacher:
     """The model that a recipe distils from."""
     recipe, section = spec.recipe, spec.recipe.roles.teacher
     assert section is not None and section.name is not None  # checks were there before
-    asked = recipe.model.model_copy(update={"name": section.name, "adapter": None})
+    asked = recipe.model.model_copy(update={"name": section.name, "adapter": None, "quantize": "none"})
     model = load(asked, locate(section.name, spec.root), seed=recipe.seed, device=spec.torch_device)
     model.network.requires_grad_(False)
     return Teacher(

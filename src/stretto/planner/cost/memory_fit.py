@@ -231,7 +231,7 @@ class MemoryFits:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
         if role in UPDATE:
-            base = work.precision_of("train")
+            base = work.precision_of(role)
             adapter, optimizer = work.adapter_of(role), work.optimizer_of(role)
             held = memory.states(shape, site, adapter=adapter, base=base, optimizer=optimizer)
             sums = 2 if role == "train" and choice.whitens(work) else 1
