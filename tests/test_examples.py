@@ -79,14 +79,13 @@ def test_the_scripted_engine_says_what_the_script_says_and_prints_the_verdicts(e
 @pytest.mark.slow
 def test_the_sweep_prints_a_row_for_each_learning_rate(elsewhere, capsys):
     runpy.run_path(str(EXAMPLES / "sweep.py"))["main"]([*TINY, "evaluate.prompts=4"])
-    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert head == ["lr", "reward", "accuracy", "run"]
-    assert [row[0] for row in rows] == ["5e-04", "2e-03", "8e-03"]
-    for number, (rate, reward, accuracy, run) in enumerate(rows, start=1):
-        assert run == f"runs/sweep-{number:03d}"
-        assert f"lr: {float(rate)}" in (elsewhere / run / "recipe.yaml").read_text()
-        assert float(reward) == pytest.approx(lines(elsewhere / run / "metrics.jsonl")[-1]["reward/mean"], abs=1e-3)
-        assert 0 <= float(accuracy) <= 1
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:4]]
+    assert head[:3] == ["run", "steps", "accuracy"]
+    (folder,) = (elsewhere / "runs").iterdir()
+    for rate, row in zip((5e-4, 2e-3, 8e-3), rows, strict=True):
+        assert row[0] == f"lr={rate}"
+        assert f"lr: {rate}" in (folder / row[0] / "recipe.yaml").read_text()
+        assert 0 <= float(row[2]) <= 1
 
 
 def test_the_example_of_parts_of_ones_own_trains_with_all_of_them(elsewhere):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1] / "src" / "stretto"
 BASE = {"types", "errors", "extras", "plugins", "recipe.schema", "algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
-MODEL_FACTS = {"models.source", "models.plausible", "models.gguf_header", "models.size"}
+MODEL_FACTS = {f"models.{name}" for name in ("source", "plausible", "gguf_header", "adapter_folder", "size")}
 """What a model's files say, read without PyTorch."""
 
 ARROWS = {
@@ -41,7 +41,8 @@ ARROWS = {
     "algorithms": BASE | {"sandbox"},
     "sandbox": BASE,
     "weights": BASE,
-    "report": BASE,
+    # A report reads what a run wrote, and writes a page whole.
+    "report": BASE | {"recipe.yaml_io", "storage.atomic", "storage.json_lines", "storage.lock", "storage.pass_rates"},
     "storage": BASE,
     "placement": BASE | {"recipe.yaml_io"},
     "scheduler": {"types", "errors", "placement"},
@@ -54,8 +55,8 @@ ARROWS = {
     "engines": BASE | {"models", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
-    | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "placement.transport", "threads"}
-    | {"openmp", "training", "weights"}
+    | {"algorithms.base", "checks.machine", "engines", "models", "openmp", "placement.plan", "placement.transport"}
+    | {"threads", "training", "weights"}
     # A checkpoint's tensors are written where they are.
     | {"storage.atomic", "storage.manifest", "storage.tensors"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
@@ -68,7 +69,9 @@ ARROWS = {
     | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.examples"}
     | {"tasks.source", "tasks.template", "threads", "training.optimizer", "training.trainer"}
     | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.scatter_gather", "workers.worker_group", "workers.worker_spec"},
+    | {"workers.scatter_gather", "workers.worker_group", "workers.worker_spec"}
+    # A replay compares with a state that several devices may hold together.
+    | {"training.parallel.zero1"},
     "bench": BASE
     | {"algorithms.base", "algorithms.optimal", "engines.base", "engines.native.engine", "engines.queue"}
     | {"checks.machine", "environments.render", "environments.trajectory", "models.load", "models.logprob_head"}
@@ -77,7 +80,12 @@ ARROWS = {
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.stacks", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    "deploy": BASE | {"placement", "storage.atomic"},
+    "export": BASE
+    | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
+    | {"models", "recipe", "runtime.answers", "runtime.build", "runtime.moved", "runtime.recipe_file", "storage"}
+    | {"workers.models"},
     "api": EVERYTHING | {"api", "bench"},
     "cli": EVERYTHING | {"api", "bench", "cli"},
 }
@@ -95,6 +103,11 @@ FILES = {
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},
+    # An engine with weights of its own says itself where they are not those that were published.
+    "engines.vllm.engine": BASE | {"engines", "models", "weights"},
+    # It runs in the engine's own Python, which has nothing of the project.
+    "engines.vllm.host": set(),
+    "engines.vllm.tensor_file": set(),
     # A taskset has both the prompts and the environment that plays them.
     "tasks.verifiers": BASE | {"sandbox", "environments.verifiers.tasksets"},
     # The queue of a cell counts the trajectories that wait for its engine.
@@ -119,6 +132,7 @@ TORCH_FREE = (
     "scheduler",
     "planner",
     "report",
+    "deploy",
 )
 TORCH_FREE_FILES = (
     "__init__",
@@ -130,6 +144,8 @@ TORCH_FREE_FILES = (
     "checks.rules",
     "engines.base",
     "engines.scripted",
+    "runtime.explain_run",
+    "runtime.live_page",
     "runtime.user_functions",
     *MODEL_FACTS,
 )
@@ -230,7 +246,7 @@ def test_a_room_without_torch_imports_none(module):
 @pytest.mark.parametrize(
     ("library", "home"),
     [
-        ("vllm", "engines.vllm"),
+        ("vllm", "engines.vllm.host"),
         ("ray", "workers.launchers.ray"),
         ("datasets", "tasks.hf"),
         ("bitsandbytes", "models.quantised"),

@@ -16,8 +16,10 @@ from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, 
 
 if TYPE_CHECKING:
     from stretto.api.calls import check, evaluate, plan, resume, sample, train
+    from stretto.api.compare import compare
     from stretto.api.run import Run
     from stretto.api.supervised import reward_model, sft
+    from stretto.api.sweep import sweep
     from stretto.recipe.schema import Recipe
     from stretto.runtime.user_functions import StepEvent
 
@@ -39,12 +41,14 @@ __all__ = [
     "Trajectory",
     "__version__",
     "check",
+    "compare",
     "evaluate",
     "plan",
     "resume",
     "reward_model",
     "sample",
     "sft",
+    "sweep",
     "train",
 ]
 
@@ -52,6 +56,8 @@ _WHERE = {
     **dict.fromkeys(("check", "evaluate", "plan", "resume", "sample", "train"), "stretto.api.calls"),
     **dict.fromkeys(("reward_model", "sft"), "stretto.api.supervised"),
     "Recipe": "stretto.recipe.schema",
+    "compare": "stretto.api.compare",
+    "sweep": "stretto.api.sweep",
     "Run": "stretto.api.run",
     "StepEvent": "stretto.runtime.user_functions",
 }

@@ -13,13 +13,17 @@
     +-- RolloutError                a conversation with the model could not be completed
     +-- WorkerLost                  a worker's process died; its work is done again
     +-- EngineError                 the generating side failed
+    |   +-- EngineDiedError         ... because the process that an engine runs in has ended; it is started again
     +-- TrainingError               the training side failed (a non-finite loss, no memory for one conversation)
     |   +-- StateLostError          ... or what only its processes held is gone with them
     +-- WeightsError                sampler and trainer do not hold the same weights
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part
     +-- GuardError                  a guard of the recipe stopped the run
+    +-- ExportError                 what was made of a run's model does not answer as the run does, so it is not kept
     ChangedInputsError              both RecipeError and CheckpointError: what a run reads is not what it read before
+
+A run that was asked to end ends with RunStopped, which is a KeyboardInterrupt and no error: nothing has failed.
 
 The command line turns any of these into readable lines; a traceback on a user's screen is a bug of ours.
 """
@@ -48,6 +52,18 @@ class StrettoError(Exception):
     """Anything stretto raises on purpose. `exit_code` is what the command line returns for it."""
 
     exit_code = 1
+
+
+class RunStopped(KeyboardInterrupt):
+    """A run has ended before its last step because it was asked to, and its checkpoint is written if one is due.
+
+    The message says where it stands and how to go on. `exit_code` is what the command line returns: 130 after Ctrl-C,
+    143 after SIGTERM or at the end of the run's time, 129 after SIGHUP.
+    """
+
+    def __init__(self, text: str, *, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class RecipeError(StrettoError):
@@ -122,6 +138,10 @@ class EngineError(StrettoError):
     """The generating side failed."""
 
 
+class EngineDiedError(EngineError):
+    """The process that an engine runs in has ended; the message has the last lines that it said."""
+
+
 class TrainingError(StrettoError):
     """The training side failed."""
 
@@ -155,3 +175,7 @@ class ChangedInputsError(RecipeError, CheckpointError):
 
 class GuardError(StrettoError):
     """A guard of the recipe stopped the run."""
+
+
+class ExportError(StrettoError):
+    """What was made of a run's model (merged, written as GGUF) is not proved to be it."""

@@ -17,6 +17,9 @@ EXTRAS = {
     "math_verify": "tasks",
     "aiohttp": "serve",
     "verifiers": "environments",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
 }
 """Package -> the extra of this project that installs it."""
 
@@ -37,5 +40,7 @@ def install(extra: str) -> str:
         asked = [Requirement(text) for text in requires("stretto") or ()]
     except PackageNotFoundError:  # run from its source, installed by nobody
         return f"install what pyproject.toml lists under {extra}"
-    named = (need for need in asked if need.marker is not None and need.marker.evaluate({"extra": extra}))
+    named = [need for need in asked if need.marker is not None and need.marker.evaluate({"extra": extra})]
+    if not named:  # installed before the extra came
+        return f"install what pyproject.toml lists under {extra}"
     return " ".join(["pip install", *(f"'{need.name}{need.specifier}'" for need in named)])

@@ -173,6 +173,10 @@ class Sample:
     (none where there are none), then the K ids."""
 
 
+TrainedLogprobs = Mapping[tuple[str, int, int, int], "NDArray[np.float32]"]
+"""Sample's key -> the trainer's log-probabilities of its trained tokens, at the weights that sampled them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """A published version of the trained parameters."""
@@ -195,6 +199,8 @@ class Receipt:
     """Parameter name -> checksum of the engine's own tensor; empty if shared."""
     shared: bool
     """True if it reads the trainer's tensors, so that there is nothing to prove."""
+    lost: float = 0.0
+    """Seconds that it took to come back after its process had died, since it was asked last."""
 
 
 class Stateful(Protocol):

@@ -10,9 +10,11 @@ from stretto.api.recipes import PROBES
 from stretto.checks.recipe import RULES, checked_recipe, examine
 from stretto.checks.rules import rows
 from stretto.checks.rules.base import CheckContext
+from stretto.checks.rules.vllm import vllm_can_do_it
 from stretto.errors import RecipeError
 from stretto.recipe.load import read_recipe
 from stretto.recipe.resolve import resolve
+from stretto.recipe.schema import Adapter, ModelSection, Recipe, VllmEngineSection
 from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
@@ -114,7 +116,10 @@ WRONG = [
     (["batch.lengths={response: {cap: 4000}}"], "batch.lengths.response.cap", "above engine.max_new_tokens"),
     (["batch.lengths={response: {mean: 5, cap: 4}}"], "batch.lengths.response", "above the cap of 4"),
     (["batch.lengths={from_run: runs/none}"], "batch.lengths.from_run", "no folder of a run"),
-    (["engine.kind=vllm"], "engine.kind", "not available yet"),
+    (["engine={kind: vllm, url: 'http://x'}"], "engine.url", "not available yet"),
+    (["engine.kind=vllm", "model.dtype=float64"], "model.dtype", "does not compute in float64"),
+    (["engine={kind: vllm, speculate: false}"], "engine.speculate", "no effect on vllm"),
+    (["engine={kind: vllm, top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
     (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
@@ -124,8 +129,8 @@ WRONG = [
     (["optimizer.reduce=bfloat16", "model.dtype=float64"], "optimizer.reduce", "no sense beside weights in float64"),
     (["optimizer.reduce=bfloat16", "placement.cluster=1xcpu"], "optimizer.reduce", "no effect on one device"),
     (["engine.memory_share=0"], "engine.memory_share", "no memory"),
-    (["engine.python=/usr/bin/python"], "engine.python", "not available yet"),
-    (["engine.url=http://x"], "engine.url", "not available yet"),
+    (["engine.python=/usr/bin/python"], "engine.python", "it belongs to vllm"),
+    (["engine.url=http://x"], "engine.url", "it belongs to vllm"),
     (["optimizer.name=adamw8bit", "model.dtype=float64"], "optimizer.name", "no sense beside weights in float64"),
     (["placement.strategy=elastc"], "placement.strategy", "there is no strategy 'elastc'"),
     (["placement.strategy=elastic"], "placement.strategy", "no effect on one device"),
@@ -152,7 +157,7 @@ WRONG = [
     ([cells("0, 1", "2")], "placement.cells", "generating on several devices together"),
     ([cells("0", "1, 2", ", mesh: {tp: 2}")], "placement.cells", "other than dp_shard"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
-    (["placement.cluster=cpu"], "placement.cluster", "'cpu' is no cluster"),
+    (["placement.cluster=cpus"], "placement.cluster", "'cpus' is no cluster"),
     (["placement.cluster=8xH1000"], "placement.cluster", "no device is known as 'H1000'"),
     (["environment.kind=mine:run"], "environment.kind", "there is no module 'mine'"),
     (["algorithm.name=mine:build"], "algorithm.name", "there is no module 'mine'"),
@@ -177,7 +182,7 @@ WRONG = [
     (["rewards.0={kind: arc}"], "rewards.0.kind", "no grids"),
     (["rewards.0={kind: code}"], "rewards.0.tests", "there is no column 'tests', in the prompt"),
     (["task.source={kind: arc, name: x}"], "task.source.name", "arc-agi-1"),
-    (["log=[wandb]"], "log", "wandb is not available yet"),
+    (["log=[wandb]"], "log", "needs the package wandb, which is not installed"),
     (["algorithm.kl.estimator=k1"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
     (["algorithm.kl.where=reward"], "algorithm.kl.where", "no effect"),
     (["algorithm.kl.estimator=k3"], "algorithm.kl.estimator", "no effect while algorithm.kl.coef is 0"),
@@ -209,6 +214,8 @@ WRONG = [
     (["batch.token_budget=24"], "batch.token_budget", "cannot hold"),
     (["batch.prompts=1000000"], "batch.samples", "more than can be held"),
     (["evaluate.pass_k=1000000"], "evaluate.pass_k", "more than can be held"),
+    (["run.until=06:30"], "run.until", "has no time zone"),
+    (["run.until=2000-01-01T00:00Z"], "run.until", "is over"),
     (["optimizer.warmup=10"], "optimizer.warmup", "leave none of the run's 10"),
     (["optimizer.betas=[0.9, 1]"], "optimizer.betas.1", "never change"),
     (["engine.temperature=1e-3"], "engine.temperature", "leaves nothing"),
@@ -485,7 +492,14 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     of_rows = {rule.__name__ for rule in RULES if rule.__module__ == rows.__name__}  # test_rows.py
     assert silent - of_rows == {
         "functions_are_there",
+        "kinds_are_available",  # no kind waits for its part now
         "logs_can_be_written",
         "own_algorithm_reads_them",
         "strategy_exists",
     }
+
+
+def test_vllm_has_room_for_adapters_up_to_a_rank():
+    recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
+    (problem,) = vllm_can_do_it(recipe, CheckContext(root=Path.cwd(), probes=PROBES, prompts=(), complete=True))
+    assert problem.field == "model.adapter.rank" and "512 is the highest" in problem.reason

@@ -201,14 +201,6 @@ def test_the_console_script_is_the_entry_point():
     assert 'stretto = "stretto.cli.main:main"' in pyproject
 
 
-@pytest.mark.parametrize("command", ["merge", "report", "replay", "deploy"])
-def test_a_command_that_has_only_a_name_says_so(command, capsys):
-    assert main([command, "recipe.yaml"]) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert f"stretto {command}: this command is not available yet" in error
-
-
 def test_a_warning_is_a_line_without_the_place_in_our_source(recipe, capsys, monkeypatch):
     def warns(*rest, **more):
         warnings.warn("decode steps are slow", stacklevel=1)

@@ -32,7 +32,8 @@ def test_people_get_a_table_reasons_memory_and_lanes(recipe, capsys):
     assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "placement.price_per_gpu_hour=2"]) == 0
     out, error = capsys.readouterr()
     assert error == ""
-    for word in ("flatten", "separate", "elastic", "cost", "idle", "interleave I1 is no choice: ", "GB in the phase"):
+    alike = "interleave I1, interleave I2 are no choice: "
+    for word in ("flatten", "separate", "elastic", "cost/step", "idle", alike, "GB in the phase", "data sheets"):
         assert word in out
     assert "localhost/gpu:0 |g" in out
     assert "waits for" in out
@@ -48,7 +49,8 @@ def test_programs_get_one_document(recipe, capsys):
     assert wanted <= best.keys()
     assert best["cost_per_step"] == pytest.approx(8 * 2 * best["seconds"]["step"] / 3600)
     assert len(best["memory_gb"]) == 8
-    assert all(0 < device["peak"] <= 80 for device in best["memory_gb"].values())
+    assert max(device["peak"] for device in best["memory_gb"].values()) > 0
+    assert all(0 <= device["peak"] <= 80 for device in best["memory_gb"].values())
     assert {cell["role"] for cell in best["cells"]} == {"generate", "train"}
     assert {entry["strategy"] for entry in told["rejected"]} == {"interleave I1", "interleave I2"}
 
@@ -57,7 +59,7 @@ def test_dapo_is_told_with_its_rounds_and_updates(recipe, tmp_path, capsys):
     asked = ["plan", recipe, *SEVEN, "--cluster", "8xH100", "--strategy", "flatten", "algorithm.name=dapo"]
     assert main([*asked, "batch.updates=2", "--json", "--timeline", "t.json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    (plan,) = told["plans"]
+    plan = told["plans"][0]
     assert (plan["rounds"] > 1, plan["launched"] > 16, plan["updates"]) == (True, True, 2)
     assert plan["seconds"]["old"] > 0
     assert "50% of the groups" in told["assumed"][1]
@@ -69,10 +71,54 @@ def test_dapo_is_told_with_its_rounds_and_updates(recipe, tmp_path, capsys):
     assert f"of {plan['launched']} groups in {plan['rounds']} rounds, 2 updates" in out and "o old" in out
 
 
+def test_what_runs_today_comes_first_and_what_waits_says_for_what(recipe, capsys):
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    runs = [plan["runs_today"] for plan in plans]
+    assert runs == sorted(runs, reverse=True) and {True, False} == set(runs)
+    for kind in (True, False):
+        seconds = [plan["seconds"]["step"] for plan in plans if plan["runs_today"] is kind]
+        assert seconds == sorted(seconds)
+        assert all((plan["waits_for"] == []) is kind for plan in plans if plan["runs_today"] is kind)
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100"]) == 0
+    out = capsys.readouterr().out
+    first = plans[0]["strategy"]
+    assert f"{first} is the best that can be executed today" in out
+    rows = out.splitlines()
+    head = next(number for number, line in enumerate(rows) if line.startswith("strategy "))
+    assert rows[head].split()[1:3] == ["runs", "today"] and rows[head + 1].startswith(first)
+    assert rows[head + 1].removeprefix(first).split()[0] == "yes"
+    waiting = next(plan for plan in plans if not plan["runs_today"])
+    assert f"it waits for {', '.join(waiting['waits_for'])}" in out
+
+
+def test_where_nothing_can_be_executed_that_is_said(recipe, capsys):
+    assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "model.quantize=nf4", "model.adapter.rank=8"]) == 0
+    assert "no plan can be executed yet; the best waits for" in capsys.readouterr().out
+
+
+def test_a_model_and_devices_are_enough_to_plan(recipe, capsys):
+    assert main(["plan", "--model", "qwen2.5-7b", "--cluster", "8xH100", "--lora", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "qwen2.5-7b, 7.6" in out and "training LoRA of rank 16, on 8 x H100" in out
+    assert "a step: 64 prompts x 8 samples" in out
+    assert main(["plan", "--model", "qwen2.5-0.5b", "batch.prompts=4", "--cluster", "4090"]) == 0
+    out = capsys.readouterr().out
+    assert "training all weights, on 1 x RTX4090" in out and "a step: 4 prompts" in out
+    for wrong, words in (
+        (["--cluster", "8xH100"], "RECIPE: is missing"),
+        (["r.yaml", "--model", "qwen2.5-7b"], "--model: has no effect beside a recipe"),
+        (["r.yaml", "--lora", "8"], "--lora: has no effect without --model"),
+        (["--model", "qwen9-1b", "--cluster", "H100"], "model.name"),
+    ):
+        assert main(["plan", *wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_one_strategy_can_be_asked_for(recipe, capsys):
     assert main(["plan", recipe, *SEVEN, "--cluster", "8xH100", "--strategy", "separate", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [plan["strategy"] for plan in told["plans"]] == ["separate"]
+    assert {plan["strategy"] for plan in told["plans"]} == {"separate"}
     assert told["rejected"] == []
 
 

@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from running import lines, metrics, written
 from stretto.cli.main import main
-from stretto.runtime.interrupt import HEARD
+from stretto.runtime.interrupt import HEARD, TOLD
 
 EVAL_KEYS = ["accuracy", "interval", "pass_at_k", "length_mean", "n"]
 
@@ -107,8 +108,9 @@ def test_a_run_that_fails_says_why_and_exits_with_its_code(command, tmp_path, ch
     assert text in error
 
 
-def test_ctrl_c_exits_with_130_leaves_a_checkpoint_and_resume_goes_on(command, tmp_path):
-    """The reward presses Ctrl-C once, from its worker process, at the second step."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_asked_to_end_leaves_a_checkpoint_says_how_to_go_on_and_does(command, tmp_path, number):
+    """The reward signals once, from its worker process, at the second step."""
     code = (
         "import os, signal\nfrom contextlib import suppress\nfrom pathlib import Path\n\n"
         "def first(answer, prompt, signals):\n"
@@ -117,20 +119,36 @@ def test_ctrl_c_exits_with_130_leaves_a_checkpoint_and_resume_goes_on(command, t
         "    if seen.stat().st_size > 14:\n"
         "        with suppress(FileExistsError):\n"
         "            seen.with_name('pressed').touch(exist_ok=False)\n"
-        f"            os.kill({os.getpid()}, {int(signal.SIGINT)})\n"
+        f"            os.kill({os.getpid()}, {int(number)})\n"
         "    return len(answer)\n"
     )
     (tmp_path / "pressing.py").write_text(code)
     changes = ["rewards=[{kind: 'pressing:first'}]", "checkpoint.every=100", "evaluate.every=0"]
     found, _, error = command("train", "tiny.yaml", *changes)
-    assert (found, error) == (130, HEARD.decode())
+    heard = HEARD.decode() if number == signal.SIGINT else TOLD.format(number.name)
+    assert found == 128 + number
+    assert error == f"{heard}stopped after step 1 of 3; go on with: stretto resume runs/tiny-001\n"
     run = Path("runs/tiny-001")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000001"]
     code, out, _ = command("resume", run)
     assert code == 0
     assert "step 1/3: continuing" in out
-    assert command("train", "tiny.yaml", *changes)[0] == 0
-    assert metrics(run) == metrics(Path("runs/tiny-002"))
+    if number == signal.SIGTERM:  # the others are the same from here on
+        assert command("train", "tiny.yaml", *changes)[0] == 0
+        assert metrics(run) == metrics(Path("runs/tiny-002"))
+
+
+def test_a_run_stops_in_time_and_its_time_may_be_another_when_it_goes_on(command):
+    changes = ["run.steps=100000", "checkpoint.every=100000", "evaluate.every=0", "run.until=2s"]
+    begun = time.monotonic()
+    code, out, error = command("train", "tiny.yaml", *changes)
+    assert code == 143
+    assert "run.until: " in out
+    run = Path("runs/tiny-001")
+    (saved,) = (run / "checkpoints").iterdir()
+    assert error == f"stopped after step {int(saved.name[5:])} of 100000; go on with: stretto resume {run}\n"
+    assert time.monotonic() - begun < 20
+    assert command("resume", run, "run.until=1s")[0] == 143
 
 
 def test_resume_of_a_finished_run_has_nothing_to_do(command, finished):

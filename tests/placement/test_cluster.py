@@ -18,6 +18,10 @@ from stretto.placement.rates import Rates
         ("64 x nvidia h100 sxm5 80gb", 8, 64, "host0/gpu:0", "host7/gpu:7"),
         ("12xa100", 2, 12, "host0/gpu:0", "host1/gpu:3"),
         ("16xGB200", 4, 16, "host0/gpu:0", "host3/gpu:3"),
+        ("H100", 1, 1, "localhost/gpu:0", "localhost/gpu:0"),
+        ("4090", 1, 1, "localhost/gpu:0", "localhost/gpu:0"),
+        ("2x4090", 1, 2, "localhost/gpu:0", "localhost/gpu:1"),
+        ("2x8x4090+L4", 3, 17, "host0/gpu:0", "host2/gpu:0"),
     ],
 )
 def test_text_names_hosts_and_devices(text, hosts, devices, first, last):

@@ -179,9 +179,9 @@ def test_what_cannot_be_planned_is_refused_with_its_field(planned, changes, fiel
 def test_training_still_refuses_what_can_only_be_planned(planned, tmp_path):
     from stretto.api.recipes import open_recipe
 
-    changes = ["model.shape=qwen2.5-7b", "engine.kind=vllm", "batch.lengths={prompt: 9}"]
+    changes = ["model.shape=qwen2.5-7b", "model.quantize=nf4", "batch.lengths={prompt: 9}"]
     with pytest.raises(RecipeError) as caught:
         open_recipe(tmp_path / "r.yaml", changes, deep=False)
     fields = {problem.field for problem in caught.value.problems}
-    assert {"model.shape", "engine.kind"} <= fields
+    assert {"model.shape", "model.quantize"} <= fields
     assert "batch.lengths" not in fields

@@ -97,7 +97,7 @@ def test_a_key_of_another_kind_says_what_to_write():
     (problem,) = refusals({"task": {"source": {"kind": "jsonl", "path": "x", "max": 3}}}).values()
     assert problem.fix == "take it out, or use kind: synthetic, name: addition"
     (problem,) = refusals({"engine": {"url": "http://x"}}).values()
-    assert problem.reason.endswith("it belongs to vllm, not available yet")
+    assert problem.reason.endswith("it belongs to vllm")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_key_of_another_kind_says_what_to_write():
         ("environment.kind", {"kind": "singel_turn"}, "did you mean 'single_turn'?"),
         ("algorithm.name", {"name": "rlo"}, "did you mean 'rloo'?"),
         ("engine.kind", {"kind": "natve", "graphs": True}, "did you mean 'native'?"),
-        ("engine.kind", {"kind": 3}, "use one of native, module:name"),
+        ("engine.kind", {"kind": 3}, "use one of native, vllm, module:name"),
         ("algorithm.name", {"name": None}, "use one of grpo, "),
         ("rewards.0.kind", {"kind": "magic"}, "use one of numeric, exact, regex, "),
     ],

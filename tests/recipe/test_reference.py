@@ -16,6 +16,12 @@ def test_the_committed_page_is_up_to_date():
     assert committed == page(), "run scripts/reference"
 
 
+def test_the_table_of_other_projects_is_up_to_date():
+    committed = (ROOT / "docs" / "guides" / "coming-from.md").read_text("utf-8")
+    assert "| `batch.samples`, answers to each prompt | `num_generations` |" in committed
+    assert committed == SCRIPT["others"](committed), "run scripts/reference"
+
+
 def test_every_key_and_algorithm_is_on_the_page():
     text = page()
     for name in (*homes(), *CATALOG):

@@ -6,6 +6,8 @@ import pytest
 from rich.console import Console
 
 from stretto.report.console import LiveProgress, PlainProgress, console_for
+from stretto.report.curve import BLOCKS
+from stretto.report.live_view import lines
 
 METRICS = {"reward/mean": 0.5, "tokens/generated": 900, "seconds/step": 2.0, "loss": 0.1}
 
@@ -131,3 +133,40 @@ def test_the_display_follows_from_the_stream(monkeypatch):
     assert isinstance(console_for(io.StringIO()), PlainProgress)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(console_for(Terminal()), PlainProgress)
+
+
+ROW = {
+    "messages": [{"role": "user", "content": "what is\n3+4?"}], "answer": "\x1b[2J7", "reward": {
+        "value": 1.0, "parts": {"correct": 1.0, "format": 0.0}
+    }, "step": 1,
+}  # fmt: skip
+
+
+def test_a_live_view_shows_the_course_the_parts_where_time_goes_and_an_answer():
+    metrics = METRICS | {"reward/part/correct": 0.4, "reward/part/format": 0.1, "length/mean": 12, "idle": 0.1}
+    metrics |= {"seconds/generate": 1.2, "seconds/train": 0.6}
+    shown = lines([0.1, 0.5], [0.2], metrics, ROW, 100, BLOCKS)
+    text = "\n".join(shown)
+    assert [line.split()[0] for line in shown] == [
+        "reward", "accuracy", "parts", "generate", "train", "idle", "asked", "answered", "reward"
+    ]  # fmt: skip
+    assert "correct 0.400  format 0.100" in text and "idle" in text and "10%" in text
+    generate, train = (line.count("█") for line in shown if line.startswith(("generate", "train")))
+    assert (generate, train) == (18, 9)
+    assert "what is 3+4?" in text and "\x1b" not in text
+    assert lines([], [], {}, None, 100, BLOCKS) == []
+    assert all(len(line) <= 40 for line in lines([0.1], [], metrics, ROW, 40, BLOCKS))
+
+
+def test_the_live_view_is_gone_when_the_run_is_done_and_in_a_low_terminal():
+    for height, wanted in ((40, True), (6, False)):
+        stream = Terminal()
+        console = Console(file=stream, force_terminal=True, width=100, height=height, color_system=None)
+        with LiveProgress(console) as progress:
+            progress.start(2, 0)
+            progress.step(1, METRICS)
+            progress.sampled(ROW)
+            drawn = [str(each) for each in progress._view().renderables[1:]]
+            assert any("3+4?" in line for line in drawn) is wanted
+            progress.finish([])
+            assert len(progress._view().renderables) == 1

@@ -3,14 +3,13 @@
 import errno
 import io
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 from rich.console import Console
 
-from running import Quiet, metrics, recipe_in, written
+from running import metrics, recipe_in, written
 from stretto.cli.main import main
 from stretto.report.console import LiveProgress, PlainProgress, SilentProgress, console_for
 from stretto.report.stream import OutputLost, RequiredStream, delivered, tolerant
@@ -185,17 +184,3 @@ def test_a_page_that_the_terminal_cannot_encode_is_shown_all_the_same(tiny, monk
     assert main(["check", tiny, "task.prompt='größe {text}='", "model.scratch.characters='größe 01='"]) == 0
     stream.seek(0)
     assert "nothing wrong was found" in stream.read()
-
-
-def test_closing_the_terminal_does_not_end_a_run(tmp_path, monkeypatch):
-    """The signal of a terminal that is closed is for programs that somebody looks at."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        recipe = written(tmp_path)
-        ends = Quiet(lambda name, *values: signal.raise_signal(signal.SIGHUP))
-        monkeypatch.setattr(session, "console_for", lambda stream: ends)
-        assert main(["train", str(recipe), "run.steps=1", "run.folder=run"]) == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert [row["step"] for row in metrics(tmp_path / "run")] == [0, 1]

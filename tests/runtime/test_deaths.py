@@ -41,7 +41,7 @@ def whole(tmp_path_factory):
         *((f"localhost/cpu:{index}", *when) for index in (0, 1) for when in WHEN),
         ("localhost/cpu:0", "save", 1),
         ("localhost/cpu:0", "save", 2),
-        ("localhost/cpu:0", "save_model", 1),
+        ("localhost/cpu:0", "saved", 1),
     ],
 )
 def test_a_death_outside_of_a_step_changes_nothing(device, what, number, whole, tmp_path, monkeypatch):

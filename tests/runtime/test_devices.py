@@ -36,6 +36,7 @@ def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("cores", "judges"), [(1, 2), (2, 2), (12, 6), (128, 16)])
-def test_half_of_the_cores_judge(cores, judges, monkeypatch):
+def test_half_of_the_cores_judge_unless_the_recipe_says_how_many(cores, judges, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "cores", lambda: cores)
-    assert build.reward_worker_count() == judges
+    assert build.reward_worker_count(recipe_in(tmp_path)) == judges
+    assert build.reward_worker_count(recipe_in(tmp_path, run__reward_workers=5)) == 5

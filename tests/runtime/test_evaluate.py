@@ -12,6 +12,7 @@ from stretto.recipe.schema import Guards, Holdout
 from stretto.rewards.score import Scored
 from stretto.runtime import guards, questions, session
 from stretto.runtime.build import build_runtime
+from stretto.runtime.endings import summary
 from stretto.runtime.evaluate import evaluate, pass_at_k, wilson
 from stretto.runtime.loop import unjudged
 from stretto.runtime.plans import make_plan
@@ -106,7 +107,7 @@ def test_a_run_says_over_how_many_prompts_its_accuracy_is(tmp_path, capsys):
     last = metrics(run.folder)[-1]
     assert (last["eval/accuracy"], last["eval/n"], last["eval/asked"]) == (1.0, 6, 7)
     (_, evaluation), *_ = run.evaluations
-    assert evaluation.prompts == "6 of 7 prompts" in "\n".join(session.summary(run))
+    assert evaluation.prompts == "6 of 7 prompts" in "\n".join(summary(run))
     assert "accuracy is over 6 of 7 prompts" in unjudged(evaluation, step=1)
     assert questions.evaluate_run(run.folder).document().items() >= {"n": 6, "asked": 7}.items()
     with pytest.raises(RewardError, match="evaluation: 1 of 7 answers have no verdict"):

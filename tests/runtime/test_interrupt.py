@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from stretto.runtime.interrupt import HEARD, interrupt_answered, stop_if_interrupted, unbroken
+from stretto.runtime.interrupt import HEARD, TOLD, StopRequest, interrupt_answered, stop_if_interrupted, unbroken
 
 
 def test_the_first_press_is_answered_and_cancels_and_the_second_interrupts_at_once(capfd):
@@ -39,6 +39,56 @@ def test_a_second_press_while_what_runs_is_finished_leaves_no_handler_behind(cap
         asyncio.run(busy())
     assert capfd.readouterr().err == HEARD.decode()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_process_do_what_the_key_does_and_any_second_one_stops_at_once(number, capfd):
+    reached, request = [], StopRequest()
+
+    async def busy():
+        with interrupt_answered(request):
+            signal.raise_signal(number)
+            reached.append("went on")
+            assert asyncio.current_task().cancelling()
+            signal.raise_signal(signal.SIGINT if number == signal.SIGHUP else number)
+            reached.append("too far")
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(busy())
+    assert reached == ["went on"]
+    assert (request.why, request.exit_code, request.at_once) == (number.name, 128 + number, True)
+    assert capfd.readouterr().err == TOLD.format(number.name)
+    assert signal.getsignal(number) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_was_ignored_or_is_handled_by_others_stays_so(capfd):
+    heard = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+
+    async def busy():
+        with interrupt_answered():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            stop_if_interrupted()
+
+    try:
+        asyncio.run(busy())
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in zip((signal.SIGHUP, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    assert (heard, capfd.readouterr().err) == ([1], "")
+
+
+def test_where_ctrl_c_is_ignored_sigterm_still_ends_in_good_order(ignored):
+    async def busy():
+        with interrupt_answered():
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(busy())
 
 
 def test_without_a_press_nothing_is_said_and_the_handler_is_as_before(capfd):

@@ -21,6 +21,7 @@ from stretto.models.source import ModelFiles
 from stretto.recipe.load import load_recipe
 from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.runtime import session
+from stretto.runtime.endings import summary
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation
@@ -120,7 +121,9 @@ def test_every_row_of_samples_has_the_documented_form(run):
             assert row["reward"].keys() == {"value", "outcome", "parts"}
             (conversation,) = row["conversations"]
             wanted = {"tokens", "trained", "logprobs", "advantages", "stop", "version", "parent", "text"}
-            assert conversation.keys() == wanted
+            assert conversation.keys() == wanted | {"widths", "trainer_logprobs"}
+            assert sum(conversation["widths"]) == len(conversation["text"])
+            assert conversation["trainer_logprobs"] == pytest.approx(conversation["logprobs"], abs=1e-4)
             assert conversation["version"] == step - 1
             tokens, trained = conversation["tokens"], conversation["trained"]
             assert len(tokens) == len(trained) == len(conversation["logprobs"]) == len(conversation["advantages"])
@@ -144,7 +147,8 @@ def test_the_timeline_is_a_trace_of_every_stage(run):
 
 def test_events_say_what_happened(run):
     kinds = [(event["kind"], event["step"]) for event in lines(run.folder / "events.jsonl")]
-    assert kinds == [("started", 0), *(("checkpoint", step) for step in (1, 2, 3, 4))]
+    saved, asked = (lambda step: ("checkpoint", step)), (lambda step: ("evaluated", step))
+    assert kinds == [("started", 0), asked(0), saved(1), asked(2), saved(2), saved(3), asked(4), saved(4)]
 
 
 def test_tensorboard_has_a_file(run):
@@ -154,7 +158,7 @@ def test_tensorboard_has_a_file(run):
 def test_a_finished_run_says_what_it_achieved(run):
     assert run.model == run.folder / "checkpoints" / "step-000004"
     assert [step for step, _ in run.evaluations] == [0, 2, 4]
-    text = "\n".join(session.summary(run))
+    text = "\n".join(summary(run))
     assert "held-out accuracy" in text
     assert str(run.model) in text
 

@@ -161,13 +161,17 @@ def test_sinks_get_the_same_plain_numbers_and_are_closed(tmp_path):
         def metrics(self, step, values):
             self.seen.append((step, dict(values)))
 
+        def samples(self, step, rows):
+            self.seen.append((step, len(rows)))
+
         def close(self):
             self.seen.append("closed")
 
     sink = Sink()
     with Journal.create(tmp_path / "run", recipe="", plan={}, sinks=[sink]) as journal:
+        journal.samples(1, [{"step": 1}] * 3)
         journal.metrics(1, {"loss": math.nan, "ess": 1})
-    assert sink.seen == [(1, {"loss": None, "ess": 1}), "closed"]
+    assert sink.seen == [(1, 3), (1, {"loss": None, "ess": 1}), "closed"]
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):

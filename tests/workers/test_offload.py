@@ -168,8 +168,9 @@ class SeenWhileItTrains(Sleepy):
         return found
 
     def accumulate(self, *arguments):
-        super().accumulate(*arguments)
+        found = super().accumulate(*arguments)
         self.note()
+        return found
 
     def note(self):
         held = [each for each in self.optimizer.tensors() if each.dim()]

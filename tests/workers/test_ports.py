@@ -14,6 +14,7 @@ import ray
 
 from crewed import steps
 from running import recipe_in
+from stretto.environments.addresses import Addresses
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime.build import build_runtime
@@ -78,6 +79,24 @@ def test_the_store_listens_where_it_was_told_and_nowhere_else(address):
     there = reach(Rendezvous(store=(address, store.port), name="here", rank=0, size=1, seconds=5))
     there.set("a", "b")
     assert there.get("a") == b"b"
+
+
+def test_programs_reach_a_model_at_loopback_and_nowhere_else():
+    """The addresses of trajectories, and of `stretto serve`, which opens the same."""
+
+    async def scenario():
+        before = {(a, port) for _, a, port in listeners([os.getpid()])}
+        addresses, model = Addresses(vocabulary=8), object()
+        with addresses.running(model):
+            told = await addresses.open(model)
+            opened = {(str(a), port) for _, a, port in listeners([os.getpid()]) if (a, port) not in before}
+        await addresses.close()
+        return told, opened
+
+    told, opened = asyncio.run(scenario())
+    ((address, port),) = opened
+    assert address == "127.0.0.1"
+    assert f"//127.0.0.1:{port}/" in told.base_url
 
 
 def test_a_port_that_is_taken_is_never_asked_for():

@@ -39,7 +39,7 @@ class Saying:
             _, folder, *_ = arguments
             (folder / "state").mkdir()
             (folder / "state" / "from").write_text(self.device)
-        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "save": []}
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "saved": []}
         return said.get(what, self.device)
 
     async def close(self):
@@ -48,6 +48,8 @@ class Saying:
 
 class Sayings:
     """Starts them."""
+
+    awaited = "nothing"
 
     async def open(self):
         """Nothing to claim."""
@@ -156,6 +158,76 @@ def test_the_last_checkpoint_is_given_little_time(monkeypatch, tmp_path):
         worker_group.members[DEVICES[1]].hangs = True
         with pytest.raises(DeadlineError, match=r"save has not answered for 0\.01 s"):
             await worker_group.save(tmp_path)
+
+    asyncio.run(scenario())
+
+
+def test_a_start_of_several_workers_says_what_it_waits_for_and_one_of_one_nothing():
+    async def scenario(devices):
+        told = []
+        plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
+        late = CallDeadlines(start=1, generate=1, train=1, publish=1)
+        await WorkerGroup(plan, Sayings(), lambda device: device, patience=late, note=told.append).start()
+        return told
+
+    told = asyncio.run(scenario(DEVICES))
+    assert [line.partition(" s: ")[2] for line in told] == [
+        "waiting for nothing",
+        "waiting for 2 workers to load their models",
+        "waiting until the workers have found each other",
+        "comparing their weights",
+    ]
+    assert all(line.startswith("start, 0") for line in told)
+    assert asyncio.run(scenario(DEVICES[:1])) == []
+
+
+class Slowly(Saying):
+    """Writes until it is told that it may end, and answers everything else."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.asked, self.may_end = [], False
+
+    async def call(self, what, *arguments):
+        self.asked.append(what)
+        if what == "saved" and not self.hangs:
+            return [] if self.may_end else None
+        return await super().call(what, *arguments)
+
+
+def test_a_worker_that_writes_answers_other_calls_and_an_update_waits_for_it(tmp_path):
+    async def scenario():
+        worker_group = await started()
+        slow = worker_group.members[DEVICES[0]] = Slowly(DEVICES[0])
+        saving = asyncio.ensure_future(worker_group.save(tmp_path / "draft"))
+        await asyncio.sleep(0.02)
+        await worker_group.begin()
+        assert "begin" in slow.asked
+        updating = asyncio.ensure_future(worker_group.apply())
+        await asyncio.sleep(0.02)
+        assert not {"sums", "reduce", "apply"} & set(slow.asked), "weights would change under who writes them"
+        slow.may_end = True
+        await saving
+        await asyncio.sleep(0.02)
+        assert "sums" in slow.asked
+        await asyncio.gather(updating, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_who_falls_silent_while_it_writes_is_not_waited_for_and_another_writes(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoints, "LOOK", 0.01)
+
+    async def scenario():
+        worker_group = await started()
+        slow = worker_group.members[DEVICES[0]] = Slowly(DEVICES[0])
+        saving = asyncio.ensure_future(saved_by(worker_group, tmp_path))
+        await asyncio.sleep(0.005)
+        slow.hangs = True
+        worker_group.silent.add(DEVICES[0])
+        slow.asked.clear()
+        assert await saving == DEVICES[1]
+        assert not worker_group.recovery.lost, "it may come back, and what it holds is not old yet"
 
     asyncio.run(scenario())
 

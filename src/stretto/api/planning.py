@@ -66,6 +66,8 @@ class ForecastPlan:
     """How `gradients` and `weights` pass between devices: shared, ipc, nccl or gloo."""
     turns: Mapping[str, Any] | None
     """Of the best plan, the constant on which its place hangs, its value and where it turns; none if none is near."""
+    runs_today: bool
+    """True if it can be executed as things stand."""
     waits_for: list[str]
     """What of it cannot be run yet."""
     run: Mapping[str, Any]
@@ -74,7 +76,7 @@ class ForecastPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """Every plan that fits, best first."""
+    """Every plan that fits: those that can be executed, best first, and behind them the others."""
 
     recipe: Recipe
     """What was asked about."""
@@ -92,7 +94,7 @@ class Plans:
 
     @property
     def best(self) -> ForecastPlan:
-        """The fastest."""
+        """The fastest that can be executed, if one can."""
         return self.plans[0]
 
     @property
@@ -111,8 +113,8 @@ class Plans:
     @property
     def runs(self) -> list[RunForecast]:
         """The whole run with each plan."""
-        spread = step_spread(self.found.best[0], self.setting)
-        return [run_of(forecast, self.setting, self.recipe, spread=spread) for forecast in self.found.best]
+        spread = step_spread(self.found.listed[0], self.setting)
+        return [run_of(forecast, self.setting, self.recipe, spread=spread) for forecast in self.found.listed]
 
 
 def planned(

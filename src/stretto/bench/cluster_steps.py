@@ -73,7 +73,7 @@ class SharedLauncher:
     """A launcher whose workers serve several crews, one after the other."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
+        self.launcher, self.awaited = launcher, launcher.awaited
         self.members: dict[str, WorkerTransport] = {}
         self.opened = False
 

@@ -49,6 +49,8 @@ class BenchSettings:
     """Answers that the peer of `step` trains at once, each tried."""
     peer: str = "trl"
     """What a step stands beside: trl, or plain where that is not installed."""
+    vllm: bool = False
+    """Whether a rollout stands beside vLLM too, because there is a Python that has it."""
     run: Run
     """Has a job done."""
     note: Note
@@ -140,17 +142,21 @@ def together(turns: Sequence[JobResult]) -> JobResult:
 def rollout_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Tokens per second of generation."""
     desk = CaseJobs(setting, case)
-    (ours, peer), _ = desk.measure_in_turns([("stretto rollout", None), ("generate rollout", None)])
-    equal_work(ours, peer)
+    sides = ["stretto rollout", "generate rollout", *["vllm rollout"] * setting.vllm]
+    (ours, *peers), _ = desk.measure_in_turns([(side, None) for side in sides])
     flops = {kind: forward(desk.sizes, Pass(**generate)) for kind, (generate, _) in ours.facts["work"].items()}
-    rates = ours.generated / ours.best, peer.generated / peer.best
-    row = figure(case, "tokens/s", *rates, peer_name=peer.name, ratio=rates[0] / rates[1])
-    row |= {
-        "divergences_per_1000_tokens": ours.facts["divergences"],
-        "draft_divergences_per_1000_tokens": ours.facts["draft_divergences"],
-        "seconds": {"stretto": ours.best, "peer": peer.best},
-    }
-    return [row | desk.common(ours, peer) | desk.efficiency(flops, ours.best, peer.best)]
+    rows = []
+    for peer in peers:
+        equal_work(ours, peer)
+        rates = ours.generated / ours.best, peer.generated / peer.best
+        row = figure(case, "tokens/s", *rates, peer_name=peer.name, ratio=rates[0] / rates[1])
+        row |= {
+            "divergences_per_1000_tokens": ours.facts["divergences"],
+            "draft_divergences_per_1000_tokens": ours.facts["draft_divergences"],
+            "seconds": {"stretto": ours.best, "peer": peer.best},
+        }
+        rows.append(row | desk.common(ours, peer) | desk.efficiency(flops, ours.best, peer.best))
+    return rows
 
 
 def step_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:

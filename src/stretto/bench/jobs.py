@@ -35,6 +35,7 @@ SIDES = {
     "trl step": "stretto.bench.peer_trl:step",
     "trl replay": "stretto.bench.peer_trl:replay",
     "generate rollout": "stretto.bench.peer_generate:rollout",
+    "vllm rollout": "stretto.bench.peer_vllm:rollout",
 }
 """Name -> the function that measures."""
 

@@ -27,6 +27,7 @@ from stretto.bench.cases import (
 from stretto.bench.compare import BenchSettings, Note, Row, rollout_rows, step_rows, study_rows
 from stretto.bench.jobs import Run, run_apart
 from stretto.bench.spread import CELLS, scaling_rows, strategies_rows
+from stretto.checks.machine.engine_python import has_vllm
 from stretto.errors import RecipeError
 from stretto.extras import install
 
@@ -124,6 +125,7 @@ def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str
             run=run,
             note=note,
             peer=wish.peer,
+            vllm=run is run_apart and has_vllm(),
         )
         rows = [row for case in cases for row in bench.rows(setting, case)]
     return {"bench": wish.bench, "machine": about, "rows": rows}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stretto.checks.machine import devices, network, packages, programs, resources
+from stretto.checks.machine import devices, engine_python, network, packages, programs, resources
 from stretto.checks.machine.base import Check, Function, MachineCheck
 from stretto.checks.machine.facts import look
 from stretto.checks.machine.load import busy_cores, cpu_share
@@ -36,11 +36,17 @@ CHECKS: tuple[Function, ...] = (
     network.cluster_is_reached,
     network.cluster_has_a_token,
     programs.ray_is_installed,
+    engine_python.vllm_is_installed,
     programs.sandbox_locks_in,
 )
 """In the order in which they are shown."""
 
-AT_START: tuple[Function, ...] = (packages.core_versions, packages.companions_match, devices.model_fits)
+AT_START: tuple[Function, ...] = (
+    packages.core_versions,
+    packages.companions_match,
+    devices.model_fits,
+    engine_python.vllm_is_installed,
+)
 """Checks at the start of every run."""
 
 TOLD_AT_START: tuple[Function, ...] = (

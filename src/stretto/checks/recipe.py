@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, rows, task, teacher
+from stretto.checks.rules import environment, limits, own_code, roles, rows, task, teacher, vllm
 from stretto.checks.rules import files as place
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
@@ -61,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     limits.lengths_make_sense,
     limits.step_fits,
     limits.warmup_ends,
+    limits.time_is_readable,
     limits.moments_decay,
     limits.narrow_moments_are_possible,
     limits.quantised_base_is_frozen,
@@ -68,6 +69,7 @@ RULES: tuple[Rule, ...] = (
     limits.cache_has_memory,
     limits.temperature_is_sane,
     limits.engine_says_what_it_kept,
+    vllm.vllm_can_do_it,
     limits.adapter_is_small,
     limits.heads_divide_width,
     limits.scratch_is_tiny,
@@ -97,6 +99,7 @@ RULES: tuple[Rule, ...] = (
     environment.signals_are_given,
     place.plan_is_sound,
     place.model_can_be_found,
+    place.adapter_can_go_on,
     place.lengths_are_recorded,
     place.run_folder_is_free,
     place.logs_can_be_written,

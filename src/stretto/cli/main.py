@@ -16,7 +16,7 @@ import typer
 
 from stretto import __version__
 from stretto.cli import render
-from stretto.errors import RecipeError, StrettoError
+from stretto.errors import StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
 from stretto.threads import leave
 
@@ -27,17 +27,24 @@ COMMANDS = {
     "resume": "train.resume",
     "eval": "evaluate.evaluate",
     "serve": "serve.serve",
+    "chat": "chat.chat",
+    "merge": "merge.merge",
+    "export": "merge.export",
+    "push": "push.push",
+    "deploy": "deploy.deploy",
     "check": "check.check",
     "plan": "plan.plan",
     "doctor": "doctor.doctor",
     "value": "value.value",
+    "report": "report.report",
     "bench": "bench.bench",
     "task": "task.task",
+    "replay": "replay.replay",
+    "samples": "samples.samples",
+    "compare": "compare.compare",
+    "sweep": "sweep.sweep",
 }
 """Command -> its file in this folder, and the function there."""
-
-WAITING = ("merge", "report", "replay", "deploy")
-"""Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
     "check": ("objective", "batch", "recipe"),
@@ -56,7 +63,11 @@ JSON_KEYS = {
     "bench": ("bench", "machine", "rows"),
     "doctor": ("checks",),
     "task": ("prompts", "answers", "parts"),
+    "report": ("page", "runs"),
     "plan": ("plans", "rejected", "assumed"),
+    "replay": ("run", "begun", "weights", "steps"),
+    "merge": ("folder", "step", "dtype", "lost", "proof"),
+    "export": ("file", "type", "bytes", "step", "proof"),
     "eval": ("accuracy", "interval", "pass_at_k", "length_mean", "n"),
 }
 """What a command's JSON document holds besides `ok` and `problems`; null where the command failed."""
@@ -97,7 +108,8 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed, 130 interrupted.
+    """Runs a command. Returns 0 done, 1 failed, 2 wrong recipe or arguments, 3 a deadline passed; 130, 143 or 129 where
+    Ctrl-C, SIGTERM (or the end of its time) or SIGHUP has ended a run in good order.
 
     Without `arguments` it is the program, which then ends, whatever still blocks in some thread.
     """
@@ -111,7 +123,7 @@ def _run(given: Sequence[str]) -> int:
     """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
-    for_output = given[:1] not in (["train"], ["resume"], ["sft"], ["reward-model"])  # what those make is in a folder
+    for_output = given[:1] not in (["train"], ["resume"], ["sweep"], ["sft"], ["reward-model"])  # made in a folder
     with standard_streams(output_matters=for_output):
         try:
             code = _done(given, show)
@@ -127,9 +139,6 @@ def _run(given: Sequence[str]) -> int:
 def _done(given: Sequence[str], show: render.Failures) -> int:
     """Runs a command, and says why if it fails; returns its exit code."""
     try:
-        if given and given[0] in WAITING:
-            there = f"use one of {', '.join(COMMANDS)}"
-            raise RecipeError.of(f"stretto {given[0]}", "this command is not available yet", there)
         app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=list(given), prog_name="stretto")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

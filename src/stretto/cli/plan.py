@@ -15,17 +15,24 @@ import typer
 from stretto.api import calls as api
 from stretto.cli import render
 from stretto.errors import RecipeError
+from stretto.recipe.load import RecipeSource
 from stretto.report.timeline import Span, to_events
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="The recipe, a YAML file; left out with --model.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as batch.samples=4.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="The devices, such as 8xH100 or 6x8xH100, or a file; default: the recipe's.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Plan this model without a recipe: a well-known name, a hub id or a folder.")
+    ] = None,
+    lora: Annotated[int | None, typer.Option(min=1, help="With --model: train an adapter of this rank.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Only this strategy.")] = None,
     cells: Annotated[
         Path | None,
@@ -46,24 +53,48 @@ def plan(
 
     if cells is not None and mesh:
         raise RecipeError.of("--mesh", "has no effect beside --cells", "leave out one of the two")
+    source, asked = _asked(recipe, changes or [], model, lora)
     told = api.plan(
-        recipe,
+        source,
         cluster=cluster,
         strategy=strategy,
-        changes=changes or (),
+        changes=asked,
         measure=measure,
         cells=cells or mesh or None,
         baselines=baselines,
         note=render.note,
     )
     if timeline is not None:
-        _write(timeline, planned.spans(told.found.best[0]))
+        _write(timeline, planned.spans(told.found.listed[0]))
     if json:
         render.document(told.document())
     else:
         named = named_by(told.recipe.placement, len(told.setting.names))
         page = planned.page(told.found, told.setting, named, told.measured, run=told.runs[0])
         render.screen().print(page, end="")
+
+
+SAMPLE = {"batch": {"prompts": 64, "samples": 8}, "engine": {"max_new_tokens": 1024}}
+"""What a step is where there is no recipe; `key=value` changes it."""
+
+
+def _asked(
+    recipe: str | None, changes: list[str], model: str | None, lora: int | None
+) -> tuple[RecipeSource, list[str]]:
+    """The recipe, or one of a model alone, and the changes to it."""
+    if model is None:
+        if recipe is None:
+            raise RecipeError.of("RECIPE", "is missing", "name a recipe, or a model with --model qwen2.5-7b")
+        if lora is not None:
+            raise RecipeError.of("--lora", "has no effect without --model", "write model.adapter.rank=16 instead")
+        return Path(recipe), changes
+    first = [] if recipe is None else [recipe]
+    if first and "=" not in first[0]:
+        raise RecipeError.of(
+            "--model", "has no effect beside a recipe", f"leave out one of them, or write model={model}"
+        )
+    adapter = None if lora is None else {"rank": lora, "alpha": float(2 * lora)}
+    return SAMPLE | {"model": {"name": model, "adapter": adapter}}, first + changes
 
 
 def _write(path: Path, spans: list[Span]) -> None:

@@ -67,24 +67,27 @@ def page(
     `run` is the whole run with the best plan."""
     from rich.text import Text
 
-    work, best = setting.workload, found.best[0]
+    work, best = setting.workload, found.listed[0]
     text = Text()
     policy = work.shapes["train"]
     how = f"LoRA of rank {work.adapter}" if work.adapter else "all weights"
     text.append(
         f"{policy.name}, {policy.params / 1e9:.3g} billion parameters, training {how}, on {setting.cluster}\n"
-        f"{explain.batch(work)}\n\n"
+        f"{explain.batch(work)}\n"
     )
+    text.append(f"{explain.today(found, setting)}\n\n", style="green" if found.ready else "yellow")
     for index, line in enumerate(_table(found, setting, named, measured or {})):
         text.append(f"{line}\n", style="bold" if index == 0 else "green" if index == 1 else "")
     text.append("\n")
-    for forecast in found.best:
+    for forecast in found.listed:
         text.append(f"{forecast.choice.label}", style="bold").append(f": {explain.why(forecast, found, setting)}\n")
-    if (turn := turning_point(found.best, setting)) is not None:
+    if (turn := turning_point(found.ready or found.best, setting)) is not None:
         text.append(f"{turn}\n")
-    for name, why in found.rejected:
-        text.append(f"{name}", style="bold").append(f" is no choice: {why}\n")
-    text.append("\nthe best plan\n", style="bold").append(f"  {explain.layout(best.choice, work)}\n")
+    for names, why in _rejected(found):
+        told = f" {'is' if len(names) == 1 else 'are'} no choice: {why}\n"
+        text.append(", ".join(names), style="bold").append(told)
+    text.append("\nthe best plan", style="bold").append("\n" if found.ready else ", which cannot be executed yet\n")
+    text.append(f"  {explain.layout(best.choice, work)}\n")
     if best.choice.devices > 1:
         text.append(f"  {explain.paths(best)}\n")
     for line in _memory(best):
@@ -102,13 +105,23 @@ def page(
 def _table(found: SearchResult, setting: PlanningProblem, named: str, measured: Mapping[str, float]) -> list[str]:
     """Rows of equal columns."""
     stages = ["generate", *setting.workload.stages]
-    head = ["strategy", *["measured s"] * bool(measured), "step s", *stages, "rest", "idle", "tokens/s", "GB"]
+    head = [
+        "strategy",
+        "runs today",
+        *["measured s"] * bool(measured),
+        "step s",
+        *stages,
+        "rest",
+        "idle",
+        "tokens/s",
+        "GB",
+    ]
     priced = setting.workload.price is not None
-    rows = [head + ["cost"] * priced]
-    for forecast in found.best:
+    rows = [head + ["cost/step"] * priced]
+    for forecast in found.listed:
         mark = " *" if forecast.choice.label == named else ""
         peaks = dict.fromkeys(f"{forecast.held(room)[1].total / GB:.1f}" for room in forecast.room.sides)
-        row = [f"{forecast.choice.label}{mark}"]
+        row = [f"{forecast.choice.label}{mark}", "yes" if forecast in found.ready else "no"]
         row += [_seconds(took) if (took := measured.get(forecast.choice.label)) else "-"] if measured else []
         row.append(_seconds(forecast.step))
         row += [_seconds(forecast.stages.get(stage, 0.0)) for stage in stages]
@@ -126,6 +139,14 @@ def _table(found: SearchResult, setting: PlanningProblem, named: str, measured: 
         for row in rows
     ]
     return lines + (["* the recipe's own"] if any("*" in row[0] for row in rows) else [])
+
+
+def _rejected(found: SearchResult) -> Iterator[tuple[list[str], str]]:
+    """(strategies, why) of those that are no choice; those with the same reason together."""
+    names: dict[str, list[str]] = {}
+    for name, why in found.rejected:
+        names.setdefault(why, []).append(name)
+    yield from ((named, why) for why, named in names.items())
 
 
 def _seconds(seconds: float) -> str:

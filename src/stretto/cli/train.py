@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,8 @@ import typer
 from stretto.api import calls as api
 from stretto.api import supervised
 from stretto.cli import render
+from stretto.errors import RunStopped
+from stretto.runtime.interrupt import ended_by_signals
 
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as run.steps=80.")
@@ -23,8 +25,8 @@ def train(
     changes: Changes = None,
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
-    _outlive_terminal()
-    api.train(recipe, changes=changes or (), note=render.note)
+    with _in_good_order():
+        api.train(recipe, changes=changes or (), note=render.note)
 
 
 def sft(
@@ -32,8 +34,8 @@ def sft(
     changes: Changes = None,
 ) -> None:
     """Imitate the answers in the data (supervised fine-tuning), in a run folder of its own."""
-    _outlive_terminal()
-    supervised.sft(recipe, changes=changes or (), note=render.note)
+    with _in_good_order():
+        supervised.sft(recipe, changes=changes or (), note=render.note)
 
 
 def reward_model(
@@ -41,8 +43,8 @@ def reward_model(
     changes: Changes = None,
 ) -> None:
     """Train a reward model on pairs of a better and a worse answer, in a run folder of its own."""
-    _outlive_terminal()
-    supervised.reward_model(recipe, changes=changes or (), note=render.note)
+    with _in_good_order():
+        supervised.reward_model(recipe, changes=changes or (), note=render.note)
 
 
 def resume(
@@ -56,12 +58,17 @@ def resume(
     ] = False,
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
-    _outlive_terminal()
     allowed = [key for given in allow or () for key in given.split(",")]
-    api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)
+    with _in_good_order():
+        api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)
 
 
-def _outlive_terminal() -> None:
-    """Has a terminal that is closed not end the run, nor the processes that it starts. Ctrl-C is as ever."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@contextmanager
+def _in_good_order() -> Iterator[None]:
+    """A run that was asked to end says where it stands and how to go on, as the last thing that it says."""
+    try:
+        with ended_by_signals():
+            yield
+    except RunStopped as stopped:  # told here, because typer makes one thing of all interruptions
+        render.screen(error=True).print(render.plain(str(stopped)), style="yellow")
+        raise typer.Exit(stopped.exit_code) from stopped

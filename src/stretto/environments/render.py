@@ -40,6 +40,8 @@ class Tokenizer(Protocol):
 
     chat_template: Any
     special_tokens_map: Any
+    all_special_ids: Any
+    added_tokens_decoder: Any
 
     def get_chat_template(self) -> str: ...
 
@@ -69,6 +71,7 @@ class Renderer:
         self.arguments = dict(arguments or {})
         self._opened: OrderedDict[tuple[str, str], Tokens | RolloutError] = OrderedDict()
         self._reader: ToolCallReader | None = None
+        self._pieces: dict[int, str] = {}
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
 
@@ -164,9 +167,40 @@ class Renderer:
             self._reader = ToolCallReader(self.tokenizer)
         return self._reader.read(tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens, tools)
 
+    @property
+    def turn_tokens(self) -> frozenset[int]:
+        """Special tokens, which no reply should hold, but for those that end it."""
+        added = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return frozenset(added.union(self.tokenizer.all_special_ids)) - self.stop
+
     def all_text(self, tokens: Sequence[int]) -> str:
         """A whole conversation for people to read, special tokens included."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def widths(self, tokens: Sequence[int], text: str) -> list[int]:
+        """How many letters of a conversation's text each of its tokens made, for people to read; together all of it.
+
+        A letter that several tokens make counts for the last of them, and one that a token has only beside others
+        (some tokenizers leave a first space out) for the one before.
+        """
+        widths, place, without = list[int](), 0, 0
+        for token in tokens:
+            if token not in self._pieces:
+                self._pieces[token] = self.all_text([token])
+            piece = self._pieces[token]
+            whole = piece and "\N{REPLACEMENT CHARACTER}" not in piece
+            found = text.find(piece, place, place + len(piece) + 1 + 4 * without) if whole else -1
+            if found < 0:
+                widths.append(0)
+                without += 1
+                continue
+            if widths:
+                widths[-1] += found - place
+            place, without = found + len(piece), 0
+            widths.append(len(piece) + (0 if len(widths) else found))
+        if widths:
+            widths[-1] += len(text) - place
+        return widths
 
     @property
     def _is_foreign(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from stretto.models.adapter_folder import WEIGHTS as ADAPTERS
 from stretto.models.source import ModelFiles
 
 SETTINGS = (
@@ -30,16 +31,20 @@ SETTINGS = (
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Files of weights, or what says which they are; the first of them that exists is read."""
 
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
-"""Read too, where a folder holds an adapter besides."""
-
 
 def files_read(files: ModelFiles) -> dict[str, Path]:
     """Name -> path of every file that loading reads; nothing for `scratch` and for what is not on this machine yet."""
+    own = {} if files.adapter is None else adapter_files(files.adapter.folder)
     if files.gguf is not None:
-        return {files.gguf.name: files.gguf}
+        return {files.gguf.name: files.gguf, **own}
     config = files.config
-    return files_in(config.parent) if config else {}
+    return {**(files_in(config.parent) if config else {}), **own}
+
+
+def adapter_files(folder: Path) -> dict[str, Path]:
+    """What decides of an adapter's folder: its weights. The recipe says the rest, and the tokenizer is the base's."""
+    weights = next((name for name in ADAPTERS if (folder / name).is_file()), ADAPTERS[0])
+    return {f"adapter/{weights}": folder / weights}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -29,7 +29,7 @@ from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
-from stretto.models.lora import add_adapter
+from stretto.models.lora import add_adapter, fill_adapter
 from stretto.models.plausible import wrong_token_id
 from stretto.models.quantised import quantise
 from stretto.models.reading import before_trained
@@ -156,7 +156,8 @@ def choose_device(cluster: str) -> torch.device:
 def load(
     section: ModelSection, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None = None
 ) -> Policy:
-    """Loads the model a recipe names. `base` is a run's own copy, which is then read instead.
+    """Loads the model a recipe names, and the adapter if it names one. `base` is a run's own copy of the model, which
+    is then read instead.
 
     A scratch model comes out random; warming it up is the run's business, because it needs a task.
     """
@@ -186,9 +187,14 @@ def load(
     policy = Policy(network=network, tokenizer=tokenizer, portable=files.portable)
     with reading_model(files.name, failing="cannot be run"):
         take_over_attention(policy)
+    if files.adapter is not None and (problem := files.adapter.refused(section.adapter)) is not None:
+        raise RecipeError(problem)
     if section.adapter is None:
         return policy
-    return replace(policy, adapted=add_adapter(network, section.adapter, seed=seed))
+    adapted = add_adapter(network, section.adapter, seed=seed)
+    if files.adapter is not None:
+        fill_adapter(adapted, files.adapter)
+    return replace(policy, adapted=adapted)
 
 
 def take_over_attention(policy: Policy) -> None:

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, inject_adapter_in_model
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from peft.utils import load_peft_weights
 from torch import nn
 from transformers import PreTrainedModel
 
 from stretto.errors import Problem, RecipeError
 from stretto.kernels.cpu.backward import take_over_adapters
+from stretto.models.adapter_folder import AdapterFacts
+from stretto.models.load_errors import reading_model
 from stretto.models.quantised import QuantisedExperts
 from stretto.recipe.schema import Adapter
 
@@ -111,3 +114,15 @@ def _settle(network: PreTrainedModel, section: Adapter) -> None:
     take_over_adapters(network)
     if section.targets == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules()):
         warnings.warn("experts in few bits stay as they are; all other linear layers are adapted", stacklevel=3)
+
+
+def fill_adapter(adapted: Any, facts: AdapterFacts) -> None:
+    """Gives a fresh adapter the weights of a saved one of its kind, all of them, in the type of the network."""
+    with reading_model(str(facts.folder), failing="cannot be read", fix="get the adapter's files again"):
+        weights = load_peft_weights(str(facts.folder), device="cpu")
+        found = set_peft_model_state_dict(adapted, weights)
+    missing = [name for name in found.missing_keys if "lora_" in name]
+    if names := missing or list(found.unexpected_keys):
+        of = "no weights for" if missing else "weights for no layer of"
+        reason = f"the adapter {facts.folder} has {of} {len(names)} names ({names[0]})"
+        raise RecipeError.of("model.adapter", reason, f"write {facts.written}, or train a new adapter")

@@ -164,7 +164,7 @@ def base_network(
 ) -> Base:
     """How the network that is trained is loaded once more."""
     plain = section.model_copy(update={"adapter": None, "quantize": "none"})
-    return lambda: load(plain, files, seed=seed, device=device, base=base).network
+    return lambda: load(plain, replace(files, adapter=None), seed=seed, device=device, base=base).network
 
 
 def _classifier(ending: str, files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -1,8 +1,8 @@
 """Which files a model name means, and what can be read of them in a moment: family and context length.
 
-A name is `scratch`, a folder, a .gguf file, package:NAME/FILE (a file that a Python package carries) or a hub id.
-Nothing is downloaded, imported or unpickled here, and no weights are read; whether a model loads is for `models.load`
-to find out.
+A name is `scratch`, a folder, a .gguf file, package:NAME/FILE (a file that a Python package carries) or a hub id. The
+folder of an adapter means the model that it adapts, with the adapter. Nothing is downloaded, imported or unpickled
+here, and no weights are read; whether a model loads is for `models.load` to find out.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import importlib.util
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from stretto.errors import RecipeError
 from stretto.models import gguf_header as gguf
+from stretto.models.adapter_folder import AdapterFacts, is_adapter, read_adapter
 from stretto.models.plausible import CONTEXT_KEYS, TOKEN_KEYS, implausible, implausible_gguf, wrong_token_id
 from stretto.recipe.validation_errors import nearest
 
@@ -41,6 +42,8 @@ class ModelFiles:
     """The folder that holds the files; none for hub ids and `scratch`."""
     file: str | None
     """gguf: the file in that folder."""
+    adapter: AdapterFacts | None = None
+    """The adapter that training goes on with, where the recipe names one; all else is the model that it adapts."""
 
     @property
     def scratch(self) -> bool:
@@ -156,6 +159,8 @@ def _at(name: str, path: Path) -> ModelFiles:
     if os.path.isdir(path):
         if os.path.isfile(path / "config.json"):
             return ModelFiles(kind="folder", name=name, folder=path, file=None)
+        if is_adapter(path):
+            return _adapted(name, path)
         raise RecipeError.of(
             FIELD, f"the folder {path} has no config.json", "give the folder that save_pretrained wrote"
         )
@@ -164,6 +169,24 @@ def _at(name: str, path: Path) -> ModelFiles:
     if path.suffix == ".gguf":
         return ModelFiles(kind="gguf", name=name, folder=path.parent, file=path.name)
     raise RecipeError.of(FIELD, f"{path} is a file, but not a .gguf", FORMS)
+
+
+def _adapted(name: str, folder: Path) -> ModelFiles:
+    """An adapter's folder: the model that it adapts, with the adapter."""
+    adapter = read_adapter(name, folder)
+    # The copy that a run keeps is found wherever the run is; the path in the adapter may be of before it was moved.
+    own = folder.resolve().parents[1] / "base" if len(folder.resolve().parts) > 3 else folder / "base"
+    given = str(own) if not os.path.exists(adapter.base) and (own / "config.json").is_file() else adapter.base
+    try:
+        base = locate(given, folder)
+    except RecipeError as error:
+        reason = f"{name} is an adapter of {adapter.base}, and {error.problems[0].reason}"
+        fix = f"put that model there, or correct base_model_name_or_path in {folder / 'adapter_config.json'}"
+        raise RecipeError.of(FIELD, reason, fix) from None
+    if base.adapter is not None:
+        fix = "merge one into the other first"
+        raise RecipeError.of(FIELD, f"{name} is an adapter of an adapter, {adapter.base}", fix)
+    return replace(base, adapter=adapter)
 
 
 def _in_package(name: str) -> Path:

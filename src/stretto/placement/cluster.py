@@ -1,8 +1,8 @@
 """A cluster: which devices exist, on which hosts, from text such as `6x8xH100` or from a cluster file.
 
-It says what there is, never what is free. `8xH100` is one host of eight; a count beyond what one host usually holds is
-split into such hosts. Threads of a CPU are this machine's: `1xcpu+1xcpu2` are two devices of one host, of one and of
-two threads, unless the hosts are counted, too.
+It says what there is, never what is free. `H100` is one device, `8xH100` is one host of eight; a count beyond what one
+host usually holds is split into such hosts. Threads of a CPU are this machine's: `1xcpu+1xcpu2` are two devices of one
+host, of one and of two threads, unless the hosts are counted, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,10 @@ from stretto.recipe.schema import Count, Section
 
 MOST_DEVICES = 16_384
 """As many as the largest published trainings of one model used; a slip of the finger otherwise fills the memory."""
+
+
+NAME = r"(?:[A-Za-z]|\d{4}\b)[\w .-]*"
+"""How the name of a device may look: it begins with a letter, or it is a number of four digits, as cards are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +116,10 @@ def _from_file(path: str, field: str) -> Cluster:
 
 
 def _part(part: str, text: str, field: str) -> tuple[Device, list[int]]:
-    match = re.fullmatch(r"(?:(\d{1,18})\s*x\s*)?(\d{1,18})\s*x\s*([A-Za-z][\w .-]*)", part, re.IGNORECASE)
+    match = re.fullmatch(rf"(?:(\d{{1,18}})\s*x\s*)?(\d{{1,18}})\s*x\s*({NAME})", part, re.IGNORECASE)
     if match is None:
+        with suppress(RecipeError):
+            return find_device(part, field=field), [1]
         raise RecipeError.of(
             field,
             f"{text!r} is no cluster, and no file that is there",

@@ -150,7 +150,14 @@ def plain(name: str) -> str:
 
 
 _BY_PLAIN_NAME = {plain(name): device for name, device in DEVICES.items()}
-for _other, _name in {"A100-80": "A100", "A100-80GB": "A100", "A100-40": "A100-40GB", "H100-80": "H100"}.items():
+_CARDS = {number: f"RTX{number}" for number in ("3090", "4090", "5090")}
+for _other, _name in {
+    **_CARDS,
+    "A100-80": "A100",
+    "A100-80GB": "A100",
+    "A100-40": "A100-40GB",
+    "H100-80": "H100",
+}.items():
     _BY_PLAIN_NAME[plain(_other)] = DEVICES[_name]
 
 NUMBERS = (

@@ -87,7 +87,18 @@ def plan_of_mapping(
     return replace(plan, strategy="yours", flow=flow, tail=moves, optimizer=optimizer)
 
 
-KEYS = ("cells", "flow", "strategy", "tail", "optimizer", "staleness", "priority", "predicted", "measured")
+KEYS = (
+    "cells",
+    "flow",
+    "strategy",
+    "tail",
+    "optimizer",
+    "staleness",
+    "priority",
+    "predicted",
+    "measured",
+    "reward_workers",
+)
 """Keys of a plan; every other one is a role or a model."""
 
 

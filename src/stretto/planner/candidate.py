@@ -19,7 +19,6 @@ from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import ORDER, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
-from stretto.plugins import is_plugin
 from stretto.scheduler.records import UPDATE
 
 Source = Literal["own", "shared", "gather"]
@@ -154,7 +153,6 @@ class Candidate:
             (self._critic_width(workload) > 1, "a critic that devices train in slices"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
-            (workload.engine != "native" and not is_plugin(workload.engine), f"the engine {workload.engine}"),
         ):
             if asked:
                 yield what

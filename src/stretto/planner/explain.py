@@ -28,8 +28,8 @@ LEAST = 1e-6
 
 def document(found: SearchResult, setting: PlanningProblem) -> dict[str, Any]:
     """Plans and rejections as plain data, best first."""
-    turn = turning_point(found.best, setting)
-    plans = [_plan(forecast, found, setting) for forecast in found.best]
+    turn = turning_point(found.ready or found.best, setting)
+    plans = [_plan(forecast, found, setting) for forecast in found.listed]
     if turn is not None:
         plans[0] |= {"why": f"{plans[0]['why']}; {turn}", "turns": turn.document()}
     return {
@@ -59,6 +59,7 @@ def _plan(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> 
         "why": why(forecast, found, setting),
         "paths": {"gradients": forecast.gradients.value, "weights": forecast.weights.value},
         "turns": None,
+        "runs_today": forecast in found.ready,
         "waits_for": list(forecast.choice.waits_for(setting.workload)),
     }
 
@@ -102,21 +103,26 @@ def money(amount: float) -> str:
 
 def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> str:
     """What decides about the seconds of a plan, and how far it is ahead or behind."""
-    first = found.best[0]
+    first = found.listed[0]
+    usual = usual_of(forecast, found.best if forecast in found.best else found.ready)
+    more = usual and slower_because(forecast, usual, setting.workload)
+    tail = f"; {more}" if more else ""
     if forecast is not first:
         behind = forecast.step / first.step - 1
-        said = "about as fast as" if behind < CLOSE else f"{behind:.0%} slower than"
-        usual = usual_of(forecast, found.best)
-        more = usual and slower_because(forecast, usual, setting.workload)
-        return f"{said} {first.choice.label}; {binding(forecast, setting)}" + (f"; {more}" if more else "")
-    if len(found.best) == 1:
-        return binding(forecast, setting)
-    second = found.best[1]
+        gap = f"{abs(behind):.0%} {'slower' if behind > 0 else 'faster'} than"
+        said = "about as fast as" if abs(behind) < CLOSE else gap
+        told = f"{said} {first.choice.label}; {binding(forecast, setting)}{tail}"
+        waits = [] if forecast in found.ready else list(forecast.choice.waits_for(setting.workload))
+        return told + (f"; it waits for {', '.join(waits)}" if waits else "")
+    alike = found.ready if first in found.ready else found.best
+    if len(alike) == 1:
+        return f"{binding(forecast, setting)}{tail}"
+    second = alike[1]
     ahead = second.step / first.step - 1
     margin = f"{ahead:.1%} ahead of {second.choice.label}"
     if ahead < CLOSE:
         margin = f"about as fast as {second.choice.label} ({ahead:.1%} apart, less than the model is exact to)"
-    return f"{margin}; {binding(forecast, setting)}"
+    return f"{margin}; {binding(forecast, setting)}{tail}"
 
 
 def binding(forecast: Forecast, setting: PlanningProblem) -> str:
@@ -153,9 +159,12 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
     yield from work.assumed
     if setting.source is not None:
         yield setting.source
+    else:
+        names = ", ".join(dict.fromkeys(device.name for device, _ in setting.cluster.pools()))
+        yield f"the speed of {names} is assumed, from data sheets and published measurements; nothing was measured here"
     if not found.best:
         return
-    best = found.best[0]
+    best = found.listed[0]
     devices, size = len(setting.cluster), f"{work.prompts} x {work.samples} answers"
     if best.workless:
         yield (
@@ -177,12 +186,25 @@ def notes(found: SearchResult, setting: PlanningProblem) -> Iterator[str]:
             "between devices, tensors pass through host memory; placement.nccl=true passes them from card to card "
             "(not tried on GPUs yet)"
         )
-    if waiting := list(best.choice.waits_for(work)):
-        told = f"the best plan cannot be executed yet; it waits for {', '.join(waiting)}"
-        if (today := found.today) is not None:
-            told += f". Of those that can, the best is {today.choice.label} with {today.step:.3g} s: "
-            told += layout(today.choice, work)
-        yield told
+    if work.price is None and setting.cluster.hosts[0].device.kind.has_own_memory:
+        yield "there is no price; placement.price_per_gpu_hour=2 adds what a step and the run cost"
+
+
+def today(found: SearchResult, setting: PlanningProblem) -> str:
+    """Whether the best plan can be executed, and what the faster one waits for that cannot."""
+    fastest = found.best[0]
+    waits = ", ".join(fastest.choice.waits_for(setting.workload))
+    if found.today is None:
+        return f"no plan can be executed yet; the best waits for {waits or 'being tried'}"
+    if fastest in found.ready:
+        return f"{fastest.choice.label} is the fastest, and can be executed today"
+    ahead = 1 - fastest.step / found.today.step
+    if ahead <= 0 or not waits:
+        return f"{found.today.choice.label} is the best that can be executed today"
+    return (
+        f"{found.today.choice.label} is the best that can be executed today; {fastest.choice.label} would take "
+        f"{ahead:.0%} less ({fastest.step:.3g} s), and waits for {waits}"
+    )
 
 
 def layout(choice: Candidate, workload: StepWorkload) -> str:

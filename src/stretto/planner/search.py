@@ -70,6 +70,11 @@ class SearchResult:
         """The fastest that can be executed as things stand."""
         return self.ready[0] if self.ready else None
 
+    @property
+    def listed(self) -> tuple[Forecast, ...]:
+        """What can be executed, the fastest first, and behind it what is the best of a strategy and cannot."""
+        return (*self.ready, *(forecast for forecast in self.best if forecast not in self.ready))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedCandidate:

@@ -20,6 +20,7 @@ from stretto.recipe.schema import (
     ModelSection,
     Recipe,
     RoleModel,
+    VllmEngineSection,
     Vstar,
     choices_in,
 )
@@ -235,6 +236,13 @@ MODELS = {"reward": "reward model", "reference": "reference", "value": "critic"}
 """Role -> the model that only scores."""
 
 
+APART = (
+    "; vLLM samples from a copy of the weights, which is read back and compared after each publish; its noise is a "
+    "seed per request, so an answer is promised to be the same again only where its request does not move"
+)
+"""What is said of an engine with weights of its own."""
+
+
 def plan_sentence(recipe: Recipe) -> str:
     """Where the models live and in what order stages run."""
     cluster = recipe.placement.cluster
@@ -245,18 +253,19 @@ def plan_sentence(recipe: Recipe) -> str:
     if learns_from_rows(recipe.algorithm.name):
         return f"every step trains on rows of the task, on {one or cluster}; nothing is sampled"
     direct = "; gradients and weights pass from card to card by NCCL" if recipe.placement.nccl else ""
+    apart = APART if isinstance(recipe.engine, VllmEngineSection) else ""
     if one:
         return (
-            f"flatten on {one}: every step generates, then scores{asking}, then trains; "
-            f"the engine samples from the very tensors that are trained"
+            f"flatten on {one}: every step generates, then scores{asking}, then trains"
+            f"{apart or '; the engine samples from the very tensors that are trained'}"
         )
     if recipe.placement.cells:
-        return f"cells by hand on {cluster}{direct}"
+        return f"cells by hand on {cluster}{direct}{apart}"
     strategy = recipe.placement.strategy
     if strategy == "auto":
-        return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now{direct}"
+        return f"auto on {cluster}: chosen when a run starts, as `stretto plan` would now{direct}{apart}"
     lags = "; what they generate is trained on in the next step (staleness 1)" if recipe.placement.staleness else ""
-    return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}{direct}"
+    return f"{strategy} on {cluster}: {find_strategy(strategy).sentence.format(asking=asking)}{lags}{direct}{apart}"
 
 
 def changes_of(recipe: Recipe) -> list[tuple[str, object, object]]:

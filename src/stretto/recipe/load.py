@@ -79,6 +79,7 @@ def read_recipe(source: RecipeSource, changes: Changes = ()) -> RecipeText:
         data, problems = _data(source)
     except RecipeError as error:
         return RecipeText(recipe=None, problems=error.problems, doubtful=frozenset())
+    data = with_named_model(data)
     for change in listed(changes):
         try:
             if isinstance(change, str):
@@ -118,6 +119,13 @@ def _data(source: object) -> tuple[Any, list[Problem]]:
         return plain(source), []
     fix = "give the path of a recipe, a dict of its sections, or a stretto.Recipe"
     raise RecipeError.of("recipe", f"is a {type(source).__name__}", fix)
+
+
+def with_named_model(data: Any) -> Any:
+    """The data, with a `model` that is a single text as its name."""
+    if isinstance(data, dict) and isinstance(data.get("model"), str):
+        return {**data, "model": {"name": data["model"]}}
+    return data
 
 
 def plain(value: Any) -> Any:
@@ -178,7 +186,7 @@ def read_data(data: object, problems: Sequence[Problem] = ()) -> RecipeText:
     """Validates plain data. Keys at fault are taken out and the rest is read again, so that it can be checked too."""
     found = list(problems)
     doubtful = {problem.field for problem in found}
-    data = plain(data)
+    data = with_named_model(plain(data))
     drop_echoes(data, list(words.kinds(Recipe)))
     wrong = dict(_unusable(data))
     for _ in range(ROUNDS):
@@ -229,7 +237,8 @@ def drop(data: Any, path: words.Path) -> words.Path:
             return path[:-1] if lacking else path
         if not lacking:
             del parent[path[-1]]
-            return path
+            emptied = not parent and path[:-1] and words.at(path[:-1]) is None  # a section that no recipe has
+            return drop(data, path[:-1]) if emptied else path
     return drop(data, path[:-1]) if path[:-1] else path
 
 

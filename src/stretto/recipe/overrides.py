@@ -1,7 +1,8 @@
 """`key=value` on the command line: one value into the data of a recipe, before it is validated.
 
 The key is dotted, with numbers for the items of a list (`rewards.0.weight=2`); the value is read as YAML. A section
-that the file leaves out or sets to null is made; a list that it leaves out starts from its default.
+that the file leaves out or sets to null is made; a list that it leaves out starts from its default. `model=ID` is
+`model.name=ID`, and changes nothing else of the section.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ def apply(data: Any, change: str) -> Any:
     key, equals, text = change.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise RecipeError.of(change, "is no `key=value`", "write it like batch.samples=4")
-    return put(data, key.strip(), _value(key, text))
+    return put(data, key.strip(), value_of_text(key, text))
 
 
 def put(data: Any, key: str, value: Any) -> Any:
     """The same with a value that needs no reading."""
-    parts = key.split(".")
+    parts = ["model", "name"] if key == "model" and isinstance(value, str) else key.split(".")
     if not isinstance(data, dict):
         return data
     here: Any = data
@@ -42,7 +43,7 @@ def put(data: Any, key: str, value: Any) -> Any:
     return data
 
 
-def _value(key: str, text: str) -> Any:
+def value_of_text(key: str, text: str) -> Any:
     """The right-hand side, as YAML would read it in the file."""
     try:
         value, problems = document.read(text, name=key)

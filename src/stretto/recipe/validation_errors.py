@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stretto.errors import Problem
 from stretto.recipe import schema_text as words
-from stretto.recipe.schema import Choice
+from stretto.recipe.foreign_keys import Counterpart, foreign_keys
+from stretto.recipe.schema import Choice, Section
 from stretto.recipe.schema.base import OWN, names_of
 from stretto.recipe.schema_text import Path, dotted
 
@@ -38,7 +39,7 @@ def explain(errors: Sequence[Mapping[str, Any]], data: object) -> dict[Path, Pro
             key, problem = _kind(path, value)
             found[(*path, key)] = problem
         elif error["type"] == "extra_forbidden" or error["loc"][-1:] == ("[key]",):
-            found[path] = _elsewhere(path, data) or _unknown(path, data)
+            found |= _unknown_key(path, value, data)
         elif error["type"] == "missing" and value is _ABSENT:
             found[path] = _missing(path, data)
         elif not path:
@@ -74,6 +75,8 @@ def intended(path: Path) -> tuple[str, ...]:
     key, siblings = str(path[-1]), _siblings(path)
     here = dotted(path[:-1]) + "." if path[:-1] else ""
     homes = words.homes()
+    if (foreign := counterpart(path)) is not None:
+        return () if foreign.ours is None else (foreign.ours,)
     if close := nearest(key, siblings, 0.7):
         return (here + close,)
     if key in homes:
@@ -88,6 +91,18 @@ def _nearest_the_top(names: tuple[str, ...]) -> tuple[str, ...]:
     """At most three: `optimizer.lr` before that of a critic, which has an optimizer of its own."""
     least = min(name.count(".") for name in names)
     return tuple(name for name in names if name.count(".") == least)[:3]
+
+
+def counterpart(path: Path) -> Counterpart | None:
+    """What a key is here that another project calls so: by its whole name, or by its last part in a section of ours
+    that has nothing nearer."""
+    known, here = foreign_keys(), dotted(path[:-1])
+    if (whole := known.get(dotted(path))) is not None or len(path) < 2 or words.at(path[:-1]) is None:
+        return whole
+    found = known.get(str(path[-1]))
+    if found is None or (found.ours or "").startswith(f"{here}."):
+        return found
+    return None if nearest(str(path[-1]), _siblings(path), 0.7) else found
 
 
 def _siblings(path: Path, data: object = None) -> list[str]:
@@ -157,9 +172,31 @@ def _elsewhere(path: Path, data: object) -> Problem | None:
     return Problem(field=dotted(path), reason=reason, fix=f"take it out, or use {wanted}")
 
 
+def _unknown_key(path: Path, value: object, data: object) -> dict[Path, Problem]:
+    """A key that the schema does not have there; of a section of another project, each key below."""
+    leaves = list(_leaves(path, value))
+    if counterpart(path) is None and any(counterpart(leaf) for leaf in leaves if leaf != path):
+        return {leaf: _unknown(leaf, data) for leaf in leaves}
+    return {path: _elsewhere(path, data) or _unknown(path, data)}
+
+
+def _leaves(path: Path, value: object) -> Iterator[Path]:
+    """The places of all single values."""
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from _leaves((*path, key), below)
+    else:
+        yield path
+
+
 def _unknown(path: Path, data: object) -> Problem:
     """A key that the schema does not have at this place."""
-    where = f"in `{dotted(path[:-1])}`" if path[:-1] else "at the top of a recipe"
+    ours = words.at(path[:-1]) is not None
+    where = f"in `{dotted(path[:-1])}`" if path[:-1] and ours else "at the top of a recipe" if ours else "in a recipe"
+    foreign = counterpart(path)
+    if foreign is not None or not ours:
+        fix = foreign.fix if foreign else "take it out; docs/guides/coming-from.md lists what other projects' keys are"
+        return Problem(field=dotted(path), reason=f"there is no such key {where}", fix=fix)
     meant = " or ".join(f"`{name}`" for name in intended(path))
     fix = f"did you mean {meant}?" if meant else f"take it out; the keys here are {', '.join(_siblings(path, data))}"
     return Problem(field=dotted(path), reason=f"there is no such key {where}", fix=fix)
@@ -204,6 +241,8 @@ def _unfit(path: Path, value: object, data: object) -> Problem:
 
 def _correction(path: Path, value: object, kinds: Sequence[words.KeyType], field: Any) -> str:
     if isinstance(value, str):
+        if naming := next((key for kind in kinds if (key := _naming_key(kind.type))), None):
+            return f"write `{dotted(path)}.{naming}: {value[:40]}`"
         if close := nearest(value, [str(word) for word in words.choices(kinds)]):
             return f"did you mean '{close}'?"
         if any(kind.type in (int, float) for kind in kinds) and value.replace(".", "", 1).isdigit():
@@ -214,3 +253,10 @@ def _correction(path: Path, value: object, kinds: Sequence[words.KeyType], field
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
         return f"change it, or leave it out for the default, {default}"
     return "change it, or leave it out" if field is not None and not field.is_required() else "change it"
+
+
+def _naming_key(section: Any) -> str | None:
+    """The key of a section that a single text would most likely be meant for."""
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        return None
+    return section.told_by[0] if issubclass(section, Choice) else "name" if "name" in section.model_fields else None

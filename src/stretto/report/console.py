@@ -11,15 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from stretto.report import live_view
 from stretto.report.curve import ASCII, BLOCKS, curve
 from stretto.report.stream import tolerant
+
+REFRESHED = 4
+"""Times a second that a live view is drawn."""
 
 
 class Progress(Protocol):
@@ -35,6 +40,10 @@ class Progress(Protocol):
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step ended with these metrics, named as in metrics.jsonl."""
+        ...
+
+    def sampled(self, row: Mapping[str, Any]) -> None:
+        """One answer of the step that ended, as its samples file has it."""
         ...
 
     def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
@@ -74,10 +83,13 @@ class _Course:
     """Mean reward by step."""
     accuracies: dict[int, float] = field(default_factory=dict)
     """Held-out accuracy by step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of the newest step."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> str:
         """Notes a step and says it in a line."""
         words = []
+        self.metrics = metrics
         if (reward := metrics.get("reward/mean")) is not None:
             self.rewards[step] = reward
             words.append(f"reward {reward:.3f}")
@@ -131,6 +143,9 @@ class PlainProgress:
         steps = self._course.steps
         self._line(f"step {step:>{len(str(steps))}}/{steps}  {self._course.step(step, metrics)}".rstrip())
 
+    def sampled(self, row: Mapping[str, Any]) -> None:
+        """Nothing: `stretto samples` shows answers."""
+
     def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """A line of its own."""
         self._line(f"step {step}: {self._course.evaluated(step, accuracy, low, high, prompts)}")
@@ -171,6 +186,9 @@ class SilentProgress:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Nothing."""
 
+    def sampled(self, row: Mapping[str, Any]) -> None:
+        """Nothing."""
+
     def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """Nothing."""
 
@@ -187,12 +205,14 @@ class SilentProgress:
 
 
 class LiveProgress:
-    """A bar over the steps with the newest numbers beside it."""
+    """A bar over the steps with the newest numbers beside it, and below it how the run goes."""
 
     def __init__(self, console: Console) -> None:
         console.file = tolerant(console.file)  # as above
         self._console = console
         self._course = _Course()
+        self._answer: Mapping[str, Any] | None = None
+        self._finished = False
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -203,6 +223,7 @@ class LiveProgress:
             expand=True,
         )
         self._task = self._bar.add_task("starting", total=None, numbers="", accuracy="")
+        self._live = Live(get_renderable=self._view, console=console, refresh_per_second=REFRESHED)
 
     def start(self, steps: int, done: int) -> None:
         """Gives the bar its length."""
@@ -218,27 +239,44 @@ class LiveProgress:
         numbers = self._course.step(step, metrics)
         self._bar.update(self._task, description="training", completed=step, numbers=numbers)
 
+    def sampled(self, row: Mapping[str, Any]) -> None:
+        """Shows the answer until the next step."""
+        self._answer = row
+
     def evaluated(self, step: int, accuracy: float, low: float, high: float, prompts: str = "") -> None:
         """Shows the newest accuracy until the next."""
         self._bar.update(self._task, accuracy=self._course.evaluated(step, accuracy, low, high, prompts))
 
     def finish(self, summary_lines: Sequence[str]) -> None:
         """Leaves the bar as it is and prints curves and summary below it."""
-        self._bar.stop()
-        marks = BLOCKS if self._console.encoding.startswith("utf") else ASCII
+        self._finished = True
+        self._live.stop()
+        marks = self._marks()
         width = max(10, min(80, self._console.width - 12))
         for part in (self._course.curves(width, marks), "\n".join(summary_lines)):
             if part:
                 self._console.print(Text("\n" + _printable(part)))
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
+
+    def _view(self) -> Group:
+        """The bar and, while the run goes and where the terminal is high enough, the lines below it."""
+        course, width, marks = self._course, self._console.width, self._marks()
+        shown = live_view.lines(
+            list(course.rewards.values()), list(course.accuracies.values()), course.metrics, self._answer, width, marks
+        )
+        low = self._finished or self._console.height < len(shown) + 4
+        return Group(self._bar, *(Text(line) for line in ([] if low else shown)))
+
+    def _marks(self) -> str:
+        return BLOCKS if self._console.encoding.startswith("utf") else ASCII
 
 
 def _printable(text: str) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
 from stretto.scheduler.records import BufferedGroup, GroupStart
-from stretto.types import Group, Sample
+from stretto.types import Group, Sample, TrainedLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class StepBatch:
     """How many groups were asked for."""
     rounds: int
     """How many rounds it took."""
+    trained: TrainedLogprobs = field(default_factory=dict)
+    """What the trainer says of them."""
     old: Mapping[tuple[str, int, int, int], NDArray[np.float64]] = field(default_factory=dict)
     """Conversation's key -> the policy's log-probabilities when it sampled, where the next step trains on it."""
 

@@ -74,18 +74,21 @@ async def build_runtime(
     given: UserFunctions = NONE_GIVEN,
     watch: AbstractContextManager[None] | None = None,
     judged: bool = True,
-    trains: bool = True,
+    drafts: bool = True,
 ) -> Runtime:
     """Starts the workers and connects the parts. `folder` is the run's. Without a launcher, one device is served by a
     thread of this process, with `make_engine`'s engine if there is one, and several by processes of their own.
 
     `stacks` is where it is written down who stands where when a deadline passes, by default `folder`. `watch` has the
-    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`. Who
-    never `trains` leaves alone what a run is about to write.
+    deadline of loading, which begins when the rewards have been imported and tried, if anything is to be `judged`.
+    Without `drafts` nothing is put into the folder of a run that may be under way.
     """
     task = load_task(recipe, root, values)
+    # Who only asks must not touch the draft of a run.
+    trains = drafts and any(cell.role == "train" for cell in plan.cells)
+    draft = folder / ".model.draft" if folder and trains else None
     start = recipe.deadlines.start
-    pool = Pool(workers=reward_worker_count(), paths=folders_of(root), start_deadline=start, server=given.server)
+    pool = Pool(workers=reward_worker_count(recipe), paths=folders_of(root), start_deadline=start, server=given.server)
     hosts = None
     try:
         rewards = Rewards(recipe.rewards, pool)
@@ -95,7 +98,7 @@ async def build_runtime(
             hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
             return await _assemble(
                 recipe, plan, root, folder, note, launcher, make_engine, given,
-                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, trains=trains,
+                task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, draft=draft,
             )  # fmt: skip
     except BaseException:
         if hosts is not None:
@@ -119,7 +122,7 @@ async def _assemble(
     rewards: Rewards,
     stacks: Path | None,
     hosts: EnvironmentHosts | None,
-    trains: bool,
+    draft: Path | None,
 ) -> Runtime:
     begun = time.monotonic()
     files = locate(recipe.model.name, root)
@@ -133,16 +136,15 @@ async def _assemble(
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     threads = threads_of(recipe, plan, note)
-    whitens = whitens_gradients(recipe, plan, build(recipe.algorithm, folders_of(root)))
-    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, whitens=whitens)
+    assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
-    draft = folder / ".model.draft" if folder and trains and any(cell.role == "train" for cell in plan.cells) else None
     worker_group = WorkerGroup(
-        plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl
-    )
+        plan, launcher, assign,
+        patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl, note=note,
+    )  # fmt: skip
     try:
         await worker_group.start(by=begun + recipe.deadlines.start)
         tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
@@ -189,7 +191,7 @@ def _assignment(
     base: Path | None,
     budgets: Mapping[str, int],
     threads: Mapping[str, int],
-    whitens: bool,
+    logs: Path | None,
 ) -> WorkerSpec:
     """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
@@ -206,8 +208,9 @@ def _assignment(
         recompute=plan.recomputes_on(device),
         cuts_reference=recipe.roles.teacher is None and any(plan.in_slices(cell) for cell in mine),
         sharers={role: plan.sharers(role) for role in UPDATE},
-        whitens=whitens,
+        whitens=whitens_gradients(recipe, plan, build(recipe.algorithm, folders_of(root))),
         sleeps=plan.sleeps_on(device),
+        logs=logs.resolve() if logs else None,
     )
 
 
@@ -321,9 +324,10 @@ async def start_hosts(recipe: Recipe, root: Path) -> EnvironmentHosts | None:
     return hosts
 
 
-def reward_worker_count() -> int:
+def reward_worker_count(recipe: Recipe) -> int:
     """Processes for user code: the other half of the cores is for what generates and trains."""
-    return min(max(2, cores() // 2), MOST_JUDGES)
+    told = recipe.run.reward_workers
+    return min(max(2, cores() // 2), MOST_JUDGES) if told == "auto" else told
 
 
 def token_budget(recipe: Recipe, kind: DeviceKind) -> int:

@@ -50,11 +50,13 @@ class Evaluation:
     """What it is over."""
     failure: str | None = None
     """Why the first answer without a verdict has none, if one has none."""
+    verdicts: Mapping[str, bool] = field(default_factory=dict)
+    """Id of each prompt with a verdict -> whether it was answered right."""
 
     def document(self) -> dict[str, object]:
         """As `--json` prints it: what is missing is told where something is."""
         whole = asdict(self)
-        beside = ("asked", "pass_n", "failure") if self.failure is None else ()
+        beside = ("verdicts", *(("asked", "pass_n", "failure") if self.failure is None else ()))
         measures = {name.removeprefix("eval/"): number for name, number in self.measures.items()}
         return {key: value for key, value in whole.items() if key not in (*beside, "measures", "unit")} | measures
 
@@ -117,6 +119,7 @@ async def evaluate_answers(parts: Runtime, prompts: Sequence[Prompt], *, pass_k:
         asked=len(prompts),
         pass_n=counts,
         failure=f"prompt {failed[0].prompt.id}: {failed[0].failure}" if failed else None,
+        verdicts={group.prompt.id: _right(group) > 0 for group in groups},
     )
 
 

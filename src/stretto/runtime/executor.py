@@ -42,13 +42,7 @@ class StepExecutor:
     """One step's."""
 
     def __init__(
-        self,
-        parts: Runtime,
-        *,
-        pace: SpeedEstimator,
-        clock: Clock,
-        step: int,
-        carried: StepBatch | None = None,
+        self, parts: Runtime, *, pace: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
         self.parts, self.worker_group, self.lengths, self.pace = parts, parts.worker_group, parts.lengths, pace
@@ -70,7 +64,9 @@ class StepExecutor:
             asyncio.get_running_loop().create_future
         )
         self.credit = StepCredit(parts)
+        self.trained: dict[ConversationKey, NDArray[np.float32]] = {}
         self.reports: list[dict[str, float]] = []
+        self.suspects: tuple[ConversationKey, ...] = ()
         self.verdicts: dict[RolloutId, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
         # How many reward functions run, on trajectories of which groups since when none did, and the span of that.
         self.judging, self.judged, self.judges = 0, set[int](), ExitStack()
@@ -247,7 +243,7 @@ class StepExecutor:
         samples = [sample for item in piece.items for sample in self._credited(item)]
         if self.old:
             samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
-        await self.worker_group.accumulate(piece.cell, samples)
+        self.trained |= await self.worker_group.accumulate(piece.cell, samples)
 
     def _credited(self, item: RolloutId) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
@@ -297,8 +293,9 @@ class StepExecutor:
                     spans.enter_context(span)
             report = await self.worker_group.apply(last=last)
         self.reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+        self.suspects = report.suspects
         if not last:
-            guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step)
+            guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step, suspects=self.suspects)
 
     async def revive(self, device: str) -> None:
         """Brings back a device's process that died."""
@@ -321,12 +318,15 @@ class StepExecutor:
             samples=self.credit.together(accepted),
             launched=len(self.asked) - self.first,
             rounds=self.rounds,
+            trained=self.trained,
             old={key: numbers for key, numbers in self.old.items() if self.carried and key not in self.carried.old},
         )
 
     def learned(self, made: StepBatch) -> StepBatch:
         """What this step has trained on: what was carried into it, or what it has made."""
-        return replace(self.carried, samples=self.credit.together(range(self.first))) if self.carried else made
+        if not self.carried:
+            return made
+        return replace(self.carried, samples=self.credit.together(range(self.first)), trained=self.trained)
 
     def all_scored(self) -> Scored:
         """Every trajectory that was launched in this step, judged or failed, in launch order."""

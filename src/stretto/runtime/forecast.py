@@ -24,7 +24,7 @@ from stretto.planner.problem import PlanningProblem
 from stretto.planner.whole_run import between, duration, forecast_run
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
-from stretto.runtime.build import token_budget
+from stretto.runtime.build import reward_worker_count, token_budget
 from stretto.runtime.plans import devices_of, make_plan
 from stretto.storage.atomic import replace as replace_file
 from stretto.storage.atomic import to_json
@@ -42,17 +42,20 @@ class PlannedRun:
     """Where everything lives."""
     expected: Mapping[str, Any] | None
     """The forecast, as plan.json has it; none where none was made."""
+    reward_workers: int
+    """Processes that run reward functions."""
 
     def to_json(self) -> dict[str, Any]:
         """The planned run, as plan.json holds it."""
-        return self.plan.to_json() | ({} if self.expected is None else {"predicted": dict(self.expected)})
+        told = {**self.plan.to_json(), "reward_workers": self.reward_workers}
+        return told | ({} if self.expected is None else {"predicted": dict(self.expected)})
 
 
 def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
     """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
-    section = recipe.placement
+    section, workers = recipe.placement, reward_worker_count(recipe)
     if len(devices_of(section)) == 1 or learns_from_rows(recipe.algorithm.name):
-        return PlannedRun(plan=make_plan(recipe), expected=None)
+        return PlannedRun(plan=make_plan(recipe), expected=None, reward_workers=workers)
     if section.strategy == "auto" and section.cells is None:
         try:
             setting = foresee.setting_of(recipe, root, _cluster(recipe))
@@ -64,10 +67,11 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
             told = [setting.source or "usual constants", *setting.workload.assumed[:1]]
             note(f"plan: {chosen.why} ({'; '.join(told)})")
             plan = chosen.forecast.plan
-            return PlannedRun(plan=plan, expected=foresee.document(chosen.forecast, setting, plan.devices))
+            expected = foresee.document(chosen.forecast, setting, plan.devices)
+            return PlannedRun(plan=plan, expected=expected, reward_workers=workers)
     known = _setting(recipe, root)
     plan = widened(recipe, known, note)
-    return PlannedRun(plan=plan, expected=expectation(recipe, known, plan))
+    return PlannedRun(plan=plan, expected=expectation(recipe, known, plan), reward_workers=workers)
 
 
 def widened(recipe: Recipe, setting: PlanningProblem | None, note: Note) -> Plan:

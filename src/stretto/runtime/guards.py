@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stretto.errors import GuardError, RewardError, TrainingError
@@ -36,11 +36,16 @@ def evaluation_errors(section: Guards, scored: Scored, *, launched: int) -> None
     )
 
 
-def finite(section: Guards, metrics: Mapping[str, float], *, step: int) -> None:
-    """Stops on a loss or gradient that is no number, of which no update was made."""
+def finite(
+    section: Guards, metrics: Mapping[str, float], *, step: int, suspects: Sequence[tuple[str, int, int, int]] = ()
+) -> None:
+    """Stops on a loss or gradient that is no number, of which no update was made; names the samples it comes from."""
     if metrics["updates/skipped"] and section.non_finite == "stop":
+        named = "; ".join(f"prompt {p}, visit {v}, attempt {a}, conversation {c}" for p, v, a, c in suspects)
+        told = f"it comes from {named}; " if named else ""
         raise TrainingError(
-            f"train: step {step} is not finite ({_loss(metrics)}); lower optimizer.lr, or set guards.non_finite: skip"
+            f"train: step {step} is not finite ({_loss(metrics)}); {told}"
+            "lower optimizer.lr, or set guards.non_finite: skip"
         )
 
 

@@ -7,28 +7,33 @@ weights move at the end of a step alone; whatever is interrupted before leaves t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stretto.errors import StrettoError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
+from stretto.report.diagnosis import Diagnosis
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
+from stretto.runtime.drift import DriftGuards
 from stretto.runtime.evaluate import Evaluation, evaluate, measured_words
+from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
+from stretto.runtime.live_page import LivePage
 from stretto.runtime.metrics import lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
+from stretto.runtime.saving import CheckpointWriter
 from stretto.runtime.schedule import StepResult, run_step
 from stretto.runtime.spans import Clock
+from stretto.runtime.time_limit import TimeLimit
 from stretto.runtime.training_data import learning_metrics
 from stretto.runtime.user_functions import Callbacks, StepEvent
 from stretto.runtime.watch import StageWatch, limits
-from stretto.storage.checkpoint import Checkpoints
 from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
-from stretto.types import Stateful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +42,22 @@ class RunOutput:
 
     journal: Journal
     """The run folder."""
-    checkpoints: Checkpoints
+    saves: CheckpointWriter
     """The run's checkpoints."""
+    time_limit: TimeLimit
+    """Asks the run to end in time."""
+    drift: DriftGuards
+    """Warns of what goes wrong slowly."""
+    host: HostWatch
+    """Measures how this process is."""
     progress: Progress
     """The terminal."""
-    stateful: tuple[Stateful, ...]
-    """What a checkpoint holds."""
     callbacks: Callbacks
     """The user's functions that are called after each step."""
+    page: LivePage
+    """report.html."""
+    diagnosis: Diagnosis
+    """Says what is wrong with the run."""
 
 
 async def train(
@@ -66,45 +79,45 @@ async def train(
         metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
         note_step(desk, clock, step=done, metrics=metrics)
         if done:
-            await save(parts, desk, clock, step=done, metrics=metrics)
+            await unbroken(desk.saves.begin(clock, step=done, metrics=metrics))
         desk.journal.timeline(clock.events())
     for step in range(done + 1, recipe.run.steps + 1):
-        cursor = parts.prompts.state()
+        cursor, begun = parts.prompts.state(), time.monotonic()
+        desk.saves.check()
         clock.begin()
         try:
             stop_if_interrupted()
             taken = await run_step(parts, clock, step=step)
         except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
-            await save_before(error, parts, desk, clock, step=step - 1, metrics=metrics)
+            await save_before(error, desk, clock, step=step - 1, metrics=metrics)
             raise
-        guards.finite(recipe.guards, taken.updates[-1], step=step)
+        guards.finite(recipe.guards, taken.updates[-1], step=step, suspects=taken.suspects)
         batch, metrics = taken.batch, step_numbers(parts, taken)
-        metrics |= parts.worker_group.reduction()
+        metrics |= {**parts.worker_group.spent(), **desk.host.metrics()}
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
+        answers = answers_of(parts, batch, step=step)
         if parts.data is None:
-            rows = sample_rows(
-                batch.scored, batch.samples, renderer=parts.renderer, environment=recipe.environment.kind, step=step
-            )
-            desk.journal.samples(step, list(rows))
+            desk.journal.samples(step, answers)
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         note_step(desk, clock, step=step, metrics=metrics)
         desk.progress.step(step, metrics)
+        show(desk, step=step, metrics=metrics, answers=answers)
         if len(batch.accepted) < recipe.batch.prompts:
             desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
-            await save(parts, desk, clock, step=step, metrics=metrics)
+            await unbroken(desk.saves.begin(clock, step=step, metrics=metrics))
         desk.journal.timeline(clock.events())
+        desk.page.stepped()
         try:
-            desk.callbacks(
-                StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder)
-            )
-            guards.after_step(recipe.guards, metrics)
+            judge_step(recipe, desk, step=step, metrics=metrics)
+            desk.time_limit.stepped(time.monotonic() - begun)
             stop_if_interrupted()
         except (asyncio.CancelledError, StrettoError) as error:
-            await save_before(error, parts, desk, clock, step=step, metrics=metrics)
+            await save_before(error, desk, clock, step=step, metrics=metrics)
             raise
+    await unbroken(desk.saves.settled())
     return evaluations
 
 
@@ -113,6 +126,35 @@ def step_numbers(parts: Runtime, taken: StepResult) -> dict[str, float]:
     if parts.data is not None:
         return learning_metrics(taken.batch, taken.report, entropy=parts.data.imitates)
     return {**step_metrics(taken.batch, parts.recipe.batch, parts.algorithm), **taken.report}
+
+
+def answers_of(parts: Runtime, batch: StepBatch, *, step: int) -> list[dict[str, Any]]:
+    """The step's answers, as they are kept; none where rows are learned from."""
+    if parts.data is not None:
+        return []
+    return list(sample_rows(batch, renderer=parts.renderer, environment=parts.recipe.environment.kind, step=step))
+
+
+def show(desk: RunOutput, *, step: int, metrics: Mapping[str, float], answers: Sequence[Mapping[str, Any]]) -> None:
+    """One of the step's answers, and what is wrong with the run, if anything is that no guard has warned of."""
+    if answers:
+        desk.progress.sampled(answers[0])
+    for rule, text in desk.diagnosis.step(step, metrics, answers, warned=desk.drift.warned).items():
+        desk.progress.note(f"step {step}: {text}")
+        desk.journal.event("diagnosis", step=step, rule=rule, text=text)
+
+
+def judge_step(recipe: Recipe, desk: RunOutput, *, step: int, metrics: Mapping[str, float]) -> None:
+    """The user's callbacks, and the guards, each of which may end the run; a step's lines are written by then.
+
+    A warning of what was shown already is only recorded.
+    """
+    desk.callbacks(StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder))
+    guards.after_step(recipe.guards, metrics)
+    for warning in desk.drift.after_step(metrics):
+        desk.journal.event("warning", step=step, guard=warning.guard, text=warning.text)
+        if not desk.diagnosis.has_told(warning.guard):
+            desk.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
 
 
 def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:
@@ -148,10 +190,13 @@ async def evaluated(
         with clock.stage("evaluate", "generate", step=step, version=parts.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
     except (asyncio.CancelledError, StrettoError) as error:
-        await save_before(error, parts, desk, clock, step=step, metrics=metrics)
+        await save_before(error, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
     if evaluation.accuracy is not None and evaluation.interval is not None:
+        verdicts = evaluation.verdicts.items()
+        right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
+        desk.journal.event("evaluated", step=step, right=right, wrong=wrong)
         desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
     else:
         desk.progress.note(f"step {step}: {' '.join(measured_words(evaluation))}, {evaluation.prompts}")
@@ -184,11 +229,11 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 async def save_before(
-    error: BaseException, parts: Runtime, desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]
+    error: BaseException, desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]
 ) -> None:
     """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
     try:
-        await save(parts, desk, clock, step=step, metrics=metrics)
+        await unbroken(desk.saves.save(clock, step=step, metrics=metrics))
     except StrettoError as failure:
         if isinstance(error, asyncio.CancelledError):  # whoever pressed Ctrl-C counts on the checkpoint
             raise
@@ -200,26 +245,3 @@ def note_step(desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str,
     still_held(desk.journal.folder)
     desk.journal.timeline(clock.events())
     desk.journal.metrics(step, metrics)
-
-
-async def save(parts: Runtime, desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
-    """A checkpoint of the run as it is after `step`. Where it is, the timeline of its step is, a kill or not."""
-    guards.free_disk(parts.recipe.guards, desk.journal.folder)
-    still_held(desk.journal.folder)
-    with ExitStack() as stage:
-        stage.enter_context(clock.stage("checkpoint", "train", step=step, version=parts.version))
-
-        def ready() -> None:
-            stage.close()
-            desk.journal.timeline(clock.events())
-
-        await unbroken(parts.fetch())
-        path = desk.checkpoints.save(
-            step,
-            parts=desk.stateful,
-            written=parts.worker_group.files.names,
-            write_model=parts.write_model,
-            metrics=metrics,
-            ready=ready,
-        )
-    desk.journal.event("checkpoint", step=step, path=str(path))

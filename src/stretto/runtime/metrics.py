@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm
 from stretto.environments.render import Renderer
 from stretto.models.memory import peak_gb
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.rewards.base import sampled_tokens
-from stretto.rewards.score import Scored
 from stretto.runtime.batch import StepBatch
 from stretto.types import Conversation, Reward, Sample, Trajectory, trajectory_key
+
+Credited = tuple[Sample, NDArray[np.float32] | None]
+"""A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
 
 
 def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
@@ -62,22 +65,20 @@ def lag(batch: StepBatch, version: int) -> float:
     return float(np.mean([version - 1 - sample.conversation.version for sample in batch.samples] or [0]))
 
 
-def sample_rows(
-    scored: Scored, samples: Sequence[Sample], *, renderer: Renderer, environment: str, step: int
-) -> Iterator[dict[str, Any]]:
+def sample_rows(batch: StepBatch, *, renderer: Renderer, environment: str, step: int) -> Iterator[dict[str, Any]]:
     """One row per trajectory, judged ones first."""
-    by_key = {sample.key: sample for sample in samples}
-    for group in scored.groups:
+    by_key = {sample.key: (sample, batch.trained.get(sample.key)) for sample in batch.samples}
+    for group in batch.scored.groups:
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
             yield row(trajectory, reward, by_key, renderer, environment, step=step)
-    for trajectory in scored.failed:
+    for trajectory in batch.scored.failed:
         yield row(trajectory, None, by_key, renderer, environment, step=step)
 
 
 def row(
     trajectory: Trajectory,
     reward: Reward | None,
-    samples: dict[tuple[str, int, int, int], Sample],
+    samples: Mapping[tuple[str, int, int, int], Credited],
     renderer: Renderer,
     environment: str,
     *,
@@ -99,10 +100,17 @@ def row(
         ],
         "answer": trajectory.outcome.answer if trajectory.outcome else None,
         "reference": trajectory.prompt.reference,
+        **_turn_rewards(trajectory),
         "reward": reward_row(reward) if reward else None,
         "failure": trajectory.failure,
         "used": all(sample is not None for sample in credited) and bool(credited),
     }
+
+
+def _turn_rewards(trajectory: Trajectory) -> dict[str, Any]:
+    """What each call was worth, where the environment said so."""
+    told = trajectory.outcome.turn_rewards if trajectory.outcome is not None else None
+    return {"turn_rewards": list(told)} if told is not None else {}
 
 
 def reward_row(reward: Reward) -> dict[str, Any]:
@@ -111,18 +119,28 @@ def reward_row(reward: Reward) -> dict[str, Any]:
     return {**found, "costly": list(reward.costly)} if reward.costly else found
 
 
-def conversation_row(conversation: Conversation, sample: Sample | None, renderer: Renderer) -> dict[str, Any]:
+def conversation_row(conversation: Conversation, credited: Credited | None, renderer: Renderer) -> dict[str, Any]:
     """One conversation; numbers per trained token are aligned with its tokens, 0 elsewhere."""
-    advantages = np.zeros(len(conversation.tokens))
+    advantages, trained = np.zeros(len(conversation.tokens)), np.zeros(len(conversation.tokens))
+    sample, told = credited or (None, None)
     if sample is not None:
         advantages[conversation.trained] = sample.advantage
+    if told is not None:
+        trained[conversation.trained] = told
+    usual = ((0, int(conversation.trained.sum())),)
+    turns = {"turns": [list(turn) for turn in conversation.turns]} if conversation.turns not in ((), usual) else {}
+    tokens = conversation.tokens.tolist()
+    text = renderer.all_text(tokens)
     return {
-        "tokens": conversation.tokens.tolist(),
+        "tokens": tokens,
         "trained": conversation.trained.astype(int).tolist(),
         "logprobs": conversation.logprobs.round(6).tolist(),
         "advantages": advantages.round(6).tolist(),
+        "trainer_logprobs": None if told is None else trained.round(5).tolist(),
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,
-        "text": renderer.all_text(conversation.tokens.tolist()),
+        **turns,
+        "text": text,
+        "widths": renderer.widths(tokens, text),
     }

@@ -120,7 +120,7 @@ async def _ask(
         stacks=stacks,
         watch=startup_deadline(recipe, stacks),
         judged=judged,
-        trains=False,
+        drafts=False,
         given=given,
     )
     try:

@@ -39,7 +39,7 @@ IN_CHECKPOINT = {
 """Keys whose work is in the checkpoint, and why another value would not fit."""
 
 
-FREE = ("run.callbacks_strict",)
+FREE = ("run.callbacks_strict", "run.report", "run.reward_workers", "run.until")
 """Keys that may differ without being allowed to, because nothing that is trained depends on them."""
 
 

@@ -26,6 +26,7 @@ MADE = (
     "events.jsonl",
     "timeline.json",
     "plan.json",
+    "report.html",
     "samples",
     "tensorboard",
     "inputs.json",

@@ -91,6 +91,8 @@ class StepResult:
     """What it learned from."""
     updates: Sequence[Mapping[str, float]]
     """The trainer's numbers of each update; of the last one the weights may have turned out to be no numbers."""
+    suspects: tuple[tuple[str, int, int, int], ...] = ()
+    """Samples that made the last one not finite."""
 
     @property
     def report(self) -> dict[str, float]:
@@ -127,7 +129,7 @@ async def take_step(
     executor, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = BufferedBatch(batch=made, cursor=cursor) if lags and not ends else None
     parts.worker_group.applying = False
-    result = StepResult(batch=executor.learned(made), updates=executor.reports)
+    result = StepResult(batch=executor.learned(made), updates=executor.reports, suspects=executor.suspects)
     if parts.kl is None:
         return result
     coef, trajectories = parts.kl.coef, len({sample.key[:3] for sample in result.batch.samples})

@@ -6,29 +6,39 @@ another recipe than the one the checkpoint was trained with, unless told which k
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from stretto import plugins, threads
 from stretto.checks.own_code import import_plugins
-from stretto.errors import CheckpointError, StateLostError, StrettoError
+from stretto.errors import RunStopped, StateLostError, StrettoError
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
+from stretto.recipe.time_limit import time_left
 from stretto.report.console import Progress, console_for
+from stretto.report.diagnosis import Diagnosis
+from stretto.report.loggers import LIBRARIES, library_logger
 from stretto.report.own_logger import own_logger
+from stretto.report.read_run import flat
 from stretto.report.tensorboard import TensorBoard
 from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
-from stretto.runtime.evaluate import Evaluation, measured_words
+from stretto.runtime.drift import DriftGuards
+from stretto.runtime.endings import Finished, finished, sound, where_it_stands
+from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
+from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
-from stretto.runtime.interrupt import interrupt_answered, stop_if_interrupted
+from stretto.runtime.interrupt import StopRequest, interrupt_answered, stop_if_interrupted
+from stretto.runtime.live_page import LivePage
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
 from stretto.runtime.memory_rehearsal import rehearse_if_asked
 from stretto.runtime.moved import point_adapters
@@ -43,27 +53,18 @@ from stretto.runtime.recipe_changes import (
 from stretto.runtime.recipe_file import load_run_recipe, recipe_text
 from stretto.runtime.resume_point import set_aside, standing
 from stretto.runtime.runtime import Runtime
+from stretto.runtime.saving import CheckpointWriter
+from stretto.runtime.time_limit import TimeLimit
 from stretto.runtime.user_functions import NONE_GIVEN, Callbacks, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.atomic import replace
 from stretto.storage.checkpoint import Checkpoints, metrics_of, step_of
+from stretto.storage.json_lines import numbers_of, read_rows
 from stretto.storage.lock import held
-from stretto.storage.run_folder import Journal, claim_folder, forget_unbegun, free_folder
+from stretto.storage.run_folder import Journal, Sink, claim_folder, forget_unbegun, free_folder
 from stretto.types import Stateful
 from stretto.workers.models import EngineFactory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """What a run came to."""
-
-    folder: Path
-    """The run's folder."""
-    model: Path
-    """The checkpoint of its last step."""
-    evaluations: tuple[tuple[int, Evaluation], ...]
-    """(step, evaluation), those of this session."""
 
 
 def start(
@@ -123,10 +124,14 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
     Once from each checkpoint: what dies again before the next one would die for ever.
     """
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    since = -1
+    left = time_left(recipe.run.until, os.environ, datetime.now(UTC))
+    since, request = -1, StopRequest(left and (time.monotonic() + left[0], left[1]))
     while True:
         try:
-            return threads.run(_run(recipe, folder=folder, again=again, told=told, **rest))
+            return threads.run(_run(recipe, request, folder=folder, again=again, told=told, **rest))
+        except KeyboardInterrupt as stop:
+            text = where_it_stands(checkpoints, recipe.run.steps)
+            raise RunStopped(text, exit_code=request.exit_code) from stop
         except StateLostError as lost:
             newest = standing(checkpoints, every=recipe.checkpoint.every).latest
             step = step_of(newest) if newest else 0
@@ -139,6 +144,7 @@ def _run_with_restarts(recipe: Recipe, *, folder: Path, again: bool = False, tol
 
 async def _run(
     recipe: Recipe,
+    request: StopRequest,
     *,
     folder: Path,
     root: Path,
@@ -152,7 +158,7 @@ async def _run(
 ) -> Finished:
     """The whole of a run between its folder and its summary; `told` is why it begins again, `before` the old recipe."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
-    with interrupt_answered(), progress or console_for(sys.stdout) as screen:
+    with interrupt_answered(request), progress or console_for(sys.stdout) as screen, TimeLimit(request, screen) as ends:
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
         every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
@@ -161,6 +167,8 @@ async def _run(
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
+            if stand.latest and done >= recipe.run.steps and not lacks_evaluation(recipe, done, metrics):
+                return finished(screen, folder, stand.latest, done)
         import_plugins(recipe, root)  # those that are as they were
         course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
@@ -171,6 +179,7 @@ async def _run(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
+            desk: RunOutput | None = None
             try:
                 await rehearse_if_asked(parts, screen.note)  # while the optimizer is fresh
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
@@ -179,24 +188,65 @@ async def _run(
                 await parts.restored(stand.latest)
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
-                    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
-                    write(folder, course, None)
+                    _record(folder, recipe, root, course)
+                desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
-                desk = RunOutput(
-                    journal=journal, checkpoints=checkpoints, progress=screen, stateful=stateful,
-                    callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
-                )  # fmt: skip
-                with InputsRecorder(folder, recipe, root, given):
+                with InputsRecorder(folder, recipe, root, given), desk.host, desk.page:
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
-                finished = Finished(folder=folder, model=_last(checkpoints), evaluations=tuple(evaluations))
-                beside = compare_to_forecast(folder, course, recipe, root, after=done, memory=await parts.memory())
-                screen.finish([*summary(finished), *[""] * bool(beside), *beside])
-                return finished
+                    return await _finish(parts, desk, course, evaluations, root=root, after=done)
             except StateLostError:
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
+                if desk is not None:
+                    await desk.saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
                 await parts.close()
+
+
+def _record(folder: Path, recipe: Recipe, root: Path, course: PlannedRun) -> None:
+    """What the run goes on with, instead of what it was begun with."""
+    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
+    write(folder, course, None)
+
+
+def _output(
+    parts: Runtime,
+    journal: Journal,
+    checkpoints: Checkpoints,
+    stateful: Sequence[Stateful],
+    limit: TimeLimit,
+    screen: Progress,
+    given: UserFunctions,
+) -> RunOutput:
+    """Where a run writes what happens."""
+    recipe, folder = parts.recipe, journal.folder
+    return RunOutput(
+        journal=journal,
+        saves=CheckpointWriter(parts, journal=journal, checkpoints=checkpoints, stateful=stateful, durable=limit.saved),
+        time_limit=limit,
+        drift=DriftGuards(recipe.guards, folder, map(numbers_of, read_rows(folder / "metrics.jsonl"))),
+        host=HostWatch(),
+        progress=screen,
+        callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
+        page=LivePage(folder, screen.note, wanted=recipe.run.report),
+        diagnosis=Diagnosis(recipe, parts.renderer.turn_tokens),
+    )
+
+
+async def _finish(
+    parts: Runtime,
+    desk: RunOutput,
+    course: PlannedRun,
+    evaluations: Sequence[tuple[int, Evaluation]],
+    *,
+    root: Path,
+    after: int,
+) -> Finished:
+    """What the run came to, which is shown, beside what was expected of the steps after `after`."""
+    folder, recipe = desk.journal.folder, parts.recipe
+    beside = compare_to_forecast(folder, course, recipe, root, after=after, memory=await parts.memory())
+    model = sound(desk.saves.checkpoints)
+    return finished(desk.progress, folder, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])
 
 
 def _refuse(folder: Path, recipe: Recipe, before: Recipe, root: Path, *, done: int, **rest: Any) -> None:
@@ -223,38 +273,19 @@ def _journal(
 ) -> Journal:
     """The run folder: a new one, or open again for what follows the step `done`, its evaluation included if pending."""
     after = None if done is None else done - pending
-    sinks = [
-        own_logger(name, folder, plugins.folders_of(root), note)
-        if plugins.is_plugin(name)
-        else TensorBoard(folder / "tensorboard", after=after)
-        for name in recipe.log
-    ]
+    sinks = [sink_of(name, folder, root, after=after, note=note) for name in recipe.log]
+    keys = dict(flat(recipe.model_dump(mode="json")))
+    for sink in sinks:
+        sink.recipe(keys)
     if done is not None:
         return Journal.reopen(folder, step=done, again=pending, sinks=sinks, note=note)
     return Journal.create(folder, recipe=recipe_text(recipe, root, folder), plan=plan.to_json(), sinks=sinks)
 
 
-def _last(checkpoints: Checkpoints) -> Path:
-    latest = checkpoints.latest()
-    if latest is None:
-        raise CheckpointError(f"{checkpoints.folder}: the run ended without a sound checkpoint")
-    return latest
-
-
-def summary(finished: Finished) -> list[str]:
-    """What to tell the user at the end."""
-    lines = []
-    if finished.evaluations:
-        (first, before), (last, after) = finished.evaluations[0], finished.evaluations[-1]
-        if before.accuracy is not None and after.accuracy is not None and after.interval is not None:
-            low, high = after.interval
-            lines.append(
-                f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
-                f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
-            )
-        for old, new in zip(measured_words(before), measured_words(after), strict=True):
-            lines.append(f"{old} (step {first}) -> {new.removeprefix('held-out ')} (step {last})")
-    places = {"model": finished.model, "metrics": finished.folder / "metrics.jsonl"}
-    if (samples := finished.folder / "samples").is_dir() and any(samples.iterdir()):
-        places["samples"] = samples
-    return [*lines, *(f"{name:<8} {place}" for name, place in places.items())]
+def sink_of(name: str, folder: Path, root: Path, *, after: int | None, note: Note) -> Sink:
+    """Where else what a run finds goes, by its name in `log`."""
+    if plugins.is_plugin(name):
+        return own_logger(name, folder, plugins.folders_of(root), note)
+    if name in LIBRARIES:
+        return library_logger(name, folder, after=after, note=note)
+    return TensorBoard(folder / "tensorboard", after=after)

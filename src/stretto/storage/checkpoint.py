@@ -13,8 +13,9 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stretto.errors import CheckpointError
 from stretto.storage import manifest as manifests
@@ -36,6 +37,33 @@ Skipped = Callable[[Path, str], None]
 """Told of a checkpoint that cannot be used, and why."""
 
 
+class NamedState(Protocol):
+    """What a checkpoint takes from a part of a run."""
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Plain values and tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSnapshot:
+    """The state of a part as it was when a checkpoint was begun; what the part does meanwhile does not change it."""
+
+    name: str
+    """The part's."""
+    values: Mapping[str, Any]
+    """Its state."""
+
+    def state(self) -> Mapping[str, Any]:
+        """As the part would have told it then."""
+        return self.values
+
+
 class Checkpoints:
     """Saves and restores; keeps the last `keep` checkpoints and the best one by the metric `best`."""
 
@@ -50,7 +78,7 @@ class Checkpoints:
         self,
         step: int,
         *,
-        parts: Sequence[Stateful],
+        parts: Sequence[NamedState],
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
         written: Sequence[str] = (),
@@ -69,7 +97,7 @@ class Checkpoints:
         with storing(target, CheckpointError):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
-            if step != self._current or not self._holds(target, metrics):
+            if not self.has(step, metrics):
                 draft.mkdir()
                 try:
                     self._fill(draft, step, parts, written, write_model, metrics)
@@ -86,12 +114,23 @@ class Checkpoints:
             self._retain(step)
         return target
 
-    def latest(self, skipped: Skipped | None = None) -> Path | None:
-        """The newest checkpoint that verifies; `skipped` hears of every newer one that is damaged.
+    def has(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """True if this store has just saved or restored the step, with these metrics, and it still verifies."""
+        return step == self._current and self._holds(self.folder / f"step-{step:06d}", metrics)
+
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint, by its name alone."""
+        return max((step for step, _ in self._folders()), default=None)
+
+    def latest(self, skipped: Skipped | None = None, *, before: int | None = None) -> Path | None:
+        """The newest checkpoint that verifies, of those `before` a step if one is given; `skipped` hears of every newer
+        one that is damaged.
 
         One that may be whole, though this version or this moment cannot read it, is not skipped: a CheckpointError.
         """
-        for _, path in reversed(self._folders()):
+        for step, path in reversed(self._folders()):
+            if before is not None and step >= before:
+                continue
             try:
                 manifests.verify(path)
             except CheckpointError as error:
@@ -134,7 +173,7 @@ class Checkpoints:
         self,
         draft: Path,
         step: int,
-        parts: Sequence[Stateful],
+        parts: Sequence[NamedState],
         written: Sequence[str],
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
@@ -154,7 +193,7 @@ class Checkpoints:
             self._disk.sync(path)
         self._disk.sync(draft)
 
-    def _write_part(self, draft: Path, part: Stateful) -> None:
+    def _write_part(self, draft: Path, part: NamedState) -> None:
         values, tensors = _files(draft, part.name)
         found: dict[str, Any] = {}
         self._disk.write(values, lambda path: found.update(write_values(path, part.state())))

@@ -19,6 +19,7 @@ import os
 import platform
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -142,6 +143,16 @@ def still_held(folder: Path) -> None:
             f"{folder}: process {owner.pid} on {owner.host} trains there by now, because this one gave no sign of life "
             f"for {SILENCE:g} s; this one stops"
         )
+
+
+def is_held(folder: Path) -> bool:
+    """True if a process trains in the folder, as far as can be told without asking for its lock."""
+    path = folder / NAME
+    try:
+        silent = time.time() - path.stat().st_mtime
+    except OSError:
+        return False
+    return lives(_owner(path), here(), locked=None, silent=silent)
 
 
 def _take(folder: Path, me: Owner) -> int:

@@ -47,7 +47,15 @@ BEFORE_THE_FIRST_STEP = frozenset(
 
 
 class Sink(Protocol):
-    """Another place that metrics go to."""
+    """Another place that what a run finds goes to."""
+
+    def recipe(self, keys: Mapping[str, Any]) -> None:
+        """Takes the recipe, by dotted names, when the run begins or goes on."""
+        ...
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the answers of one step."""
+        ...
 
     def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         """Takes the numbers of one step."""
@@ -116,9 +124,11 @@ class Journal:
             sink.metrics(step, plain)
         self._step = step
 
-    def samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the step's trajectories, one line each, all or none."""
         replace(self.folder / "samples" / f"step-{step:06d}.jsonl", (to_json(row) + "\n" for row in rows))
+        for sink in self._sinks:
+            sink.samples(step, rows)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Notes something that happened, with the time; of the step under way unless `step` says otherwise."""

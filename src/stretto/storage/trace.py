@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from stretto.storage.atomic import replace, storing, to_json, write_all
@@ -26,6 +27,7 @@ class TraceFile:
         lines = [to_json(event) for event in events]
         replace(path, [HEAD, ",\n".join(lines), TAIL])
         self._path = path
+        self._alone = Lock()  # a checkpoint that is written beside the steps adds to it, too
         self._empty = not lines
         self._end = path.stat().st_size
 
@@ -46,13 +48,14 @@ class TraceFile:
         lines = [to_json(event) for event in events]
         if not lines:
             return
-        text = ("" if self._empty else ",\n") + ",\n".join(lines) + TAIL
-        data = text.encode("ascii")
-        start = self._end - len(TAIL)
-        with storing(self._path), self._path.open("r+b", buffering=0) as file:
-            write_all(file.fileno(), b" " * (len(data) - len(TAIL)), self._end)
-            write_all(file.fileno(), data, start)
-        self._end, self._empty = start + len(data), False
+        with self._alone:
+            text = ("" if self._empty else ",\n") + ",\n".join(lines) + TAIL
+            data = text.encode("ascii")
+            start = self._end - len(TAIL)
+            with storing(self._path), self._path.open("r+b", buffering=0) as file:
+                write_all(file.fileno(), b" " * (len(data) - len(TAIL)), self._end)
+                write_all(file.fileno(), data, start)
+            self._end, self._empty = start + len(data), False
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -10,13 +10,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.algorithms.base import Denominator, Term
 from stretto.algorithms.correction import FARTHEST, sampling_logprobs
 from stretto.algorithms.kl import k3
 from stretto.training.packing import MicroBatch
+
+FEW_ROWS, ALIKE = 6, 0.03
+"""Fewer rows, or rows whose sizes spread by less than this share, do not tell what one costs beside its tokens."""
 
 
 class LossCounters:
@@ -25,6 +30,8 @@ class LossCounters:
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
         self.sums: dict[str, float] = defaultdict(float)
+        self.logprobs: dict[tuple[str, int, int, int], NDArray[np.float32]] = {}
+        """As `types.TrainedLogprobs`, of the samples that nobody has asked about yet."""
 
     def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Any, Tensor]) -> None:
         """Adds one row."""
@@ -40,6 +47,10 @@ class LossCounters:
         weight = log_weight.exp()
         # Where the engine's word stands for the trainer's, it cannot be held against itself: then the lag counts too.
         alone = rows.old is not None and torch.equal(rows.old, rows.engine)
+        if not alone:
+            each = sampling.float().cpu().numpy()
+            ends = np.cumsum(rows.lengths.cpu().numpy())[:-1]
+            self.logprobs |= {s.key: own for s, own in zip(batch.samples, np.split(each, ends), strict=True)}
         sums["k3"] += float(k3(rows.engine.double(), logprobs.double() if alone else sampling).sum())
         sums["weight"] += float(weight.sum())
         sums["weight squared"] += float(weight.square().sum())
@@ -50,6 +61,26 @@ class LossCounters:
         for term in self.terms:
             for metric, watch in term.watch.items():
                 sums[metric] += float(watch.numbers(logprobs, rows).sum().detach())
+
+    def time(self, batch: MicroBatch, seconds: float) -> None:
+        """Adds what a row took, so that what rows cost whatever their size can be told from what tokens cost."""
+        tokens, sums = float(len(batch.tokens)), self.sums
+        for name, number in (("", 1.0), (" tokens", tokens), (" squares", tokens * tokens)):
+            sums[f"rows{name}"] += number
+        sums["rows seconds"] += seconds
+        sums["rows products"] += seconds * tokens
+
+    def row_overhead(self) -> float | None:
+        """The share of the rows' seconds that does not grow with their tokens, by least squares; none where rows are
+        too few or too alike to tell."""
+        count, tokens, squares, seconds, products = (
+            self.sums.get(f"rows{name}", 0.0) for name in ("", " tokens", " squares", " seconds", " products")
+        )
+        spread = count * squares - tokens * tokens
+        if count < FEW_ROWS or spread < (ALIKE * tokens) ** 2 or not seconds:
+            return None
+        per_token = (count * products - tokens * seconds) / spread
+        return min(1.0, max(0.0, 1.0 - per_token * tokens / seconds))
 
     def denominator(self, kind: Denominator) -> float:
         """What the sums of a term are divided by at the end of the step."""
@@ -65,7 +96,7 @@ class LossCounters:
         sums, tokens = self.sums, max(1.0, self.sums["tokens"])
         watched = {metric: watch.per for term in self.terms for metric, watch in term.watch.items()}
         watched |= {"kl/reference": "tokens"} if "kl/reference" in sums else {}
-        squared = sums["weight squared"]
+        squared, overhead = sums["weight squared"], self.row_overhead()
         return {
             **{metric: sums[metric] / self.denominator(per) for metric, per in watched.items()},
             "loss": self.objective(),
@@ -75,6 +106,8 @@ class LossCounters:
             "ess": sums["weight"] ** 2 / (tokens * squared) if squared else 1.0,
             "tokens/trained": sums["tokens"],
             "tokens/shared": sums["shared"],
+            "micro_batches": sums["rows"],
+            **({} if overhead is None else {"micro_batches/overhead": overhead}),
         }
 
 

@@ -12,6 +12,7 @@ smaller token budget is remembered and every sample of the step is done again.
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -30,21 +31,16 @@ from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
+from stretto.training.accumulators import Accumulators, as_one, by_name, empty_sum
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
 from stretto.training.rows import halved, map_microbatches
+from stretto.training.suspects import find_suspects
 from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
 """Below this many tokens the token budget is not halved any more."""
-
-Accumulators = dict[Denominator, dict[str, Tensor]]
-
-
-def empty_sum(weight: Tensor) -> Tensor:
-    """What gradients of a weight are added to."""
-    return torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +51,8 @@ class StepReport:
     """Numbers by the names of metrics.jsonl."""
     applied: bool
     """False if the gradient was not finite and the update was skipped."""
+    suspects: tuple[tuple[str, int, int, int], ...] = ()
+    """Then the samples that this comes from, as far as they were found."""
 
 
 class Trainer:
@@ -62,6 +60,7 @@ class Trainer:
 
     name = "trainer"
     counters = LossCounters
+    in_lockstep = False  # True where others take part in whatever it computes, so that it tries nothing by itself
 
     def __init__(
         self,
@@ -143,13 +142,8 @@ class Trainer:
                 for tensor in self.total[kind].values():
                     add(tensor)
                 continue
-            flat = torch.cat(
-                [(mine[name] if name in mine else empty_sum(weight)).flatten() for name, weight in self.trained.items()]
-            )
-            add(flat)
-            parts = flat.split([weight.numel() for weight in self.trained.values()])
-            named = zip(self.trained.items(), parts, strict=True)
-            self.total[kind] = {name: part.view_as(weight) for (name, weight), part in named}
+            add(flat := as_one(mine, self.trained))
+            self.total[kind] = by_name(flat, self.trained)
         self.counted = self.counters(self.algorithm.terms)
         self.counted.sums.update(sums)
 
@@ -164,8 +158,9 @@ class Trainer:
                 torch._foreach_mul_(list(gradients.values()), self.clip / norm)
             assert self.optimizer is not None  # a cell that only generates or scores has none, and updates nothing
             metrics["learning_rate"] = self.optimizer.step(gradients)
+        suspects = () if finite or self.in_lockstep else find_suspects(self, self.ledger)
         self.begin()
-        return StepReport(metrics=metrics, applied=finite)
+        return StepReport(metrics=metrics, applied=finite, suspects=suspects)
 
     def weights(self) -> Weights:
         """The weights as they are now, under a new version; where they are, engines on this device read them."""
@@ -222,7 +217,7 @@ class Trainer:
         alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
         queue = deque(row for part in alike for row in self.rows_of(part))
         while queue:
-            piece = queue.popleft()
+            piece, begun = queue.popleft(), time.perf_counter()
             try:
                 batch = self._pack(piece, self.policy)
                 logprobs, entropy, rows = self._forward(batch, self.policy)
@@ -233,6 +228,7 @@ class Trainer:
             self.row = piece
             self._backward(losses)
             self.meter.count(replace(batch, rows=rows), logprobs.detach(), entropy, losses)
+            self.meter.time(batch, time.perf_counter() - begun)
 
     def rows_of(self, samples: Sequence[Sample]) -> list[tuple[Sample, ...]]:
         """Samples in rows; what a term of the loss must see at once is in one."""

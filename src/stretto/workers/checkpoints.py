@@ -8,6 +8,8 @@ passes on.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +37,12 @@ def written_by(roles: Collection[str]) -> tuple[str, ...]:
     return names_of([model for model, role in TRAINS.items() if role in roles])
 
 
+PAUSES = 0.005, 0.25
+"""Seconds between two questions whether a worker has written, at first and at most."""
+
+LOOK = 1.0
+"""Seconds between two looks whether a worker that does not answer is overdue with something else."""
+
 HURRY = 5.0
 """Seconds for the last checkpoint of a run that ends because a worker has fallen silent."""
 
@@ -43,8 +51,14 @@ class StateFiles:
     """Writes and reads the state of a group's workers."""
 
     def __init__(self, worker_group: WorkerGroup, draft: Path | None) -> None:
-        """`draft` is a folder that the group may make and remove."""
+        """`draft` is a folder that the group may make and remove, for checkpoints; beside it is another, for workers
+        that come back."""
         self.worker_group, self.draft = worker_group, draft
+        self.lent = draft and draft.with_name(f"{draft.name}.lent")
+        self.alone = asyncio.Lock()
+        # What is written is what the weights are until then.
+        self.written = asyncio.Event()
+        self.written.set()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,9 +68,18 @@ class StateFiles:
     async def save(self, folder: Path, *, base: Path | None = None, model: bool = True) -> None:
         """The policy for others, and below it in `state/` what the next step depends on. What was there before is gone.
 
-        `base` is the run's copy of the base model. Devices that hold one whole optimizer are asked: not those that have
-        fallen silent, nor those that were just started and have nothing yet. After a death at it, others are.
+        The workers go on with other calls meanwhile; an update waits. `base` is the run's copy of the base model.
+        Devices that hold one whole optimizer are asked: not those that have fallen silent, nor those that were just
+        started and have nothing yet. After a death at it, others are.
         """
+        self.written.clear()
+        try:
+            async with self.alone:
+                await self._save_somewhere(folder, base=base, model=model)
+        finally:
+            self.written.set()
+
+    async def _save_somewhere(self, folder: Path, *, base: Path | None, model: bool) -> None:
         worker_group = self.worker_group
         while True:
             gone = worker_group.silent | worker_group.recovery.lost
@@ -71,7 +94,8 @@ class StateFiles:
             try:
                 return await self._save(folder, asked, seconds, base=base, model=model)
             except WorkerLost as lost:
-                worker_group.recovery.lost.add(lost.cell)
+                if lost.cell not in worker_group.silent:
+                    worker_group.recovery.lost.add(lost.cell)
 
     async def _save(
         self,
@@ -82,23 +106,47 @@ class StateFiles:
         base: Path | None = None,
         model: bool = False,
     ) -> None:
+        # Of a name that nobody had before: who is not waited for any longer may still write to another.
+        place = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
         with storing(folder, CheckpointError):
-            mark = emptied(folder)
-            there = listing(folder)
+            try:
+                mark = emptied(place)
+                there = listing(place)
 
-            async def write(name: str, part: int, device: str) -> None:
-                worker = self.worker_group.worker(device, seconds)
-                written = await worker.save(name, folder, there, part, len(asked[name]))
-                if model and name == POLICY and part == 0:
-                    written = await worker.save_model(folder, there, base)
-                for file in written:
-                    await fetch(folder, file, worker.read)
-                await worker.clear()
+                async def write(name: str, part: int, device: str) -> None:
+                    worker = self.worker_group.worker(device, seconds)
+                    exports = model and name == POLICY and part == 0
+                    await worker.save(name, place, there, part, len(asked[name]), exports, base)
+                    for file in await self._saved(device, seconds):
+                        await fetch(place, file, worker.read)
+                    await worker.clear()
 
-            # The policy last: its model lies beside the mark by which hosts know the folder.
-            for name in sorted(asked, key=lambda name: name == POLICY):
-                await together(write(name, part, device) for part, device in enumerate(asked[name]))
-            mark.unlink()
+                # The policy last: its model lies beside the mark by which hosts know the folder.
+                for name in sorted(asked, key=lambda name: name == POLICY):
+                    await together(write(name, part, device) for part, device in enumerate(asked[name]))
+                mark.unlink()
+                shutil.rmtree(folder, ignore_errors=True)
+                place.rename(folder)
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+
+    async def _saved(self, device: str, seconds: float) -> list[str]:
+        """The files to fetch once a worker has written. It is asked again and again, because other calls come between;
+        what it is busy with then may take long, and only when that is overdue is it not waited for."""
+        pause, most = PAUSES
+        while True:
+            asking = asyncio.ensure_future(self.worker_group.worker(device, seconds).saved())
+            try:
+                while not asking.done():
+                    await asyncio.wait({asking}, timeout=LOOK)
+                    if device in self.worker_group.silent and not asking.done():
+                        raise WorkerLost(device, "it does not answer")
+            finally:
+                asking.cancel()
+            if (names := asking.result()) is not None:
+                return names
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, most)
 
     async def restore(self, devices: Sequence[str], state: Path) -> None:
         """Lets the devices go on from the files of this folder."""
@@ -117,12 +165,14 @@ class StateFiles:
     async def hand_over(self, living: Mapping[str, Sequence[str]], device: str) -> None:
         """Gives a new worker the state of each model from one that lives, or from those that hold it together."""
         with TemporaryDirectory(prefix="stretto-") as beside:
-            folder = self.draft or Path(beside, "state")
-            await self._save(folder, living, self.worker_group.patience.train)
+            folder = self.lent or Path(beside, "state")
+            async with self.alone:
+                await self._save(folder, living, self.worker_group.patience.train)
             await self.restore([device], folder / STATE)
-            self.forget()
+            if self.lent is not None:
+                shutil.rmtree(self.lent, ignore_errors=True)
 
     def forget(self) -> None:
-        """Removes a draft that nobody took."""
-        if self.draft is not None:
-            shutil.rmtree(self.draft, ignore_errors=True)
+        """Removes drafts that nobody took."""
+        for draft in self.draft.parent.glob(f"{self.draft.name}*") if self.draft is not None else ():
+            shutil.rmtree(draft, ignore_errors=True)

@@ -20,15 +20,22 @@ from stretto.training.trainer import Trainer
 from stretto.workers.api import STATES
 
 
-def write(model: str, trainer: Trainer, folder: Path, *, part: int, of: int) -> None:
-    """Writes a model's state, or one of several parts of it, below a folder."""
+def held(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a trainer and its optimizer hold now; the tensors are their own, and so change with the next update."""
     assert trainer.optimizer is not None
+    return trainer.state(), trainer.optimizer.state()
+
+
+def write(
+    model: str, trainer: Mapping[str, Any], optimizer: Mapping[str, Any], folder: Path, *, part: int, of: int
+) -> None:
+    """Writes a model's state, or one of several parts of it, below a folder."""
     told, moments = STATES[model]
     state = folder / STATE
     state.mkdir(exist_ok=True)
-    write_state(state, moments, trainer.optimizer.state(), part=part, of=of)
+    write_state(state, moments, optimizer, part=part, of=of)
     if part == 0:
-        write_state(state, told, trainer.state())
+        write_state(state, told, trainer)
 
 
 def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stretto.errors import TrainingError, WorkerLost
@@ -43,6 +44,7 @@ class ModelUpdates:
         """Adds up and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
         same."""
         group = self.worker_group
+        await group.files.written.wait()  # a checkpoint is written from what is about to change
         missing = [model for name, model in group.trained.items() if name not in self.updated]
         for model in missing:
             await self._reduce(model)
@@ -54,7 +56,8 @@ class ModelUpdates:
                 await self.publish(model)
         reports, self.updated = [self.updated[name] for name in group.trained], {}
         numbers = {name: number for report in reports for name, number in report.metrics.items()}
-        return StepReport(metrics=numbers, applied=all(report.applied for report in reports))
+        suspects = tuple(dict.fromkeys(key for report in reports for key in report.suspects))
+        return StepReport(metrics=numbers, applied=all(report.applied for report in reports), suspects=suspects)
 
     async def _reduce(self, model: TrainedModel) -> None:
         group, seconds = self.worker_group, self.worker_group.patience.train
@@ -79,7 +82,9 @@ class ModelUpdates:
         if able and (lost is not None or not errors):
             report = told[able[0][0]]
             assert isinstance(report, StepReport)
-            self.updated[model.name] = report
+            reports = [each for each in answers if isinstance(each, StepReport)]
+            suspects = tuple(dict.fromkeys(key for each in reports for key in each.suspects))
+            self.updated[model.name] = replace(report, suspects=suspects)
             group.version += last and model.name == POLICY
         if errors:
             raise lost or errors[0]

@@ -24,7 +24,7 @@ from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_ga
 from stretto.models.source import locate
 from stretto.models.template_file import use_template
 from stretto.models.value_model import ValueModel, load_value_model
-from stretto.recipe.schema import NativeEngineSection, Recipe
+from stretto.recipe.schema import NativeEngineSection, Recipe, VllmEngineSection
 from stretto.training.critic_trainer import CriticTrainer
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
@@ -32,7 +32,11 @@ from stretto.training.teacher import Teacher
 from stretto.training.trainer import Trainer
 from stretto.training.whitening import WhiteningTrainer
 from stretto.types import Conversation
+from stretto.workers.vllm import vllm_engine
 from stretto.workers.worker_spec import WorkerSpec
+
+PROVES = NativeEngineSection()
+"""The engine of a worker that generates nothing."""
 
 EngineFactory = Callable[[Policy], Engine]
 """Makes what generates with a policy."""
@@ -195,6 +199,9 @@ def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
     section = spec.recipe.engine
     if isinstance(section, NativeEngineSection):
         return native_engine(policy, section)
+    if isinstance(section, VllmEngineSection):
+        # Where nobody generates, what proves its weights is the policy itself.
+        return vllm_engine(policy, section, spec) if "generate" in spec.roles else native_engine(policy, PROVES)
     return own_engine(section.kind, policy, spec.folders, where=spec.where)
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -20,7 +21,9 @@ MARK = "STRETTO_RUN_MARK"
 """The variable that everything a run starts inherits."""
 
 WATCH = """
-import os, sys
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)  # sent to all of a job; the run has to save, and then this is needed
 from stretto.workers.orphans import end_marked
 sys.stdin.buffer.read()
 end_marked(sys.argv[1])
@@ -48,7 +51,16 @@ class Reaper:
         assert self.watcher.stdin is not None
         self.watcher.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self.watcher.wait(timeout=30)
+            if self.watcher.wait(timeout=30):  # somebody has killed it before it did its work
+                end_marked(self.mark)
+
+
+def answer_sigterm() -> None:
+    """Lets this process answer SIGTERM as before: Ray puts a handler of its own before Python's when it starts, which
+    calls that and aborts the process three seconds later."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def end_marked(mark: str, seconds: float = 10.0) -> None:

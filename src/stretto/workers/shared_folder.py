@@ -46,8 +46,9 @@ class HostFolder:
         self.own: TemporaryDirectory[str] | None = None
 
     def at(self, folder: Path, there: Listing) -> Path:
-        """Where to read or write what belongs into the driver's folder, in which the driver has found `there`."""
-        return folder if listing(folder) == there else self.copy()
+        """Where to write what belongs into the driver's folder, in which the driver has found `there` when it began;
+        others may have written to it since."""
+        return folder if there.items() <= listing(folder).items() else self.copy()
 
     def copy(self) -> Path:
         """This host's own."""

@@ -8,6 +8,7 @@ of the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,22 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.engines.base import Completion, Request
-from stretto.errors import CheckpointError, TrainingError
+from stretto.errors import TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
-from stretto.storage.atomic import storing
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.zero1 import partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
-from stretto.types import Conversation, Receipt, Sample, Weights
+from stretto.types import Conversation, Receipt, Sample, TrainedLogprobs, Weights
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
 from stretto.workers import model_state
 from stretto.workers.api import CRITIC, HOLDS, POLICY, TRAINS
+from stretto.workers.checkpoint_calls import CheckpointCalls
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
 from stretto.workers.models import (
     EngineFactory,
@@ -55,7 +57,7 @@ ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "r
 """Model -> the role of the cells that ask it."""
 
 
-class Worker(RehearsalCalls):
+class Worker(RehearsalCalls, CheckpointCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -112,6 +114,7 @@ class Worker(RehearsalCalls):
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
         self.files = HostFolder()
+        self.writing: Future[list[str]] | None = None
 
     @property
     def held_models(self) -> list[str]:
@@ -161,10 +164,16 @@ class Worker(RehearsalCalls):
         """Forgets what a step has accumulated here."""
         self.trained(model).begin()
 
-    def accumulate(self, model: str, samples: Sequence[Sample]) -> None:
-        """Adds the gradients of these samples."""
+    def accumulate(self, model: str, samples: Sequence[Sample]) -> TrainedLogprobs:
+        """Adds the gradients of these samples; returns what the policy's trainer says of those that it computed here:
+        other models say values or scores."""
         self.sleepers.enter(TRAINS[model])
-        self.trained(model).accumulate(samples)
+        trainer = self.trained(model)
+        trainer.accumulate(samples)
+        if model != POLICY or learns_from_rows(self.assignment.recipe.algorithm.name):
+            return {}
+        told = trainer.meter.logprobs
+        return {sample.key: told.pop(sample.key) for sample in samples if sample.key in told}
 
     def sums(self, model: str) -> dict[str, float]:
         """The counters of what was accumulated here."""
@@ -259,7 +268,8 @@ class Worker(RehearsalCalls):
             engine=self.assignment.device,
             source="its optimizer" if claims else "its trainer",
         )
-        return Receipt(version=self.engine.holds().version, manifest={} if alone else read, shared=alone)
+        told = self.engine.holds()
+        return Receipt(version=told.version, manifest={} if alone else read, shared=alone, lost=told.lost)
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
@@ -273,34 +283,6 @@ class Worker(RehearsalCalls):
         return peak_gb()
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
-
-    def save_model(self, folder: Path, there: Listing, base: Path | None) -> list[str]:
-        """Writes the policy for others into the driver's folder, in which it has found `there`, or returns the files
-        that it is to fetch; `base` is the run's copy of the base model."""
-        self.sleepers.enter(PUBLISH)
-        with storing(folder, CheckpointError):
-            self.policy.save(self.files.at(folder, there), base=base)
-        return self.files.names()
-
-    def save(self, model: str, folder: Path, there: Listing, part: int, of: int) -> list[str]:
-        """Writes what the next step of a model depends on, or one of several parts of it, like `save_model`, into
-        `state/`."""
-        self._awake(model)
-        with storing(folder, CheckpointError):
-            model_state.write(model, self.trained(model), self.files.at(folder, there), part=part, of=of)
-        return self.files.names()
-
-    def read(self, name: str, start: int) -> bytes:
-        """A piece of a file that the driver is to fetch; an empty one at its end."""
-        return self.files.read(name, start)
-
-    def append(self, name: str, piece: bytes) -> None:
-        """A piece of a file that is restored from."""
-        self.files.append(name, piece)
-
-    def clear(self) -> None:
-        """Removes files that were fetched, or restored from."""
-        self.files.clear()
 
     def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
         """The model's tokenizer, its longest context, and the tokens that end an answer."""

@@ -17,20 +17,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.base import Completion
 from stretto.engines.queue import EngineQueue
-from stretto.errors import DeadlineError, EngineError, StrettoError, WorkerLost
+from stretto.errors import StrettoError
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
 from stretto.threads import beside
 from stretto.training.trainer import StepReport
-from stretto.types import Conversation, Sample, Weights
+from stretto.types import Conversation, Sample, TrainedLogprobs, Weights
 from stretto.weights.publish import verify_publish
 from stretto.workers.api import HOLDS, MODELS, POLICY, TRAINS, WorkerApi, WorkerTransport, client
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
+from stretto.workers.engine_call import engine_of_cell
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.model_updates import ModelUpdates
 from stretto.workers.process_group import Rendezvous, cancel_groups
@@ -38,6 +38,7 @@ from stretto.workers.recovery import Recovery
 from stretto.workers.rehearsal import Rehearsal
 from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
+from stretto.workers.startup import StartupPhases
 from stretto.workers.trained_models import trained_models
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -60,9 +61,11 @@ class WorkerGroup:
         folder: Path | None = None,
         draft: Path | None = None,
         nccl: bool = False,
+        note: Callable[[str], object] = lambda text: None,
     ) -> None:
         """`folder` is where it is written down which process stands where when a deadline passes, `draft` one that it
-        may make for what workers write, and remove. `nccl` lets tensors pass from card to card, where they can."""
+        may make for what workers write, and remove. `note` is told what the start waits for. `nccl` lets tensors pass
+        from card to card, where they can."""
         self.plan, self.launcher, self.assign, self.patience, self.nccl = plan, launcher, assign, patience, nccl
         # Where those that wait for each other have met, by kind of group.
         self.meetings: dict[str, list[Rendezvous]] = {}
@@ -80,12 +83,14 @@ class WorkerGroup:
         # True from a step's first update until that step is over.
         self.applying = False
         self.updates = ModelUpdates(self)
+        # Seconds for which engines were missing because their processes had died.
+        self.engines_lost = 0.0
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
         self.by: float | None = None
         self.seen = StackDump(launcher, folder)
-        self.recovery = Recovery(self)
+        self.recovery, self.note = Recovery(self), note
         self.files = StateFiles(self, draft)
         self.rehearsal = Rehearsal(self)
 
@@ -112,18 +117,23 @@ class WorkerGroup:
     async def start(self, *, by: float | None = None) -> None:
         """Starts every worker; they load side by side. All of it must be over `by` a time of the monotonic clock."""
         self.by = by
+        says = StartupPhases(self.note, devices=len(self.plan.devices))
+        says(f"waiting for {self.launcher.awaited}")
         await opened(self.launcher.open(), self._starting, self)
         devices = self.plan.devices
+        says(f"waiting for {len(devices)} workers to load their models")
         started = await asyncio.gather(*(self.launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
         for cell in self.plan.cells:
             if cell.role == "generate":
                 self.lanes[cell.name] = self._lane(cell.name)
+        says("waiting until the workers have found each other")
         await self.reach(devices)
         for mates in self.training:
             if len(mates) > 1:
                 await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
+        says("comparing their weights")
         await self.verify_publish(list(dict.fromkeys([*self.holders, *devices])), whole=True)
         await self._verify_others()
         self.by = None
@@ -153,21 +163,10 @@ class WorkerGroup:
             return await self.launcher.start(self.assign(device))
 
     def _lane(self, cell: str) -> EngineQueue:
-        late = partial(self._deadline, "generate", self.device[cell], self.patience.generate)
-        return EngineQueue(self._caller(cell), deadline=late, together=len(self.plan.devices) == 1)
-
-    def _caller(self, cell: str) -> Callable[..., Any]:
-        worker = self.worker(self.device[cell], self.patience.generate)
-
-        async def call(*arguments: Any) -> list[Completion]:
-            try:
-                return await worker.generate(*arguments)
-            except (WorkerLost, DeadlineError, EngineError):
-                raise
-            except Exception as error:  # the engine's failure, and not that of the environment that asked
-                raise EngineError(f"{cell}: {error or repr(error)}") from error
-
-        return call
+        device, seconds = self.device[cell], self.patience.generate
+        late = partial(self._deadline, "generate", device, seconds)
+        asking = engine_of_cell(self.worker(device, seconds), cell)
+        return EngineQueue(asking, deadline=late, together=len(self.plan.devices) == 1)
 
     def worker(self, device: str, seconds: float) -> WorkerApi:
         """A worker, each of whose calls ends within a deadline."""
@@ -204,13 +203,14 @@ class WorkerGroup:
             lambda device, share: self.worker(device, seconds).score(model, share),
         )
 
-    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, cell: str, samples: Sequence[Sample]) -> TrainedLogprobs:
         """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
-        process that died at it has from the others."""
+        process that died at it has from the others. Returns what the policy's trainer says of the tokens."""
         model, devices = MODELS[self.role[cell]], self.devices[cell]
         if model in self.updates.updated:
-            return
-        await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+            return {}
+        told = await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+        return {key: logprobs for found in told for key, logprobs in found.items()}
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
@@ -218,11 +218,14 @@ class WorkerGroup:
         """Every training cell forgets what it has accumulated."""
         await self.updates.begin()
 
-    def reduction(self) -> dict[str, float]:
-        """What adding up gradients took since this was asked last, where several workers train."""
-        seconds, self.updates.reducing = self.updates.reducing, 0.0
+    def spent(self) -> dict[str, float]:
+        """What adding up gradients took since this was asked last, where several workers train, and what engines whose
+        process died."""
         several = any(len(model.trainers) > 1 for model in self.trained.values())
-        return {"seconds/reduce": seconds} if several else {}
+        told = {"seconds/reduce": self.updates.reducing} if several else {}
+        told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
+        self.updates.reducing = self.engines_lost = 0.0
+        return told
 
     async def apply(self, *, last: bool = True) -> StepReport:
         """Updates every model that is trained; after the `last` one of a step everybody proves to hold the same."""
@@ -234,6 +237,7 @@ class WorkerGroup:
         receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
         where = "shared" if alone else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
+        self.engines_lost += sum(receipt.lost for receipt in receipts)
         source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
             verify_publish(weights, receipt, engine=self.called(device), source=source)

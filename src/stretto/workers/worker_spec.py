@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from stretto.algorithms.base import Algorithm, build
-from stretto.recipe.schema import Recipe
+from stretto.recipe.schema import Recipe, VllmEngineSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class WorkerSpec:
     """Whether gradients are whitened at the end of a step, instead of credit before it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
+    logs: Path | None = None
+    """Where what other programs say is kept: the run's folder, if there is one and this host has it."""
 
     @property
     def where(self) -> str:
@@ -72,9 +74,11 @@ class WorkerSpec:
 
     @property
     def readers(self) -> frozenset[str]:
-        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a
-        copy or a teacher."""
+        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy or a
+        teacher, nor an engine that has one."""
         elsewhere = set()
+        if isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
+            elsewhere.add("generate")
         if self.mates > 1:
             elsewhere.add("train")
         if self.recipe.model.adapter is None or self.recipe.roles.teacher is not None:

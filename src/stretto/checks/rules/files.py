@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from stretto.algorithms.catalog import find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
@@ -32,6 +33,26 @@ def model_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
             field="engine.max_new_tokens",
             reason=f"{longest} leaves no room for a prompt in the context of model.name, {found.context} tokens",
             fix=f"use less than {found.context}",
+        )
+
+
+def adapter_can_go_on(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """An adapter that is named as the model is the one that the recipe trains; what KL is measured against is there."""
+    try:
+        adapter = locate(recipe.model.name, scene.root).adapter
+    except RecipeError:  # told by the rule above
+        return
+    if adapter is None:
+        return
+    if (problem := adapter.refused(recipe.model.adapter)) is not None:
+        yield problem
+    known = find_facts(recipe.algorithm.name)
+    if recipe.algorithm.kl.coef > 0 or (known is not None and known.needs & {"reference", "vstar"}):
+        yield Problem(
+            field="model.name",
+            reason="is an adapter, and with it switched off the reference would be its base and not the model as it "
+            "was before training; measuring against it is not available yet",
+            fix="name the model that `stretto merge` makes of it, or use an algorithm and a KL without a reference",
         )
 
 

@@ -7,6 +7,7 @@ harmless.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.extras import install
 from stretto.recipe.schema import NativeEngineSection, Recipe, UpdateSection
+from stretto.recipe.time_limit import EXAMPLES, seconds_until
 
 MOST = 2**31 - 1
 """The largest count; what counts tokens or steps with 32 bits must never overflow."""
@@ -111,6 +113,15 @@ def optimizers(recipe: Recipe) -> Iterator[tuple[str, UpdateSection]]:
     yield "optimizer", recipe.optimizer
     if recipe.roles.critic is not None and recipe.roles.critic.optimizer is not None:
         yield "roles.critic.optimizer", recipe.roles.critic.optimizer
+
+
+def time_is_readable(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """When a run is to be over can be told."""
+    try:
+        if recipe.run.until is not None and seconds_until(recipe.run.until, datetime.now(UTC)) <= 0:
+            yield Problem(field="run.until", reason=f"{recipe.run.until} is over", fix=EXAMPLES)
+    except ValueError as error:
+        yield Problem(field="run.until", reason=str(error), fix=EXAMPLES)
 
 
 def moments_decay(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stretto.checks.rules.base import CheckContext, value_of
 from stretto.errors import Problem, RecipeError
+from stretto.extras import EXTRAS, missing_extra
 from stretto.placement.strategies import find_strategy
 from stretto.recipe.schema import Recipe, RoleModel, choices_in, names_of
 
@@ -53,6 +54,13 @@ ONLY = (
     OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.teacher.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    OnlyValues(
+        field="engine.url",
+        values=(None,),
+        reason="an engine that runs already, somewhere else, is not available yet",
+        fix="leave it out; vLLM is started by the run",
+        planned=True,
+    ),
     OnlyValues(
         field="deadlines.environment",
         values=(60.0,),
@@ -99,6 +107,7 @@ def reference_is_the_base(recipe: Recipe, scene: CheckContext) -> Iterator[Probl
 
 
 def logs_exist(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Where metrics can go besides the run folder."""
-    if "wandb" in recipe.log:
-        yield Problem(field="log", reason="wandb is not available yet", fix="use [tensorboard], or [] for none")
+    """Loggers whose package is not there."""
+    if not scene.planning:
+        named = [name for name in recipe.log if name in EXTRAS]
+        yield from (problem for name in named if (problem := missing_extra(name, "log")) is not None)

@@ -109,7 +109,10 @@ def classifier_problems(name: str | None, key: str, root: Path, *, gets_a_head: 
     except RecipeError as error:
         yield from (replace(problem, field=field, fix=fix) for problem in error.problems)
         return
-    if files.gguf is not None:
+    if files.adapter is not None:
+        reason = f"{name} is an adapter of {files.adapter.base}; adapters for this role are not available yet"
+        yield Problem(field=field, reason=reason, fix="merge it into its base with PEFT, and name that folder")
+    elif files.gguf is not None:
         yield Problem(field=field, reason="a GGUF file holds no classifier", fix=fix)
     elif gets_a_head and found is not None and any(name.endswith(HEADLESS) for name in found.architectures):
         return

@@ -299,12 +299,19 @@ def cache_tokens(policy: Policy, share: float) -> int:
 
     Of all its memory, not of what happens to be free: what is admitted together must not differ from run to run.
     """
+    return max(1, int(memory_of(policy.device) * share / token_bytes(policy)))
+
+
+def token_bytes(policy: Policy) -> int:
+    """Bytes that the keys and values of one token take."""
     config = policy.network.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize
-    if policy.device.type == "cuda":
-        memory = torch.cuda.mem_get_info(policy.device)[1]
-    else:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, int(memory * share / per_token))
+    return int(2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize)
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that a device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -40,16 +40,13 @@ class NativeEngineSection(EngineSection):
 
 
 class VllmEngineSection(EngineSection):
-    """vLLM, in an environment of its own."""
-
-    available = False
-    plannable = True
+    """vLLM, in a process and a Python environment of its own."""
 
     kind: Literal["vllm"] = "vllm"
     python: str | None = None
-    """The interpreter that has it."""
+    """The Python that has vLLM; left out, `.venv-vllm`, which `make engine` builds."""
     url: str | None = None
-    """A server of your own."""
+    """A server of your own; not available yet."""
 
 
 class OwnEngineSection(EngineSection):

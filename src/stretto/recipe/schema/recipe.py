@@ -47,7 +47,7 @@ class Recipe(Section):
     """When to stop."""
     deadlines: Deadlines = Deadlines()
     """How long waits may take."""
-    log: tuple[Literal["tensorboard", "wandb"] | Plugin, ...] = ("tensorboard",)
-    """Where else metrics go, module:name for a class of one's own; wandb is not available yet."""
+    log: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"] | Plugin, ...] = ("tensorboard",)
+    """Where else recipe, metrics and answers go; module:name for a class of one's own."""
     run: RunSection = RunSection()
     """How long, and where to."""

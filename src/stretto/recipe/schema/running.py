@@ -66,6 +66,23 @@ class Guards(Section):
     """Try the largest row, an update, a publish and a save before the first step; auto does so on GPUs."""
     min_disk_gb: NotNegative = 2.0
     """Free disk below which a run does not start or checkpoint."""
+    reward_collapse: Share | None = 0.5
+    """Warn when the mean reward of ten steps is below its best by this share, of the best or of what was gained."""
+    entropy_collapse: Share | None = 0.1
+    """Warn when the entropy of ten steps is below this share of that of the first ten."""
+    mismatch_growth: Positive | None = 10.0
+    """Warn when the mean k3 between engine and trainer is so many times that of the first ten steps."""
+    loop_lag: Seconds | None = 5.0
+    """Warn when the event loop, in which environments run, was blocked so many seconds."""
+    memory_growth: Positive | None = 0.5
+    """Warn when the memory of this process has grown by this share since its first steps."""
+    warn_disk_gb: NotNegative | None = 4.0
+    """Warn when less disk is free."""
+    stop_on: tuple[
+        Literal["reward_collapse", "entropy_collapse", "mismatch_growth", "loop_lag", "memory_growth", "warn_disk_gb"],
+        ...,
+    ] = ()
+    """Which of these warnings end the run, after a checkpoint, instead."""
 
 
 class Deadlines(Section):
@@ -92,5 +109,13 @@ class RunSection(Section):
     """Steps."""
     folder: Annotated[str, Field(min_length=1)] = "auto"
     """auto: runs/<recipe>-<NNN>, the next free one; an explicit folder must not exist."""
+    until: str | None = None
+    """Save and stop in time: a duration of this session (3h30m), or a time with its zone (06:30Z, 18:00+02:00). The end
+    of a job that $SLURM_JOB_END_TIME tells counts as well."""
+    report: bool = True
+    """Keep report.html in the run's folder up to date."""
+    reward_workers: Literal["auto"] | Count = "auto"
+    """Processes that run reward functions and tools; auto: half of the cores, from 2 to 16. More help where these wait,
+    such as for a judge that is asked over a network."""
     callbacks_strict: bool = False
     """A callback given to `stretto.train` that raises ends the run; otherwise that is told once and the run goes on."""

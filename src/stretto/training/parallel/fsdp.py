@@ -10,6 +10,7 @@ updates are plain tensors: its slices.
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -226,6 +227,8 @@ def local(tensor: Tensor) -> Tensor:
 class ShardedTrainer(Trainer):
     """The trainer of one process of a cell; each holds and updates its slices."""
 
+    in_lockstep = True
+
     def __init__(
         self,
         shards: Shards,
@@ -289,12 +292,14 @@ class ShardedTrainer(Trainer):
             ) from error
 
     def _row(self, samples: Sequence[Sample], *, counts: bool) -> None:
+        begun = time.perf_counter()
         batch = self._pack(samples, self.policy)
         logprobs, entropy, rows = self._forward(batch, self.policy)
         losses = self._losses(logprobs, rows)
         self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})
         if counts:
             self.meter.count(batch, logprobs.detach(), entropy, losses)
+            self.meter.time(batch, time.perf_counter() - begun)
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
         """Through the slices, unless it is another model that is asked, which every process has in full."""

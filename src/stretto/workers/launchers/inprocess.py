@@ -32,6 +32,9 @@ from stretto.workers.worker_spec import WorkerSpec
 class Launcher(Protocol):
     """Starts workers, one for each device."""
 
+    awaited: str
+    """What `open` waits for, in words."""
+
     async def open(self) -> None:
         """Gets the devices."""
         ...
@@ -92,6 +95,8 @@ class ThreadWorker:
 
 class ThreadLauncher:
     """Workers in threads of this process."""
+
+    awaited = "threads of this process"
 
     def __init__(self, make: Callable[[WorkerSpec], Worker] = Worker) -> None:
         self.make, self.meeting = make, HashStore()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ from stretto.workers.launchers.ray_resources import (
     shortage,
     visible_to,
 )
-from stretto.workers.orphans import Reaper
+from stretto.workers.orphans import Reaper, answer_sigterm
 from stretto.workers.stacks import ProcessStacks, asked, outside, own
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
@@ -207,6 +208,8 @@ class RayLauncher:
         self.make, self.seconds, self.kinds = make, seconds, kinds or {}
         # True for a Ray of this run alone, which leaves the choice of GPUs to the plan.
         self.own = True
+        given = cluster_named(os.environ)
+        self.awaited = f"the Ray cluster at {given} and its devices" if given else "Ray to start on this host"
         self.reaper, self.closed = Reaper(), PrivateRay()
         # Ray cannot be interrupted. Its thread stays, as the kernel ends Ray's processes with whoever started them.
         self.thread, self.joining = Daemons(1, "ray"), Future[list[dict[str, float]]]()
@@ -235,6 +238,7 @@ class RayLauncher:
         try:
             async with asyncio.timeout(max(1.0 if given else STARTS, end - time.monotonic())):
                 bundles = await asyncio.wrap_future(self.joining)
+                answer_sigterm()
         except TimeoutError as error:
             who = f"what listens at RAY_ADDRESS={given} has" if given else "Ray, which this run starts, has"
             fix = f"{JOIN}; or raise deadlines.start" if given else "see the logs in /tmp/ray, or raise deadlines.start"
@@ -254,6 +258,9 @@ class RayLauncher:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         if self.own:
             self.closed.enter()
+        # A signal for the whole job or terminal is for this process to answer: with Ray dead nothing could be saved.
+        # Ray's processes inherit what this thread does not hear, and are ended by force.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
         local = {} if given else {"num_cpus": len(self.devices), "include_dashboard": False}
         try:
             ray.init(address=given or "local", log_to_driver=False, logging_level="ERROR", **local)

@@ -1,0 +1,124 @@
+"""A run's model outside of the run, as the command line asks for it: merged, written as GGUF, published, talked to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stretto.api.run import Run
+from stretto.api.targets import place_of
+from stretto.errors import RecipeError
+
+if TYPE_CHECKING:
+    from stretto.export.chat import ChatSession
+    from stretto.export.gguf_file import GgufExport
+    from stretto.export.merge import Merged
+    from stretto.export.push import Hub, Pushed
+
+Note = Callable[[str], None]
+"""Tells the user something that asks for nothing."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+"""What `merge` writes weights in."""
+
+
+def merge(
+    run: str | os.PathLike[str] | Run,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    step: str = "newest",
+    dtype: str = "auto",
+    prompts: int = 100,
+    note: Note = lambda text: None,
+) -> Merged:
+    """Writes the whole model that a run's adapter and its base amount to, proved to answer as the run does.
+
+    `to` is by default RUN/merged/step-NNNNNN. `dtype` auto is the base's, or float32 where that would round away what
+    was trained. ExportError, and nothing is kept, if the proof fails.
+    """
+    from stretto.export.merge import merge as merged
+    from stretto.export.trained_model import find
+
+    _refuse("--dtype", dtype, DTYPES)
+    _refuse_count(prompts)
+    model = find(place_of(run), step, note=note)
+    target = Path(to) if to is not None else model.run / "merged" / model.checkpoint.name
+    return merged(model, target, dtype=dtype, most=prompts, note=note)
+
+
+def export_gguf(
+    run: str | os.PathLike[str] | Run,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    step: str = "newest",
+    quantise: str = "auto",
+    prompts: int = 100,
+    note: Note = lambda text: None,
+) -> GgufExport:
+    """Writes a run's model as one GGUF file for llama.cpp and its relatives, read back and compared with the run.
+
+    `to` is by default RUN/gguf/step-NNNNNN-TYPE.gguf.
+    """
+    from stretto.export.gguf_file import TYPES, export
+    from stretto.export.trained_model import find
+
+    _refuse("--quantise", quantise, ("auto", *TYPES))
+    _refuse_count(prompts)
+    model = find(place_of(run), step, note=note)
+    return export(model, None if to is None else Path(to), kind=quantise, most=prompts, note=note)
+
+
+def push(
+    run: str | os.PathLike[str] | Run,
+    *,
+    to: str,
+    step: str = "newest",
+    licence: str | None = None,
+    merged: bool = False,
+    private: bool = False,
+    dry_run: bool = False,
+    prompts: int = 100,
+    hub: Hub | None = None,
+    note: Note = lambda text: None,
+) -> Pushed:
+    """Publishes a run's model with a model card as `to` (ORG/NAME) on a hub, by default Hugging Face's.
+
+    With `dry_run` the folder is written and nothing is sent. An adapter whose base others cannot get is merged first.
+    """
+    from stretto.export.push import HuggingFaceHub
+    from stretto.export.push import push as pushed
+    from stretto.export.trained_model import find
+
+    _refuse_count(prompts)
+    model = find(place_of(run), step, note=note)
+    chosen = None if dry_run else hub or HuggingFaceHub()
+    return pushed(model, to, licence=licence, merged=merged, private=private, hub=chosen, most=prompts, note=note)
+
+
+def chat(
+    run: str | os.PathLike[str] | Run,
+    *,
+    step: str = "newest",
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    seed: int | None = None,
+    note: Note = lambda text: None,
+) -> ChatSession:
+    """A conversation with a run's model; `session.say(text, show)` answers. Left out settings are as in training."""
+    from stretto.export.chat import ChatSession
+    from stretto.export.trained_model import find
+
+    model = find(place_of(run), step, note=note)
+    return ChatSession(model, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+
+
+def _refuse(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise RecipeError.of(field, f"{value!r} is none of them", f"use {', '.join(allowed)}")
+
+
+def _refuse_count(prompts: int) -> None:
+    if prompts < 1:
+        raise RecipeError.of("--prompts", f"{prompts} prompts prove nothing", "use 1 or more")

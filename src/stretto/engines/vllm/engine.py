@@ -1,0 +1,330 @@
+"""vLLM behind the seam of an engine, from the side of whoever holds the policy. It imports no vLLM: `host` does.
+
+A version is a name that one process never sees twice (`policy-v17`): the adapter is called so, every request is salted
+with it, so that no prefix of older weights is found, and every answer says it. What vLLM multiplies with is read back
+and compared with the policy: what was published after each publish, everything after a start or a sleep, and nothing is
+generated before that. A process that dies is started again, gets the weights and the requests that were under way; a
+third death in a row ends the run with its last lines.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stretto.engines.base import Completion, Request
+from stretto.engines.vllm.process import EngineTransport
+from stretto.engines.vllm.published import adapter_tensors, base_tensors, head_tensor, write_adapter, write_base
+from stretto.engines.vllm.tensor_file import new_folder, read_bucket, write_bucket
+from stretto.errors import EngineDiedError, EngineError
+from stretto.models.load import Policy
+from stretto.types import Receipt, Weights
+from stretto.weights.carrier import buckets
+from stretto.weights.publish import refusal
+from stretto.weights.tensors import checksum, checksums
+
+MOST_DEATHS = 3
+"""Deaths in a row, without an answer between them, that end a run."""
+
+BUCKET = 512 * 2**20
+"""Bytes that travel at once: the memory that a publish takes besides."""
+
+SEED_BITS = 2**63 - 1
+"""Seeds are numbers of 63 bits."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """What vLLM is started with."""
+
+    versions: tuple[str, ...]
+    """Versions of it that are supported."""
+    dtype: str
+    """What it computes in."""
+    context: int
+    """Longest sequence."""
+    cache_bytes: int
+    """Memory for keys and values."""
+    rank: int | None
+    """Highest rank of an adapter; none for full fine-tuning."""
+    device: str
+    """cpu or cuda."""
+    devices: int = 1
+    """Devices that the model is cut over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmDeadlines:
+    """Seconds that its process may take."""
+
+    start: float
+    """For loading."""
+    generate: float
+    """For a round of decoding."""
+    publish: float
+    """For taking in weights, or telling them."""
+
+
+class VllmEngine:
+    """Generates with a policy, in another process."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        start: Callable[[], EngineTransport],
+        *,
+        name: str,
+        settings: VllmSettings,
+        deadlines: VllmDeadlines,
+    ) -> None:
+        """`start` starts a process, `name` is what messages call it."""
+        self.policy, self.start, self.name, self.settings, self.patience = policy, start, name, settings, deadlines
+        self.version = self.kv_tokens = 0
+        # What the process is told the weights are called, all that it was ever told, and how often.
+        self.called, self.names, self.publishes = "", set[str](), 0
+        # Requests without an answer, those of them that the process knows, and what a publish has cut off.
+        self.asked: dict[int, Request] = {}
+        self.known: set[int] = set()
+        self.cut: dict[int, Completion] = {}
+        self.deaths, self.lost = 0, 0.0
+        self.slept = False
+        # Whether what is not published is still to be compared.
+        self.unproved = True
+        self.room = new_folder()
+        self.process: EngineTransport | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    # Answers ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests."""
+        self.asked |= {request.key: request for request in requests}
+        if requests:
+            self._surviving(self._submit)
+
+    def step(self, budget_seconds: float) -> list[Completion]:
+        """Decodes until something completes or the budget is used. What a publish has cut off comes first."""
+        if self.cut:
+            cut, self.cut = self.cut, {}
+            return list(cut.values())
+        if not self.asked:
+            return []
+        if self.unproved:
+            self._surviving(lambda: self._compare(whole=True))
+        told = self._surviving(lambda: self._call("step", self.patience.generate, seconds=budget_seconds))
+        return [self._completion(row) for row in told["done"]]
+
+    def abort(self, keys: Sequence[int]) -> list[Completion]:
+        """Takes requests out and returns what they have so far."""
+        cut = [self.cut.pop(key) for key in keys if key in self.cut]
+        there = [key for key in dict.fromkeys(keys) if key in self.asked]
+        if not there:
+            return cut
+        told = self._surviving(lambda: self._call("abort", self.patience.generate, keys=there))
+        return cut + [self._completion(row) for row in told["done"]]
+
+    def _submit(self) -> None:
+        """Tells the process what it does not know yet."""
+        new = [request for key, request in self.asked.items() if key not in self.known]
+        if new:
+            self._call("submit", self.patience.generate, requests=[_row(request) for request in new])
+            self.known |= {request.key for request in new}
+
+    def _completion(self, row: dict[str, Any]) -> Completion:
+        """An answer, of which the process says with which weights it was sampled."""
+        if row["version"] != self.called:
+            told = f"{self.name} answered with weights {row['version']}, and {self.called} are what was published"
+            raise refusal(self.version, told)
+        self.asked.pop(row["key"])
+        self.known.discard(row["key"])
+        if row["stop"] != "abort":
+            self.deaths = 0
+        return Completion(
+            key=row["key"],
+            tokens=np.array(row["tokens"], dtype=np.int64),
+            logprobs=np.array(row["logprobs"], dtype=np.float64),
+            stop=row["stop"],
+            version=self.version,
+        )
+
+    # Weights ----------------------------------------------------------------------------------------------------------
+
+    def receive(self, weights: Weights) -> Receipt:
+        """Takes over the policy as it is now. What is under way ends before, as no answer is of two versions."""
+        self.cut |= {completion.key: completion for completion in self.abort(list(self.asked))}
+        self.version = weights.version
+        try:
+            self._publish()
+        except EngineDiedError as died:  # the next process begins with these weights
+            self._come_back(died)
+        return self.holds()
+
+    def holds(self) -> Receipt:
+        """The version by the name that the process itself knows, and what its deaths have cost since this was asked."""
+        told = self._surviving(lambda: self._call("version", self.patience.publish))["version"]
+        lost, self.lost = self.lost, 0.0
+        if told != self.called:
+            raise refusal(self.version, f"{self.name} samples from weights {told}, {self.called} were published")
+        return Receipt(version=self.version, manifest={}, shared=False, lost=lost)
+
+    def checksums(self, names: Collection[str]) -> dict[str, str]:
+        """Of parameters that were compared with what vLLM multiplies with, which is read back for this.
+
+        A WeightsError where they differ, whether anybody has asked for them or not.
+        """
+        held = {**dict(self.policy.network.named_parameters()), **dict(self.policy.network.named_buffers())}
+        frozen = not set(names) <= self.policy.trained().keys()
+        self._surviving(lambda: self._compare(whole=self.unproved or frozen))
+        return checksums((name, held[name]) for name in names)
+
+    def _publish(self) -> None:
+        """Sends the adapter, or all weights in flat buckets, under a name of their own."""
+        self.publishes += 1
+        name = f"policy-v{self.version}"
+        self.called = f"{name}.{self.publishes}" if name in self.names else name
+        self.names.add(self.called)
+        if self.policy.adapted is not None:
+            folder = self.room / "adapter"
+            shutil.rmtree(folder, ignore_errors=True)
+            write_adapter(self.policy, folder)
+            told = {"name": self.called, "number": self.publishes, "folder": str(folder)}
+            self._call("adapter", self.patience.publish, **told)
+            return
+        self._call("begin", self.patience.publish, name=self.called)
+        path = self.room / "weights"
+        for bucket in buckets(base_tensors(self.policy), BUCKET):
+            self._call("load", self.patience.publish, path=str(path), table=write_bucket(path, bucket))
+        self._call("finish", self.patience.publish)
+        path.unlink()
+
+    def _compare(self, *, whole: bool) -> None:
+        """Raises unless what the process multiplies with is what it was sent; `whole` for what never changes, too."""
+        full = self.policy.adapted is None
+        base = {**base_tensors(self.policy), **head_tensor(self.policy)} if full or whole else {}
+        expected = {**adapter_tensors(self.policy), **base}
+        wrong: dict[str, str] = {}
+        path = self.room / "held"
+        for bucket in buckets(expected, BUCKET):
+            told = self._call("read", self.patience.publish, path=str(path), names=list(bucket))
+            held = dict(read_bucket(path, told["table"])) if told["table"] else {}
+            for name, tensor in bucket.items():
+                if not equal(held.get(name), tensor):
+                    mine = checksum(held[name].contiguous()) if name in held else "nothing"
+                    wrong[name] = f"{mine} where {checksum(tensor)} was published"
+            path.unlink(missing_ok=True)
+        if wrong:
+            shown = "; ".join(f"{name} is {values}" for name, values in sorted(wrong.items())[:3])
+            why = f"{len(wrong)} of {len(expected)} tensors of {self.name} are not those of {self.called}: {shown}"
+            raise refusal(self.version, why)
+        self.unproved = self.unproved and not whole
+
+    # Its process ------------------------------------------------------------------------------------------------------
+
+    def sleep(self, keep: bool) -> None:
+        """Gives the device's memory to others where nothing is under way; on a CPU vLLM keeps it."""
+        if not self.asked and not self.slept:
+            self._surviving(lambda: self._call("sleep", self.patience.publish))
+            self.slept = True
+
+    def wake(self) -> None:
+        """Takes it again; weights that did not come back are seen before anything is generated."""
+        if self.slept:
+            self._surviving(lambda: self._call("wake", self.patience.publish))
+            self.slept, self.unproved = False, True
+
+    def close(self) -> None:
+        """Leaves no process and no file behind."""
+        if self.process is not None:
+            self.process.close()
+        shutil.rmtree(self.room, ignore_errors=True)
+
+    def _call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
+        assert self.process is not None
+        return self.process.call(what, seconds, **arguments)
+
+    def _surviving(self, do: Callable[[], T]) -> T:
+        """What comes of asking the process; if it dies at it, the next one is asked again."""
+        while True:
+            try:
+                return do()
+            except EngineDiedError as died:
+                self._come_back(died)
+
+    def _come_back(self, died: EngineDiedError) -> None:
+        """Another process in place of one that died, as far as that one was."""
+        since = time.monotonic()
+        while True:
+            self.deaths += 1
+            if self.deaths >= MOST_DEATHS:
+                why = f"{died}\n    it died {self.deaths} times in a row"
+                raise EngineError(f"{why}\n    fix: see its log, for example for too little memory") from died
+            try:
+                self._begin()
+                self._compare(whole=True)
+                self._submit()
+                break
+            except EngineDiedError as again:
+                died = again
+        self.lost += time.monotonic() - since
+
+    def _begin(self) -> None:
+        """Starts a process with the policy as it is."""
+        if self.process is not None:
+            self.process.close()
+        self.known.clear()
+        self.slept, self.unproved, self.publishes = False, True, 0
+        self.names.clear()
+        model = self.room / "model"
+        shutil.rmtree(model, ignore_errors=True)
+        write_base(self.policy, model)
+        try:
+            self.process = self.start()
+            told = self._call("start", self.patience.start, model=str(model), **asdict(self.settings))
+        finally:
+            shutil.rmtree(model, ignore_errors=True)
+        self.kv_tokens = told["cache_tokens"]
+        self._publish()
+
+
+def equal(held: Tensor | None, tensor: Tensor) -> bool:
+    """Whether an engine's tensor is the policy's; what is left over in it, of a larger slot, must be zero.
+
+    Numbers too small to be normal count as zero, as some processors' products take them for that.
+    """
+    if held is None or held.dtype != tensor.dtype or held.dim() != tensor.dim():
+        return False
+    if any(mine < theirs for mine, theirs in zip(held.shape, tensor.shape, strict=True)):
+        return False
+    inside = held[tuple(slice(size) for size in tensor.shape)]
+    if held.numel() != inside.numel() and held.count_nonzero() != inside.count_nonzero():
+        return False
+    tensor = tensor.to(held.device)
+    if torch.equal(inside, tensor):
+        return True
+    tiny = torch.finfo(tensor.dtype).tiny
+    return torch.equal(*(each.masked_fill(each.abs() < tiny, 0) for each in (inside, tensor)))
+
+
+def _row(request: Request) -> dict[str, Any]:
+    """A request on its way; its seed follows from its key, and from how much was sampled elsewhere before."""
+    return {
+        "key": request.key,
+        "tokens": request.tokens.tolist(),
+        "max_new_tokens": request.max_new_tokens,
+        "stop": sorted(request.stop),
+        "temperature": request.temperature,
+        "seed": (request.key ^ (request.begun * 0x9E3779B97F4A7C15)) & SEED_BITS,
+    }

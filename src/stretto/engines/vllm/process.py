@@ -1,0 +1,157 @@
+"""The process that an engine runs in when it has a Python environment of its own: started, asked, and seen to die.
+
+Questions and answers are small JSON frames over a socket that both inherit; tensors go through files in memory
+(`tensor_file`). Every question has a deadline. The process knows nothing of whoever started this one: variables of
+launchers are taken away, because an engine that finds RANK or MASTER_ADDR waits for peers that never come. It ends with
+its parent, and what it prints is kept in a file whose last lines are shown when it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
+
+PROGRAM = Path(__file__).with_name("host.py")
+"""What runs in the process, by the engine's own Python."""
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+"""Variables by which launchers tell a process who it is among others."""
+
+FOREIGN = ("MASTER_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "TORCH_NCCL_ASYNC", "ROLE_", "PYTHON", "VIRTUAL_ENV")
+"""What else begins like this is meant for this process, or for another environment, and not for the engine's."""
+
+SHOWN = 12
+"""Lines of the log that are shown when something is wrong."""
+
+SEND = 30
+"""Seconds for a question to be taken in; one that does not fit the socket's buffer waits for whoever reads it."""
+
+ENDING = 5.0
+"""Seconds for the process to end when it is asked to."""
+
+
+class EngineTransport(Protocol):
+    """Whom an engine of another process is asked through."""
+
+    def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
+        """The answer. EngineDiedError if the process has died, DeadlineError if it does not answer in time."""
+        ...
+
+    def close(self) -> None:
+        """Ends the process and whatever it has started."""
+        ...
+
+
+class EngineProcess:
+    """A process that answers."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        key: str = "deadlines.generate",
+    ) -> None:
+        """`command` is given the number of its end of the socket, and of its parent. `name` is what messages call it,
+        `environment` what is set for it besides, `key` the deadline to raise if it is slow."""
+        self.name, self.log, self.key = name, log, key
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND, 0))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, log.open("ab") as said:
+            said.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} {' '.join(command)}\n".encode())
+            said.flush()
+            try:
+                self.process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env={**cleaned(os.environ), **(environment or {})},
+                )
+            except OSError as error:
+                ours.close()
+                reason = f"{command[0]} cannot be started: {error.strerror or error}"
+                raise RecipeError.of("engine.python", reason, "name the Python that has vLLM") from None
+        self.connection = Connection(ours.detach())
+        self.ended = False
+
+    def call(self, what: str, seconds: float, /, **arguments: Any) -> dict[str, Any]:
+        """The answer to a question, which must come in time."""
+        since = time.monotonic()
+        try:
+            self.connection.send_bytes(json.dumps({"call": what, **arguments}).encode())
+            if not self.connection.poll(seconds):
+                raise BlockingIOError
+            answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except BlockingIOError:
+            self.kill()
+            waited = time.monotonic() - since
+            raise DeadlineError(
+                f"{self.name}: {what} has not answered for {waited:.0f} s; its process was ended\n{self.last_lines()}"
+                f"    fix: look what it waits for, or raise {self.key if what != 'start' else 'deadlines.start'}"
+            ) from None
+        except (EOFError, OSError) as gone:
+            raise EngineDiedError(self.last_words()) from gone
+        if refused := answer.get("refused"):
+            raise RecipeError.of(*refused)
+        if failed := answer.get("failed"):
+            raise EngineError(f"{self.name}: {what} failed: {failed}\n    fix: see {self.log}")
+        return answer
+
+    def last_words(self) -> str:
+        """How the process has ended, with the end of its log."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDING)
+        code = self.process.poll()
+        self.kill()
+        how = "closed its connection" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        return f"{self.name}: its process {how}\n{self.last_lines()}".rstrip()
+
+    def last_lines(self) -> str:
+        """The end of the log, as messages show it."""
+        with self.log.open("rb") as said:
+            said.seek(max(0, self.log.stat().st_size - SHOWN * 400))
+            lines = said.read().decode(errors="replace").splitlines()[-SHOWN:]
+        return "".join(f"    | {line}\n" for line in [*lines, f"(from {self.log})"])
+
+    def kill(self) -> None:
+        """Ends the process and its children at once."""
+        if not self.ended:  # once: the number of its group may be another's later
+            self.ended = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def close(self) -> None:
+        """Lets it end by itself, for a moment; its children are ended with it."""
+        self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDING)
+        self.kill()
+
+
+def cleaned(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process that are an engine's business too."""
+    return {
+        name: value for name, value in environment.items() if name not in LAUNCHERS and not name.startswith(FOREIGN)
+    }

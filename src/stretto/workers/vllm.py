@@ -1,0 +1,100 @@
+"""How a worker starts vLLM for its policy: which Python, on which device, with how much memory and until when."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from stretto.checks.machine.engine_python import VLLM, engine_python
+from stretto.engines.native.cache import CACHE_SHARE, memory_of, token_bytes
+from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
+from stretto.errors import RecipeError
+from stretto.models.load import Policy
+from stretto.recipe.schema import VllmEngineSection
+from stretto.workers.worker_spec import WorkerSpec
+
+EARLIER = 0.9
+"""The process is given this share of a deadline, so that what is said when it passes has the engine's last lines."""
+
+GB = 2**30
+
+
+def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmEngine:
+    """vLLM on a worker's device, loaded."""
+    settings = settings_of(policy, section, spec)
+    given = spec.recipe.deadlines
+    return VllmEngine(
+        policy,
+        starter(engine_python(section, spec.root), spec),
+        name=f"vLLM on {spec.device}",
+        settings=settings,
+        deadlines=VllmDeadlines(
+            start=EARLIER * given.start, generate=EARLIER * given.generate, publish=EARLIER * given.publish
+        ),
+    )
+
+
+def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmSettings:
+    """What vLLM is started with; a RecipeError if its cache is too small, or larger than what is free."""
+    device, answer = spec.torch_device, section.max_new_tokens
+    share = CACHE_SHARE if section.memory_share == "auto" else float(section.memory_share)
+    every, each, free = memory_of(device), token_bytes(policy), free_memory(device)
+    size = int(every * share)
+    if section.memory_share == "auto":
+        size = min(size, free // 2)
+    if size // each < 2 * answer:
+        reason = f"{share:g} of the memory holds {size // each} tokens, too few for a prompt and an answer of {answer}"
+        raise RecipeError.of("engine.memory_share", reason, f"use at least {2 * answer * each / every:.2g}")
+    if size > free:
+        reason = f"{share:g} of the memory is {size / GB:.1f} GB, and {free / GB:.1f} GB are free"
+        raise RecipeError.of("engine.memory_share", reason, f"use at most {int(100 * free / every) / 100:g}, or auto")
+    return VllmSettings(
+        versions=VLLM,
+        dtype=str(policy.dtype).removeprefix("torch."),
+        context=min(policy.context, size // each),
+        cache_bytes=size,
+        rank=None if policy.adapted is None else policy.adapted.peft_config["default"].r,
+        device=device.type,
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        told = Path("/proc/meminfo").read_text("ascii")
+    except OSError:
+        return memory_of(device)
+    return next((int(line.split()[1]) * 1024 for line in told.splitlines() if line.startswith("MemAvailable")), 0)
+
+
+def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:
+    """Starts the process on the worker's device, with its threads; what it says is kept beside the run."""
+    logs = spec.logs if spec.logs is not None and spec.logs.is_dir() else Path(tempfile.gettempdir())
+    threads = spec.threads or torch.get_num_threads()
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",  # all it needs is in files
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, which answers when it is asked
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # others work on these cores too
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
+    if spec.torch_device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        index = spec.torch_device.index
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+    return partial(
+        EngineProcess,
+        [str(python), "-u", str(PROGRAM)],
+        name=f"vLLM on {spec.device}",
+        log=logs / f"engine-{spec.device.replace('/', '-').replace(':', '-')}.log",
+        environment=environment,
+    )

@@ -1,0 +1,116 @@
+"""Sweeps: every combination once, finished runs left alone, a stopped one gone on with, slips refused first."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import stretto
+from running import data_with, lines, written
+from stretto.api.sweep import shares_of_machine
+from stretto.cli.main import main
+from stretto.cli.sweep import grid_of
+from stretto.errors import RecipeError
+
+SMALL = {"evaluate__every": 0, "run__steps": 3, "checkpoint__every": 1}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_values_are_split_where_no_bracket_or_quote_holds_them():
+    grid, fixed = grid_of(["optimizer.lr=1e-5,1e-4", "algorithm.clip=[0.1, 0.2],[0.2, 0.3]", "seed=3", 'x="a,b"'])
+    assert grid == {"optimizer.lr": [1e-5, 1e-4], "algorithm.clip": [[0.1, 0.2], [0.2, 0.3]]}
+    assert fixed == ["seed=3", 'x="a,b"']
+
+
+def test_a_sweep_over_three_rates_is_stopped_and_gone_on_with(tmp_path, capsys):
+    recipe, grid = written(tmp_path, **SMALL), {"optimizer.lr": [0.0, 0.01, 0.02]}
+
+    def stop(event):
+        if event.folder.name == "lr=0.01" and event.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stretto.sweep(recipe, grid, quiet=True, callbacks=[stop])
+    (folder,) = Path("runs").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["lr=0.0", "lr=0.01", "sweep.json"]
+    before = (folder / "lr=0.0" / "metrics.jsonl").stat()
+    assert main(["sweep", str(recipe), "optimizer.lr=0.0,0.01,0.02"]) == 0
+    out = capsys.readouterr().out
+    assert "3 runs, 1 of them finished" in out and "lr=0.01: goes on (2 of 3)" in out
+    assert "lr=0.02: begins (3 of 3)" in out
+    assert (folder / "lr=0.0" / "metrics.jsonl").stat() == before
+    for name in ("lr=0.0", "lr=0.01", "lr=0.02"):
+        assert [row["step"] for row in lines(folder / name / "metrics.jsonl")] == [1, 2, 3]
+        assert [line.split()[:2] for line in out.splitlines() if line.startswith(f"{name}  ")] == [[name, "3"]]
+    assert (folder / "sweep.svg").read_text().count("<polyline") == 3
+    again = stretto.sweep(recipe, grid, quiet=True)
+    assert [setting["optimizer.lr"] for setting in again.settings] == [0.0, 0.01, 0.02]
+    assert "lr=0.02" in str(again) and not again.failures
+
+
+def test_all_that_is_wrong_with_any_combination_is_refused_before_the_first_begins(tmp_path):
+    recipe = written(tmp_path, **SMALL)
+    with pytest.raises(RecipeError) as caught:
+        stretto.sweep(recipe, {"optimizer.lr": [0.1, -1.0], "num_generations": [4]}, quiet=True)
+    assert {problem.field for problem in caught.value.problems} == {"optimizer.lr", "num_generations"}
+    assert not any(Path("runs").rglob("recipe.yaml"))
+
+
+@pytest.mark.parametrize("grid", [{}, {"seed": []}, {"seed": "012"}, {"seed": range(40), "optimizer.lr": [0.1] * 40}])
+def test_a_grid_that_is_none_is_refused(grid):
+    with pytest.raises(RecipeError, match="grid"):
+        stretto.sweep(data_with(), grid, quiet=True)
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "mine.txt").write_text("")
+    with pytest.raises(RecipeError, match="is no sweep"):
+        stretto.sweep(data_with(), {"seed": [0, 1]}, folder=place, quiet=True)
+    (place / "mine.txt").unlink()
+    (place / "sweep.json").write_text("{}")
+    with pytest.raises(RecipeError, match="another recipe or other values"):
+        stretto.sweep(data_with(), {"seed": [0, 1]}, folder=place, quiet=True)
+
+
+def test_without_commas_there_is_nothing_to_sweep(tmp_path, capsys):
+    assert main(["sweep", str(written(tmp_path)), "seed=3"]) == 2
+    assert "no values to try" in capsys.readouterr().err
+
+
+def test_runs_at_once_share_the_cores_or_the_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert shares_of_machine(2) == [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    with pytest.raises(RecipeError, match="on 4 GPUs"):
+        shares_of_machine(5)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [set(share) for share in shares_of_machine(2)] == [{"OMP_NUM_THREADS"}] * 2
+
+
+@pytest.mark.slow
+def test_runs_at_once_are_processes_and_survive_a_kill_of_the_sweep(tmp_path):
+    recipe = written(tmp_path, **SMALL | {"run__steps": 40})
+    command = [sys.executable, "-m", "stretto", "sweep", str(recipe), "seed=0,1", "--at-once", "2", "--folder", "s"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    files = [tmp_path / "s" / f"seed={seed}" / "metrics.jsonl" for seed in (0, 1)]
+    until = time.monotonic() + 60
+    while not all(path.is_file() for path in files):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    os.kill(first.pid, signal.SIGINT)
+    assert first.wait(60) == 130
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert finished.returncode == 0, finished.stderr
+    for path in files:
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 41))
+    assert "seed=1" in finished.stdout

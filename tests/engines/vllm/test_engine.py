@@ -1,0 +1,246 @@
+"""The engine around vLLM's process: versions, proofs, deaths. The process is a fake that keeps what it is sent."""
+
+import numpy as np
+import pytest
+import torch
+
+from fake_vllm import FakeHost
+from stretto.engines.base import Request
+from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings, equal
+from stretto.errors import EngineDiedError, EngineError, WeightsError
+from stretto.recipe.schema import Adapter
+from stretto.types import Weights
+from tiny import scratch_policy
+
+SETTINGS = VllmSettings(
+    versions=("0.32",), dtype="bfloat16", context=64, cache_bytes=1 << 20, rank=4, device="cpu"
+)  # fmt: skip
+PATIENCE = VllmDeadlines(start=9.0, generate=9.0, publish=9.0)
+ADAPTER = Adapter(rank=4, alpha=12.0)
+
+
+def engine_of(*hosts, adapter=ADAPTER):
+    """An engine on a tiny policy; each process that it starts is the next host."""
+    policy, waiting = scratch_policy(dtype="bfloat16", adapter=adapter), list(hosts or [FakeHost()])
+    return VllmEngine(policy, lambda: waiting.pop(0), name="vLLM", settings=SETTINGS, deadlines=PATIENCE)
+
+
+def request(key=7, *, longest=2, begun=0):
+    return Request(
+        key=key, tokens=np.arange(3), max_new_tokens=longest, stop=frozenset({0}), temperature=1.0, begun=begun
+    )
+
+
+def nudge(engine):
+    """The smallest update there is: one number of one tensor, by one unit in its last place."""
+    with torch.no_grad():
+        weight = next(iter(engine.policy.trained().values())).view(torch.int16)
+        weight.view(-1)[3] += 1
+
+
+def published(engine, version):
+    """An update, its publish, and the proof as a worker asks for it."""
+    nudge(engine)
+    engine.receive(Weights(version=version, manifest={}, where="shared"))
+    return engine.checksums(engine.policy.trained())
+
+
+def dies(*times):
+    """A spoiler that lets the process die at these questions, each once."""
+    left = list(times)
+
+    def spoil(what, arguments, host):
+        if what in left:
+            left.remove(what)
+            raise EngineDiedError("its process was ended by SIGKILL\n    | last words")
+
+    return spoil
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch, tmp_path):
+    """Files that pass tensors lie here, and none stays."""
+    monkeypatch.setattr("stretto.engines.vllm.tensor_file.SHARED", tmp_path)
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, None], ids=["adapter", "full"])
+def test_each_version_has_a_name_of_its_own_and_is_proved(adapter, tmp_path):
+    engine = engine_of(host := FakeHost(), adapter=adapter)
+    assert set(engine.checksums(dict(engine.policy.network.named_parameters()))) >= engine.policy.trained().keys()
+    for version in (1, 2):
+        before = engine.checksums(engine.policy.trained())
+        after = published(engine, version)
+        assert len([name for name in before if before[name] != after[name]]) == 1
+        assert (engine.holds().version, host.name) == (version, f"policy-v{version}")
+    published(engine, 2)
+    assert host.name == "policy-v2.4"
+    assert ("load" in host.called, "adapter" in host.called) == (adapter is None, adapter is not None)
+    engine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_come_with_tokens_logprobs_and_version():
+    engine = engine_of()
+    published(engine, 3)
+    engine.submit([request(1), request(2, longest=3)])
+    first, second = [engine.step(0.1)[:] or engine.step(0.1) for _ in range(2)]
+    assert [(done.key, done.tokens.tolist(), done.stop, done.version) for done in [*first, *second]] == [
+        (1, [9, 9], "length", 3),
+        (2, [9, 9, 9], "length", 3),
+    ]
+    assert first[0].logprobs.tolist() == [-1.0, -1.0]
+    assert engine.step(0.1) == []
+
+
+def test_a_seed_follows_from_the_key_and_from_what_was_sampled_elsewhere():
+    engine = engine_of(host := FakeHost())
+    engine.submit([request(2**64 - 1), request(5), request(6, begun=2)])
+    one, two, moved = (row["seed"] for row in host.asked.values())
+    engine.abort([6])
+    engine.submit([request(6)])
+    assert one == 2**63 - 1 and two == 5 and moved != host.asked[6]["seed"] == 6 and 0 <= moved < 2**63
+
+
+def not_loaded(what, arguments, host):
+    """The process says that it has loaded an adapter, and has not."""
+    if what == "adapter" and arguments["number"] > 1:
+        host.name = arguments["name"]
+        return {}
+
+
+def same_number(what, arguments, host):
+    """New bytes under the number of the old ones."""
+    if what == "adapter":
+        arguments["number"] = 1
+
+
+def same_name(what, arguments, host):
+    """The old adapter, which is called by its old name."""
+    if what == "adapter" and arguments["number"] > 1:
+        return {}
+
+
+def corrupted(what, arguments, host):
+    """One bit of a bucket changes on its way."""
+    if what == "load" and host.called.count("begin") > 1:
+        with open(arguments["path"], "r+b") as bucket:
+            bucket.seek(1)
+            byte = bucket.read(1)
+            bucket.seek(1)
+            bucket.write(bytes([byte[0] ^ 1]))
+
+
+def unread(what, arguments, host):
+    """The process cannot say what it holds."""
+    if what == "read" and host.called.count("begin") + host.called.count("adapter") > 1:
+        return {"table": []}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "adapter", "told"),
+    [
+        (not_loaded, ADAPTER, "was published"),
+        (same_number, ADAPTER, "was published"),
+        (same_name, ADAPTER, "samples from weights policy-v0, policy-v1 were published"),
+        (corrupted, None, "2 of "),  # the embedding, which is the head too
+        (unread, ADAPTER, "is nothing where "),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_whatever_does_not_arrive_is_caught_at_the_same_publish(spoil, adapter, told):
+    engine = engine_of(FakeHost(spoil), adapter=adapter)
+    engine.checksums(engine.policy.trained())
+    with pytest.raises(WeightsError, match=f"after step 1, .*{told}"):
+        published(engine, 1)
+
+
+@pytest.mark.parametrize("then", ["generate", "publish"])
+def test_weights_that_did_not_survive_a_sleep_are_caught_before_anything_is_generated(then):
+    def forgets(what, arguments, host):
+        if what == "wake":
+            host.tensors["model.layers.1.mlp.up_proj.weight"].zero_()
+
+    engine = engine_of(host := FakeHost(forgets))
+    engine.checksums(())
+    engine.sleep(keep=True)
+    engine.wake()
+    with pytest.raises(WeightsError, match=r"1 of \d+ tensors of vLLM .* model.layers.1.mlp.up_proj.weight is"):
+        published(engine, 1) if then == "publish" else (engine.submit([request()]), engine.step(0.1))
+    assert "step" not in host.called
+
+
+def test_an_answer_of_other_weights_is_refused():
+    def lies(what, arguments, host):
+        if what == "step":
+            for row in host.asked.values():
+                row["version"] = "policy-v1"
+
+    engine = engine_of(FakeHost(lies))
+    published(engine, 2)
+    engine.submit([request(longest=1)])
+    with pytest.raises(WeightsError, match="answered with weights policy-v1, and policy-v2 are what was published"):
+        engine.step(0.1)
+
+
+def test_a_publish_ends_what_is_under_way_so_that_no_answer_is_of_two_versions():
+    engine = engine_of()
+    engine.submit([request(1, longest=5), request(2, longest=5)])
+    engine.checksums(())
+    engine.step(0.1)
+    published(engine, 4)
+    (aborted,) = engine.abort([1, 99])
+    (left,) = engine.step(0.1)
+    assert [(done.key, done.tokens.tolist(), done.stop, done.version) for done in (aborted, left)] == [
+        (1, [9], "abort", 0),
+        (2, [9], "abort", 0),
+    ]
+
+
+@pytest.mark.parametrize("at", ["step", "submit", "abort", "adapter", "read", "version"])
+def test_a_process_that_dies_is_started_again_with_the_weights_and_the_requests(at):
+    first, second = FakeHost(), FakeHost()
+    engine = engine_of(first, second)
+    published(engine, 1)
+    engine.submit([request(1), request(2)])
+    first.spoil = dies(at)
+    engine.submit([request(3)])
+    gone = engine.abort([3])
+    done = [*engine.step(0.1), *engine.step(0.1)]
+    published(engine, 2)
+    assert first.closed and second.name == "policy-v2"
+    assert [len(each.tokens) for each in gone] == [0]
+    assert sorted(each.key for each in done) == [1, 2] and {each.version for each in done} == {1}
+    assert engine.holds().lost >= 0 and engine.lost == 0
+    assert second.called.index("read") < second.called.index("submit") if "submit" in second.called else True
+
+
+def test_three_deaths_in_a_row_end_the_run_with_the_last_lines():
+    engine = engine_of(FakeHost(dies("step")), FakeHost(dies("read")), FakeHost(dies("step")))
+    engine.checksums(())
+    engine.submit([request()])
+    with pytest.raises(EngineError, match=r"(?s)last words\n    it died 3 times in a row") as failed:
+        engine.step(0.1)
+    assert not isinstance(failed.value, EngineDiedError)
+
+
+def test_an_answer_between_them_makes_deaths_no_row():
+    def once(what, arguments, host):
+        if what == "step" and host.called.count("step") == 2:
+            raise EngineDiedError("it died")
+
+    engine = engine_of(*(FakeHost(once) for _ in range(5)))
+    for key in range(5):
+        engine.submit([request(key, longest=1)])
+        (done,) = engine.step(0.1)
+        assert done.key == key
+
+
+def test_a_slot_may_be_larger_than_its_adapter_and_is_empty_there():
+    mine = torch.arange(1.0, 5).view(2, 2)
+    slot = torch.zeros(4, 2)
+    slot[:2] = mine
+    assert equal(slot, mine) and equal(mine, mine)
+    slot[3, 1] = 1
+    assert not equal(slot, mine)
+    assert not equal(mine[:1], mine) and not equal(None, mine) and not equal(mine.bfloat16(), mine)
+    assert equal(torch.tensor([1e-40]), torch.tensor([0.0])) and not equal(torch.tensor([1e-30]), torch.tensor([0.0]))

@@ -1,0 +1,81 @@
+"""A process that an engine runs in: what it sees, when it is late, when it dies. The programs here are not vLLM."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from stretto.engines.vllm.process import EngineProcess, cleaned
+from stretto.errors import DeadlineError, EngineDiedError, EngineError, RecipeError
+
+PROGRAM = """
+import json, os, sys, time
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+print("awake", flush=True)
+while True:
+    asked = json.loads(connection.recv_bytes())
+    what = asked.pop("call")
+    if what == "hang":
+        print("waiting for peers", flush=True)
+        time.sleep(600)
+    if what == "die":
+        print("out of memory", flush=True)
+        os.kill(os.getpid(), 9)
+    answer = {"seen": dict(os.environ)} if what == "environment" else {what: asked["text"]}
+    connection.send_bytes(json.dumps(answer).encode())
+"""
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    found = EngineProcess(
+        [sys.executable, "-c", PROGRAM], name="the engine", log=tmp_path / "engine.log", environment={"ITS_OWN": "1"}
+    )
+    yield found
+    found.close()
+    assert found.process.poll() is not None
+
+
+def test_it_answers_and_sees_nothing_of_launchers(process):
+    seen = process.call("environment", 30)["seen"]
+    assert seen["ITS_OWN"] == "1" and seen["PATH"] == os.environ["PATH"]
+    assert not {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"} & seen.keys()
+
+
+def test_one_that_hangs_is_ended_at_its_deadline_and_shows_its_last_lines(process):
+    process.call("environment", 30)
+    begun = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"(?s)hang has not answered .*\| waiting for peers.*fix:") as late:
+        process.call("hang", 0.3)
+    assert time.monotonic() - begun < 20 and late.value.exit_code == 3
+    assert process.process.poll() is not None
+
+
+def test_one_that_dies_says_how_and_shows_its_last_lines(process):
+    with pytest.raises(EngineDiedError, match=r"(?s)its process was ended by SIGKILL.*\| out of memory"):
+        process.call("die", 30)
+    with pytest.raises(EngineDiedError):
+        process.call("environment", 30)
+
+
+def test_what_it_refuses_or_fails_at_is_told_in_its_words(process):
+    with pytest.raises(RecipeError, match=r"engine.kind: too new\n    fix: an older one"):
+        process.call("refused", 30, text=["engine.kind", "too new", "an older one"])
+    with pytest.raises(EngineError, match="failed failed: KeyError: x"):
+        process.call("failed", 30, text="KeyError: x")
+
+
+def test_a_program_that_is_none_is_a_wrong_recipe(tmp_path):
+    with pytest.raises(RecipeError, match=r"engine\.python: .*cannot be started"):
+        EngineProcess([str(tmp_path / "none")], name="the engine", log=tmp_path / "engine.log")
+
+
+def test_variables_of_the_engine_itself_are_kept():
+    assert cleaned({"VLLM_LOGGING_LEVEL": "DEBUG", "WORLD_SIZE": "8", "HOME": "/"}) == {
+        "VLLM_LOGGING_LEVEL": "DEBUG", "HOME": "/"
+    }  # fmt: skip

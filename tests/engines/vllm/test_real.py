@@ -1,0 +1,307 @@
+"""vLLM itself, on a CPU: runs with it, and faults on the way to it. Needs `.venv-vllm`, which `make engine` builds."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from running import lines
+from stretto.engines.base import Request
+from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.process import PROGRAM, EngineProcess
+from stretto.engines.vllm.tensor_file import read_bucket
+from stretto.errors import WeightsError
+from stretto.recipe.schema import Adapter
+from stretto.types import Weights
+from tiny import conversation, naive_logprobs, scratch_policy
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+RECIPE = ROOT / "recipes" / "smollm2-addition.yaml"
+SMALL = ["batch.prompts=2", "batch.samples=4", "evaluate.every=0", "task.holdout.prompts=0", "engine.memory_share=0.05"]
+LATER = ["deadlines.start=300", "run.steps=5", f"engine.python={PYTHON}", "engine.kind=vllm"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-vllm (make engine)"),
+]
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def begun(folder, *changes, mark="", launcher=(), name=RECIPE):
+    """The program, training in a new folder."""
+    command = [sys.executable, *launcher, "-m", "stretto", "train", str(name), f"run.folder={folder}", *changes]
+    clean = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        command, env={**clean, "MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+
+
+def engines(mark):
+    """Processes of vLLM that runs with this mark have started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            told = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(PROGRAM).encode() in told[0] and f"MARK={mark}".encode() in told[1].split(b"\0"):
+            found.append(int(folder.name))
+    return found
+
+
+def steps_of(folder):
+    """The lines of a run's metrics, as far as it is."""
+    path = folder / "metrics.jsonl"
+    return [row for row in lines(path) if row["step"]] if path.exists() else []
+
+
+def test_five_steps_with_an_adapter_on_two_cells_and_a_death_in_the_middle(tmp_path):
+    mark, folder = uuid.uuid4().hex, tmp_path / "run"
+    apart = ["placement.cluster=2xcpu", "placement.strategy=separate", "optimizer.lr=1e-3"]
+    run = begun(folder, *SMALL, *LATER, *apart, mark=mark)
+    while len(steps_of(folder)) < 2 and run.poll() is None:
+        time.sleep(0.2)
+    (engine,) = engines(mark)
+    os.kill(engine, signal.SIGKILL)
+    out, error = run.communicate()
+    assert run.returncode == 0, error or out
+    rows = steps_of(folder)
+    assert [row["weights/version"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows if row.get("seconds/engine_lost")] in ([3], [2], [4])
+    assert max(row["kl/engine_trainer"] for row in rows) < 0.01
+    assert engines(mark) == []
+
+
+def test_two_steps_with_all_weights_on_one_device_under_a_launcher(tmp_path):
+    mark, folder = uuid.uuid4().hex, tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "1", "--no-python", sys.executable)
+    full = ["model.adapter=null", "optimizer.lr=1e-5", "run.steps=2"]
+    run = begun(folder, *SMALL, *LATER, *full, mark=mark, launcher=launcher)
+    out, error = run.communicate()
+    assert run.returncode == 0, error or out
+    rows = steps_of(folder)
+    assert [row["weights/version"] for row in rows] == [1, 2]
+    assert max(row["kl/engine_trainer"] for row in rows) < 0.01
+    assert engines(mark) == []
+
+
+def test_an_engine_that_hangs_at_its_start_ends_the_run_at_the_deadline(tmp_path):
+    python, mark = tmp_path / "python", uuid.uuid4().hex
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm": "0.32.0"}\' && exit\necho no peers; exec sleep 999\n'
+    )
+    python.chmod(0o755)
+    run = begun(tmp_path / "run", *SMALL, *LATER, f"engine.python={python}", "deadlines.start=25", mark=mark)
+    since = time.monotonic()
+    _, error = run.communicate()
+    assert run.returncode == 3 and time.monotonic() - since < 60
+    assert "start has not answered" in error and "| no peers" in error
+    assert engines(mark) == []
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+class Spoiled:
+    """A process of vLLM, with somebody on the way to it."""
+
+    def __init__(self, log):
+        start = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        self.process = EngineProcess([str(PYTHON), "-u", str(PROGRAM)], name="vLLM", log=log, environment=start)
+        self.spoil = lambda what, arguments: None
+
+    def call(self, what, seconds, /, **arguments):
+        told = self.spoil(what, arguments)
+        return self.process.call(what, seconds, **arguments) if told is None else told
+
+    def close(self):
+        self.process.close()
+
+
+@pytest.fixture(scope="module", params=[Adapter(rank=4, alpha=12.0), None], ids=["adapter", "full"])
+def engine(request, tmp_path_factory):
+    """vLLM with a tiny model, in float32 so that log-probabilities can be compared closely."""
+    policy = scratch_policy(dtype="float32", adapter=request.param, width=64, heads=2)
+    found = VllmEngine(
+        policy,
+        partial(Spoiled, tmp_path_factory.mktemp("log") / "engine.log"),
+        name="vLLM",
+        settings=VllmSettings(
+            versions=("0.32",), dtype="float32", context=256, cache_bytes=1 << 28,
+            rank=None if request.param is None else 4, device="cpu",
+        ),
+        deadlines=VllmDeadlines(start=300, generate=60, publish=60),
+    )  # fmt: skip
+    found.checksums(dict(policy.network.named_parameters()))
+    yield found
+    found.close()
+
+
+def publish(engine, version):
+    """A publish and its proof."""
+    engine.receive(Weights(version=version, manifest={}, where="shared"))
+    return engine.checksums(engine.policy.trained())
+
+
+def move(engine, by):
+    """An update of every number."""
+    with torch.no_grad():
+        for weight in engine.policy.trained().values():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)), alpha=by)
+
+
+def answered(engine, *requests):
+    engine.submit(requests)
+    done = []
+    while len(done) < len(requests):
+        done += engine.step(0.5)
+    return {each.key: each for each in done}
+
+
+def asked(key, **changes):
+    usual = {"tokens": np.array([1, 6, 7, 8, 2]), "max_new_tokens": 12, "stop": frozenset({0}), "temperature": 0.7}
+    return Request(key=key, **{**usual, **changes})
+
+
+@torch.no_grad()
+def logprobs_of(engine, request, completion):
+    """What the trained modules say of an answer."""
+    tokens = [*request.tokens.tolist(), *completion.tokens.tolist()]
+    talk = conversation(tokens, list(range(len(request.tokens), len(tokens))))
+    return naive_logprobs(engine.policy, talk, temperature=request.temperature).numpy()
+
+
+def test_log_probabilities_follow_each_update(engine):
+    before = None
+    for version in (1, 2):
+        move(engine, 0.02)
+        publish(engine, version)
+        done = answered(engine, *(asked(key) for key in range(6)))
+        assert {each.version for each in done.values()} == {version}
+        for key, each in done.items():
+            theirs = logprobs_of(engine, asked(key), each)
+            assert np.abs(each.logprobs - theirs).max() < 1e-3
+        greedy = answered(engine, asked(9, temperature=0.0))[9]
+        assert before is None or not np.allclose(greedy.logprobs[:1], before, atol=1e-4)
+        before = greedy.logprobs[:1]
+
+
+def test_a_request_has_the_same_answer_alone_and_among_others(engine):
+    alone = answered(engine, asked(3))[3]
+    among = answered(engine, *(asked(key) for key in range(5)))[3]
+    assert alone.tokens.tolist() == among.tokens.tolist()
+
+
+def test_an_answer_that_is_cut_off_comes_with_what_it_has(engine):
+    engine.submit([asked(1, max_new_tokens=200, stop=frozenset())])
+    assert engine.step(0.0) == []
+    (part,) = engine.abort([1])
+    assert part.stop == "abort" and 0 < len(part.tokens) < 200 and len(part.logprobs) == len(part.tokens)
+    assert engine.step(0.1) == []
+
+
+def tell(*questions):
+    """A spoiler that answers these in the process's place, as if all were well."""
+    names = []
+
+    def spoil(what, arguments):
+        names.extend([arguments["name"]] if "name" in arguments else [])
+        if what in questions:
+            return {"version": names[-1]} if what == "version" else {}
+
+    return spoil
+
+
+def kept(engine):
+    """A spoiler that puts the adapter of the last publish in place of the new one, under the new name."""
+    held = {}
+
+    def spoil(what, arguments):
+        if what == "adapter":
+            save_file(held, Path(arguments["folder"]) / "adapter_model.safetensors")
+
+    def remember(what, arguments):
+        if what == "adapter":
+            held.update(load_file(Path(arguments["folder"]) / "adapter_model.safetensors"))
+
+    engine.process.spoil = remember
+    publish(engine, 20)
+    return spoil
+
+
+def bit(what, arguments):
+    """A spoiler that changes one number in one tensor by one unit in its last place."""
+    if what == "adapter":
+        path = Path(arguments["folder"]) / "adapter_model.safetensors"
+        held = load_file(path)
+        next(iter(held.values())).view(torch.int32).view(-1)[5] += 1
+        save_file(held, path)
+    if what == "load":
+        dict(read_bucket(Path(arguments["path"]), arguments["table"]))["model.layers.1.mlp.up_proj.weight"].view(
+            torch.int32
+        )[3, 5] += 1
+
+
+FAULTS = {
+    "not loaded": lambda engine: tell("adapter", "begin", "load", "finish", "version"),
+    "one bit": lambda engine: bit,
+    "the old one": kept,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_on_the_way_is_caught_in_the_same_publish_however_small_the_update(engine, fault):
+    if fault == "the old one" and engine.policy.adapted is None:
+        pytest.skip("without an adapter that is the same as not loaded")
+    move(engine, 1e-6)
+    publish(engine, 10)
+    engine.process.spoil = FAULTS[fault](engine)
+    move(engine, 1e-6)
+    with pytest.raises(WeightsError, match=r"after step 11, \d+ of \d+ tensors of vLLM are not those of .* where "):
+        publish(engine, 11)
+    engine.process.spoil = lambda what, arguments: None
+    publish(engine, 12)
+
+
+def test_weights_that_a_sleep_dropped_are_caught_before_anything_is_generated(engine):
+    if engine.policy.adapted is not None:
+        pytest.skip("with an adapter nothing can be sent that would drop them")
+    publish(engine, 30)
+    engine.sleep(keep=True)
+    engine.wake()
+    with torch.no_grad():
+        held = {name: weight.clone() for name, weight in engine.policy.trained().items()}
+        for weight in engine.policy.trained().values():
+            weight.zero_()
+        engine._publish()
+        for name, weight in engine.policy.trained().items():
+            weight.copy_(held[name])
+    engine.submit([asked(1)])
+    with pytest.raises(WeightsError, match="are not those of"):
+        engine.step(0.1)
+    engine.abort([1])
+    publish(engine, 31)
+
+
+def test_a_process_that_dies_is_replaced_and_its_answers_are_the_same(engine):
+    usual = answered(engine, *(asked(key) for key in range(3)))
+    engine.submit([asked(key) for key in range(3)])
+    os.kill(engine.process.process.process.pid, signal.SIGKILL)
+    done = []
+    while len(done) < 3:
+        done += engine.step(0.5)
+    assert {each.key: each.tokens.tolist() for each in done} == {k: each.tokens.tolist() for k, each in usual.items()}
+    assert engine.holds().lost > 1

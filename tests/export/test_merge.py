@@ -1,0 +1,129 @@
+"""A merged model is the run's, in answers and numbers, or it is not kept."""
+
+import json
+import stat
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from exported import LEARNS, edited, trained
+from running import start
+from stretto.api import exports as api
+from stretto.errors import ExportError, RecipeError
+from stretto.export.merge import lost_share, merge
+from stretto.export.proof import ask_run, prove
+from stretto.export.weights import AdapterUpdate, TrainedWeights
+
+
+def modes(folder):
+    return {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_merged_model_is_the_one_that_peft_would_make_and_answers_as_the_run(run, tmp_path):
+    merged = api.merge(run, to=tmp_path / "merged")
+    proof = merged.proof
+    assert merged.dtype == "float32" and proof.equal == proof.prompts > 0 and proof.unexplained < 1e-3
+    assert proof.logprob_max < 1e-3
+    mine = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    theirs = AutoPeftModelForCausalLM.from_pretrained(run / "checkpoints" / "step-000002").merge_and_unload()
+    before = AutoModelForCausalLM.from_pretrained(run / "base").state_dict()
+    moved = 0.0
+    for name, weight in theirs.state_dict().items():
+        torch.testing.assert_close(mine[name], weight, rtol=1e-6, atol=1e-6)
+        moved = max(moved, float((mine[name] - before[name]).abs().max()))
+    assert moved > 1e-3, "the adapter does something"
+    ends = json.loads((tmp_path / "merged" / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == sorted(trained(run).load("float32").stop_tokens)
+    assert modes(tmp_path / "merged") == {0o644}
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"], "no draft is left"
+    assert json.loads((tmp_path / "merged" / "proof.json").read_text())["proof"]["equal"] == proof.equal
+
+
+class Spoiled(TrainedWeights):
+    """Weights with one update that is not the adapter's."""
+
+    def __init__(self, model, spoil):
+        super().__init__(model)
+        name = sorted(self.updates)[0]
+        spoil(self.updates, name)
+
+
+def leave_out(updates, name):
+    del updates[name]
+
+
+def scale(updates, name):
+    updates[name] = AdapterUpdate(up=updates[name].up, down=updates[name].down, scale=updates[name].scale * 1.5)
+
+
+def swap(updates, name):
+    one, other = [each for each in updates if each.endswith("mlp.up_proj.weight")]
+    updates[one], updates[other] = updates[other], updates[one]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spoil", [leave_out, scale, swap])
+def test_a_broken_merge_is_refused_and_not_kept(run, tmp_path, spoil, dtype):
+    with pytest.raises(ExportError, match="update is missing or too much"):
+        merge(trained(run), tmp_path / "m", dtype=dtype, most=3, note=print, make=lambda model: Spoiled(model, spoil))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_with_another_end_template_or_weights_is_told(run, tmp_path):
+    folder = api.merge(run, to=tmp_path / "merged", prompts=3).folder
+    model = trained(run)
+    asked = ask_run(model, model.load("float32"), most=3)
+    assert prove(asked, folder, exact=True).equal == 3
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    edited(folder / "generation_config.json", eos_token_id=[*ends, 3])
+    with pytest.raises(ExportError, match="answers end at the tokens"):
+        prove(asked, folder, exact=True)
+    edited(folder / "generation_config.json", eos_token_id=ends)
+    template = next(folder.glob("*.jinja"))
+    text = template.read_text()
+    template.write_text(text.replace("<|assistant|>", "<|user|>"))
+    with pytest.raises(ExportError, match="makes other tokens of prompt"):
+        prove(asked, folder, exact=True)
+    template.write_text(text)
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        network.get_output_embeddings().weight.mul_(1.01)
+    network.save_pretrained(folder)
+    edited(folder / "generation_config.json", eos_token_id=ends)
+    with pytest.raises(ExportError, match="nothing should be lost"):
+        prove(asked, folder, exact=True)
+
+
+def test_what_rounding_loses_is_measured_and_decides_the_type(tmp_path):
+    young = start(
+        tmp_path,
+        **(LEARNS | {"optimizer__lr": 1e-5}),
+        model__adapter={"rank": 2, "alpha": 2.0},
+        model__dtype="bfloat16",
+    ).folder
+    weights = TrainedWeights(trained(young))
+    assert lost_share(weights, torch.bfloat16) > 0.5 and lost_share(weights, torch.float32) < 0.1
+    told = []
+    merged = api.merge(young, prompts=2, note=told.append)
+    assert merged.dtype == "float32" and merged.folder == young / "merged" / "step-000002"
+    assert "float32 is written" in told[0]
+    rounded = api.merge(young, prompts=2, dtype="bfloat16", to=tmp_path / "rounded", note=told.append)
+    assert rounded.lost > 0.5 and "rounding to bfloat16 loses" in told[1]
+    assert {t.dtype for t in load_file(tmp_path / "rounded" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_what_cannot_be_merged_is_refused_with_what_to_do(run, tmp_path):
+    whole = start(tmp_path, **LEARNS).folder
+    with pytest.raises(RecipeError, match="a whole model already"):
+        api.merge(whole)
+    with pytest.raises(RecipeError, match="exists already"):
+        api.merge(run, to=tmp_path)
+    with pytest.raises(RecipeError, match="those that it holds: 1, 2"):
+        api.merge(run, step="7", to=tmp_path / "m")
+    with pytest.raises(RecipeError, match="is no step"):
+        api.merge(run, step="last", to=tmp_path / "m")
+    with pytest.raises(RecipeError, match="is none of them"):
+        api.merge(run, dtype="int3", to=tmp_path / "m")

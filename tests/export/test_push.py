@@ -1,0 +1,80 @@
+"""What a push would upload: the model, a card whose every number was measured, and nothing of the run's state."""
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from exported import lora_run, model_in, run_of
+from stretto.api import exports as api
+from stretto.errors import ExportError, RecipeError
+from stretto.export.card import quoted
+
+
+class FakeHub:
+    """Keeps what it is given."""
+
+    def __init__(self, error=None):
+        self.calls, self.error = [], error
+
+    def publish(self, folder, repo, *, private, message):
+        """Notes the call."""
+        if self.error:
+            raise self.error
+        self.calls.append((repo, private, message, sorted(path.name for path in folder.iterdir())))
+        return f"https://hub/{repo}"
+
+
+def card(folder):
+    text = (folder / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    return yaml.safe_load(front), body
+
+
+def test_an_adapter_without_a_public_base_is_merged_and_pushed_with_its_card(tmp_path):
+    run, hub, told = lora_run(tmp_path, evaluate__every=1), FakeHub(), []
+    pushed = api.push(run, to="org/tiny", licence="apache-2.0", private=True, prompts=3, hub=hub, note=told.append)
+    assert pushed.merged and pushed.url == "https://hub/org/tiny" and "the two are merged" in told[0]
+    ((repo, private, message, names),) = hub.calls
+    assert (repo, private, message) == ("org/tiny", True, "step 2 of a stretto run")
+    assert {"README.md", "recipe.yaml", "model.safetensors", "tokenizer.json", "generation_config.json"} <= set(names)
+    assert "state" not in names
+    AutoModelForCausalLM.from_pretrained(pushed.folder)
+    front, body = card(pushed.folder)
+    assert front["license"] == "apache-2.0" and front["library_name"] == "transformers" and "base_model" not in front
+    last = [row for row in api.Run(run).metrics if "eval/accuracy" in row][-1]
+    assert f"{last['eval/accuracy']:.3f} ({last['eval/low']:.3f} to {last['eval/high']:.3f}) at step 2" in body
+    assert pushed.proof.sentence in body and "stretto train recipe.yaml" in body
+    assert "# root" not in (pushed.folder / "recipe.yaml").read_text(), "no path of this machine"
+
+
+def test_a_dry_run_writes_the_folder_and_sends_nothing(tmp_path):
+    model = tmp_path / "model"
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model_in(model, LlamaConfig(**sizes, max_position_embeddings=128), kind="gpt-2")
+    run, told = run_of(tmp_path, model, model__adapter=None), []
+    pushed = api.push(run, to="org/tiny", dry_run=True, prompts=2, note=told.append)
+    assert pushed.url is None and not pushed.merged and pushed.folder == run / "push" / "step-000002"
+    front, body = card(pushed.folder)
+    assert "license" not in front and "states no licence" in told[0] and "no accuracy" in body
+    again = api.push(run, to="org/tiny", dry_run=True, prompts=2, licence="mit")
+    assert card(again.folder)[0]["license"] == "mit"
+
+
+def test_names_that_a_hub_would_refuse_are_refused_at_once(run):
+    for name in ("tiny", "org/..", "a/b/c", "org/ti ny"):
+        with pytest.raises(RecipeError, match="ORG/NAME"):
+            api.push(run, to=name, dry_run=True)
+    with pytest.raises(RecipeError, match="is no licence"):
+        api.push(run, to="org/tiny", licence="Apache 2.0", dry_run=True)
+
+
+def test_a_hub_that_refuses_leaves_the_folder(tmp_path):
+    run = lora_run(tmp_path)
+    with pytest.raises(ExportError, match="no token"):
+        api.push(run, to="org/tiny", prompts=2, hub=FakeHub(ExportError("no token")))
+    assert (run / "push" / "step-000002" / "README.md").is_file()
+
+
+def test_a_block_holds_whatever_a_recipe_says():
+    text = "prompt: |\n  ```\n  # not a heading\n  ````"
+    assert quoted(text, "yaml") == f"`````yaml\n{text}\n`````"

@@ -1,0 +1,108 @@
+"""Checkpoints are written while the run goes on; what they hold and what is said of them is as if it had waited."""
+
+import threading
+import time
+
+import pytest
+
+from running import assert_same_run, lines, metrics, resume, start
+from stretto.errors import CheckpointError
+from stretto.models.load import Policy
+from stretto.storage.atomic import Disk
+from stretto.storage.checkpoint import Checkpoints
+
+USUAL = {"run__steps": 5, "evaluate__every": 0}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run whose checkpoints are written as fast as they may be."""
+    return start(tmp_path_factory.mktemp("whole"), **USUAL).folder
+
+
+class Slow:
+    """Lets every checkpoint take its time, and notes what happens meanwhile."""
+
+    def __init__(self, monkeypatch, *, seconds):
+        self.writing, self.most, self.lock, self.threads = 0, 0, threading.Lock(), set()
+        save, write = Checkpoints.save, Policy.save
+
+        def slowly(checkpoints, *arguments, **named):
+            with self.lock:
+                self.writing += 1
+                self.most = max(self.most, self.writing)
+            self.threads.add(threading.current_thread())
+            time.sleep(seconds)
+            try:
+                return save(checkpoints, *arguments, **named)
+            finally:
+                with self.lock:
+                    self.writing -= 1
+
+        def late(policy, *arguments, **named):
+            time.sleep(seconds)
+            write(policy, *arguments, **named)
+
+        monkeypatch.setattr(Checkpoints, "save", slowly)
+        monkeypatch.setattr(Policy, "save", late)
+
+
+def test_slow_checkpoints_change_nothing_and_there_is_one_at_a_time(whole, tmp_path, monkeypatch):
+    slow = Slow(monkeypatch, seconds=0.1)
+    begun, said = {}, []
+
+    def at(name, *told):
+        if name == "step":
+            begun[told[0]] = slow.writing
+            said.append([row["step"] for row in lines(run() / "events.jsonl") if row["kind"] == "checkpoint"])
+
+    def run():
+        (folder,) = tmp_path.glob("run*")
+        return folder
+
+    start(tmp_path, at=at, **USUAL)
+    assert_same_run(run(), whole, step=5)
+    assert slow.most == 1
+    assert threading.main_thread() not in slow.threads
+    for step, told in enumerate(said, start=1):
+        assert set(told) <= set(range(step)), "said before it was there"
+    assert [row["step"] for row in lines(run() / "events.jsonl") if row["kind"] == "checkpoint"] == [1, 2, 3, 4, 5]
+
+
+def test_a_checkpoint_of_every_other_step_lets_the_next_step_go_on(tmp_path, monkeypatch):
+    slow = Slow(monkeypatch, seconds=0.3)
+    seen = []
+    start(tmp_path, at=lambda name, *told: seen.append(slow.writing) if name == "step" else None,
+          run__steps=4, evaluate__every=0, checkpoint__every=2)  # fmt: skip
+    assert seen[2] == 1, "step 3 was over before the checkpoint of step 2 was"
+
+
+def test_an_error_in_the_background_ends_the_run_as_it_would_have(tmp_path, monkeypatch):
+    rename = Disk.rename
+
+    def full(disk, source, target):
+        if target.name == "step-000002":
+            raise OSError(28, "No space left on device", str(target))
+        rename(disk, source, target)
+
+    monkeypatch.setattr(Disk, "rename", full)
+    with pytest.raises(CheckpointError, match=r"step-000002: cannot be written \(No space left on device\)\n.*resume"):
+        start(tmp_path, **USUAL)
+    (run,) = tmp_path.glob("run*")
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000001"]
+    monkeypatch.undo()
+    resume(run)
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_fails_waits_for_the_checkpoint_that_is_on_its_way(tmp_path, monkeypatch):
+    Slow(monkeypatch, seconds=0.2)
+
+    def die(name, *told):
+        if name == "step" and told[0] == 3:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        start(tmp_path, at=die, **USUAL)
+    (run,) = tmp_path.glob("run*")
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
