@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 
 from sequential import Sequential
+from stretto.errors import WorkerLost
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime import guards
@@ -72,7 +73,10 @@ async def saved(worker_group, folder):
 def read(state):
     """What workers have written into a folder."""
     (trainer,) = read_parts(state, "trainer")
-    return {"trainer": trainer, "optimizer": merge_states(read_parts(state, "optimizer"))}
+    found = {"trainer": trainer, "optimizer": merge_states(read_parts(state, "optimizer"))}
+    if (state / "critic.json").exists():
+        found["critic"] = merge_states(read_parts(state, "critic_optimizer"))
+    return found
 
 
 async def steps(parts, clock, checkpoint=None):
@@ -130,3 +134,35 @@ def dies(device, what, number=2):
         worker_group.members[device] = Dying(worker_group.members[device], what, number)
 
     return hurt
+
+
+class Mortal:
+    """A member that is gone from its n-th call of a kind on."""
+
+    def __init__(self, member, device, what, number, died):
+        self.member, self.device, self.what, self.left, self.died = member, device, what, number, died
+
+    async def call(self, what, *arguments):
+        self.left -= what == self.what
+        if self.left <= 0:
+            self.died.add(self.device)
+            raise WorkerLost(self.device, "its process has died")
+        return await self.member.call(what, *arguments)
+
+    async def close(self):
+        await self.member.close()
+
+
+class Fragile(ThreadLauncher):
+    """Starts workers, of which one device's are mortal, the first so many of them."""
+
+    def __init__(self, device, what, number=1, deaths=1):
+        super().__init__()
+        self.device, self.what, self.number, self.deaths, self.died = device, what, number, deaths, set()
+
+    async def start(self, assignment):
+        member = await super().start(assignment)
+        if assignment.device != self.device or not self.deaths:
+            return member
+        self.deaths -= 1
+        return Mortal(member, self.device, self.what, self.number, self.died)

@@ -21,7 +21,7 @@ from stretto.rewards.score import Scored, score
 from stretto.runtime.base_copy import prepare_base
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.build import connect, environment_of, load_task, token_budget
-from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, value_streams
+from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, note_stream, value_streams
 from stretto.runtime.plans import make_plan
 from stretto.sandbox.pool import Pool
 from stretto.workers.worker import Worker
@@ -137,7 +137,7 @@ class Sequential:
         found = {}
         for name in STREAMS.keys() & self.algorithm.needs:
             numbers = self.worker.score(STREAMS[name], [conversation for _, conversation in keyed])
-            found[name] = {key: each for (key, _), each in zip(keyed, numbers, strict=True)}
+            note_stream(found, name, {key: each for (key, _), each in zip(keyed, numbers, strict=True)})
         return found
 
     def learn(self, samples, *, step):
@@ -146,16 +146,24 @@ class Sequential:
         if updates > 1:
             old = self.worker.score("policy", [sample.conversation for sample in samples])
             samples = [replace(sample, old=numbers) for sample, numbers in zip(samples, old, strict=True)]
-        parts = minibatches(samples, updates, seed=self.recipe.seed, step=step)
+        parts, critic = minibatches(samples, updates, seed=self.recipe.seed, step=step), self.recipe.roles.critic
         for number, part in enumerate(parts, 1):
-            self.worker.accumulate("policy", part)
-            report = self.worker.apply("policy", number == len(parts))
-            reports.append({**report.metrics, "updates/skipped": float(not report.applied)})
+            learned = []
+            for model in self.worker.held_models:
+                if model == "critic" or not critic or step > critic.warmup_steps:
+                    self.worker.accumulate(model, part)
+                learned.append(self.worker.apply(model, number == len(parts)))
+            numbers = {name: value for report in learned for name, value in report.metrics.items()}
+            reports.append({**numbers, "updates/skipped": float(not all(report.applied for report in learned))})
         return merged(reports)
 
     def weights(self):
         """A copy of what is trained."""
         return {name: weight.detach().clone() for name, weight in self.worker.policy.trained().items()}
+
+    def critic(self):
+        """The same of a critic that is trained."""
+        return {name: weight.detach().clone() for name, weight in self.worker.critic.trained().items()}
 
     async def close(self):
         """Leaves nothing behind."""

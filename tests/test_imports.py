@@ -61,14 +61,15 @@ ARROWS = {
     | {"storage.atomic", "storage.manifest", "storage.tensors"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
     "runtime": BASE
-    | {"algorithms.base", "algorithms.losses", "algorithms.optimal", "algorithms.own_facts", "checks.machine"}
+    | {"algorithms.base", "algorithms.credit", "algorithms.optimal", "algorithms.own_facts", "algorithms.sft"}
+    | {"checks.machine"}
     | {"checks.own_code", "engines.base", "engines.queue", "environments", "models.files", "models.load"}
     | {"models.memory", "models.source", "models.template_file", "placement.build", "placement.cluster"}
     | {"placement.devices", "placement.plan", "placement.strategies", "planner", "recipe", "report", "rewards"}
-    | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.source"}
-    | {"tasks.template", "threads", "training.optimizer", "training.trainer"}
+    | {"sandbox.fork_server", "sandbox.imports", "sandbox.pool", "scheduler", "storage", "tasks.examples"}
+    | {"tasks.source", "tasks.template", "threads", "training.optimizer", "training.trainer"}
     | {"workers.checkpoints", "workers.deadlines", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.worker_group", "workers.worker_spec"}
+    | {"workers.scatter_gather", "workers.worker_group", "workers.worker_spec"}
     # A replay compares with a state that several devices may hold together.
     | {"training.parallel.zero1"},
     "bench": BASE

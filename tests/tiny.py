@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stretto.algorithms.base import TokenStreams, build
+from stretto.algorithms.catalog import CATALOG
 from stretto.kernels.cpu.backward import take_over
 from stretto.models.load import Policy, load, refuse_moving_positions, switch_dropout_off, take_over_attention
 from stretto.models.scratch import character_tokenizer
@@ -20,6 +21,9 @@ from stretto.recipe.schema import AlgorithmSection, ModelSection, Scratch
 from stretto.runtime.minibatches import credit
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Sample, Trajectory, trajectory_key
+
+SAMPLING = {name: facts for name, facts in CATALOG.items() if facts.rows == "prompts"}
+"""The algorithms that learn from answers which are sampled."""
 
 CHARACTERS = "0123456789="
 VOCABULARY = 5 + len(CHARACTERS)

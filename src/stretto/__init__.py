@@ -1,7 +1,7 @@
 """stretto: strictly on-policy reinforcement learning for language models, from a laptop to a cluster.
 
-`train`, `resume`, `evaluate`, `sample`, `plan` and `check` are the functions of the command line in Python
-(docs/reference/python.md). Besides them, the public surface is the records of `stretto.types`, the errors of
+`train`, `sft`, `reward_model`, `resume`, `evaluate`, `sample`, `plan` and `check` are the functions of the command line
+in Python (docs/reference/python.md). Besides them, the public surface is the records of `stretto.types`, the errors of
 `stretto.errors`, and the protocols of the rooms (`stretto.environments.base`, `stretto.engines.base`,
 `stretto.algorithms.base`). Importing this package loads neither torch nor any other heavy library: what is not a record
 or an error is loaded when it is first asked for. It says how long threads of a CPU may spin, which torch reads once.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stretto.api.calls import check, evaluate, plan, resume, sample, train
     from stretto.api.compare import compare
     from stretto.api.run import Run
+    from stretto.api.supervised import reward_model, sft
     from stretto.api.sweep import sweep
     from stretto.recipe.schema import Recipe
     from stretto.runtime.user_functions import StepEvent
@@ -44,13 +45,16 @@ __all__ = [
     "evaluate",
     "plan",
     "resume",
+    "reward_model",
     "sample",
+    "sft",
     "sweep",
     "train",
 ]
 
 _WHERE = {
     **dict.fromkeys(("check", "evaluate", "plan", "resume", "sample", "train"), "stretto.api.calls"),
+    **dict.fromkeys(("reward_model", "sft"), "stretto.api.supervised"),
     "Recipe": "stretto.recipe.schema",
     "compare": "stretto.api.compare",
     "sweep": "stretto.api.sweep",

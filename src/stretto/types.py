@@ -168,6 +168,9 @@ class Sample:
     """The critic's values, if the algorithm needs them."""
     returns: NDArray[np.float64] | None = None
     """What the critic should have said, if the algorithm has one."""
+    candidates: NDArray[np.float64] | None = None
+    """A row per trained token: log-probabilities of a teacher's K likeliest tokens there and of all others together
+    (none where there are none), then the K ids."""
 
 
 TrainedLogprobs = Mapping[tuple[str, int, int, int], "NDArray[np.float32]"]

@@ -264,7 +264,7 @@ def test_the_critics_loss_its_gradient_and_its_clip_share(clip, seed, holes):
     now = (answers.values + (answers.new - answers.old)).requires_grad_()
     theirs, their_share = core.compute_value_loss(now, answers.returns, answers.values, answers.mask, clip)
     (their_gradient,) = torch.autograd.grad(theirs, now)
-    (term,) = value_terms(AlgorithmSection(name="ppo", gae=Gae(value_clip=clip)))
+    (term,) = value_terms(Gae(value_clip=clip))
     ours = term.loss(answers.flat(now), answers.rows()).sum() / answers.tokens
     (gradient,) = torch.autograd.grad(ours, now)
     assert gap(ours.item(), theirs.item()) < EXACT

@@ -97,12 +97,12 @@ def test_a_held_value_gets_no_push_and_one_that_moved_away_is_pulled_back():
 
 
 def test_the_critics_terms_are_a_mean_over_tokens_with_the_recipes_clip():
-    (term,) = value_terms(AlgorithmSection(name="ppo", gae=Gae(value_clip=0.5)))
-    (usual,) = value_terms(AlgorithmSection(name="ppo"))
+    (term,) = value_terms(Gae(value_clip=0.5))
+    (usual,) = value_terms(Gae())
     assert (term.denominator, usual.denominator) == ("tokens", "tokens")
     assert term.loss(numbers(NOW), critics_rows()).sum().item() / 3 == pytest.approx(0.196277, abs=1e-6)
     assert usual.loss(numbers(NOW), critics_rows()).sum().item() / 3 == pytest.approx(0.235927, abs=1e-6)
-    assert usual.watch["clip/value_share"].numbers(numbers(NOW), critics_rows()).sum().item() == 1
+    assert usual.watch["clip_share"].numbers(numbers(NOW), critics_rows()).sum().item() == 1
 
 
 @given(order=st.permutations(range(10)), cut=st.integers(1, 9))

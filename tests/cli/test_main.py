@@ -201,14 +201,6 @@ def test_the_console_script_is_the_entry_point():
     assert 'stretto = "stretto.cli.main:main"' in pyproject
 
 
-@pytest.mark.parametrize("command", ["sft", "reward-model"])
-def test_a_command_that_has_only_a_name_says_so(command, capsys):
-    assert main([command, "recipe.yaml"]) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert f"stretto {command}: this command is not available yet" in error
-
-
 def test_a_warning_is_a_line_without_the_place_in_our_source(recipe, capsys, monkeypatch):
     def warns(*rest, **more):
         warnings.warn("decode steps are slow", stacklevel=1)
@@ -235,3 +227,32 @@ def test_a_recipe_that_is_no_text_is_told(tmp_path, capsys, command, content):
     (tmp_path / "r.yaml").write_bytes(content)
     assert main([command, str(tmp_path / "r.yaml")]) == 2
     assert "give a recipe, written as YAML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "row", "reason"),
+    [
+        ("sft", '{"prompt": "1=", "completion": ""}', "the answer in column 'completion' is empty"),
+        ("reward-model", '{"prompt": "1=", "chosen": "1", "rejected": "1"}', "are the same, so neither is better"),
+        ("sft", None, "there is no file"),
+    ],
+)
+def test_bad_rows_are_told_with_file_and_line(command, row, reason, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = '{"prompt": "0=", "completion": "0", "chosen": "1", "rejected": "0"}'
+    if row is not None:
+        (tmp_path / "rows.jsonl").write_text(f"{good}\n{row}\n")
+    model = "{name: scratch, adapter: null, scratch: {characters: '01='}}"
+    task = "{source: {kind: jsonl, path: rows.jsonl}, holdout: {prompts: 1}}"
+    (tmp_path / "recipe.yaml").write_text(f"model: {model}\ntask: {task}\nevaluate: {{prompts: 1}}\n")
+    assert main([command, "recipe.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert row is None or f"{tmp_path / 'rows.jsonl'}:2" in error
+    assert "Traceback" not in error
+
+
+def test_another_algorithm_is_no_supervised_fine_tuning(tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text("algorithm: {name: rloo}\n")
+    assert main(["sft", str(tmp_path / "recipe.yaml")]) == 2
+    assert "algorithm.name: is rloo, and stretto sft is for sft" in capsys.readouterr().err

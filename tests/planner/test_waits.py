@@ -40,6 +40,24 @@ def test_these_say_what_they_wait_for(choice, told):
     assert told in list(Candidate(**choice).waits_for(workload(**REFERRED)))
 
 
+def test_a_teacher_and_a_critic_are_not_cut_like_the_policy():
+    cut = Candidate(**CUT, frozen=ModelSplit(dp=4))
+    assert list(cut.waits_for(workload(**REFERRED, taught=True))) == ["frozen models in slices"]
+    fitted = {"roles": ("generate", "train", "value", "fit"), "reading": frozenset({"generate", "value"})}
+    assert list(cut.waits_for(workload(**fitted))) == ["a critic that devices train in slices"]
+    alone = Candidate(strategy="flatten", devices=4)
+    assert list(alone.waits_for(workload(**fitted, optimizer="adamw8bit", critic_optimizer="adamw16bit"))) == []
+
+
+def test_few_bits_are_those_of_the_model_that_is_trained_and_of_no_other():
+    few = workload(roles=("generate", "train", "reference", "value", "fit"), adapter=16, base="nf4")
+    stored = {role: few.precision_of(role) for role in few.roles}
+    assert stored == {"generate": "nf4", "train": "nf4", "reference": "nf4", "value": "bfloat16", "fit": "bfloat16"}
+    assert workload(roles=("generate", "train", "reference"), adapter=16, base="nf4", taught=True).precision_of(
+        "reference"
+    ) == "bfloat16"  # fmt: skip
+
+
 def test_a_plan_says_where_activations_are_recomputed_from_the_first_row_on():
     setting = setting_of("4xH100")
     cut = Candidate(**CUT, recompute=True).plan(setting)

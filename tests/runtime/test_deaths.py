@@ -2,8 +2,9 @@
 
 import pytest
 
+from crewed import Fragile
 from running import metrics, start, tensors
-from stretto.errors import EngineError, TrainingError, WorkerLost
+from stretto.errors import EngineError, TrainingError
 from stretto.runtime import build
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
@@ -18,38 +19,6 @@ CREW = {
 
 WHEN = [("generate", 1), ("begin", 1), ("begin", 2)]
 """A call, and which of its kind; the first to generate are for the evaluation before the first step."""
-
-
-class Mortal:
-    """A member that is gone from its n-th call of a kind on."""
-
-    def __init__(self, member, device, what, number, died):
-        self.member, self.device, self.what, self.left, self.died = member, device, what, number, died
-
-    async def call(self, what, *arguments):
-        self.left -= what == self.what
-        if self.left <= 0:
-            self.died.add(self.device)
-            raise WorkerLost(self.device, "its process has died")
-        return await self.member.call(what, *arguments)
-
-    async def close(self):
-        await self.member.close()
-
-
-class Fragile(ThreadLauncher):
-    """Starts workers, of which one device's are mortal, the first so many of them."""
-
-    def __init__(self, device, what, number=1, deaths=1):
-        super().__init__()
-        self.device, self.what, self.number, self.deaths, self.died = device, what, number, deaths, set()
-
-    async def start(self, assignment):
-        member = await super().start(assignment)
-        if assignment.device != self.device or not self.deaths:
-            return member
-        self.deaths -= 1
-        return Mortal(member, self.device, self.what, self.number, self.died)
 
 
 def run_with(launcher, folder, monkeypatch, **changes):

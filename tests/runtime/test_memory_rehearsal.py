@@ -51,16 +51,19 @@ def test_a_conversation_that_does_not_fit_alone_is_refused_with_the_largest_part
     assert "adamw8bit" in str(refused.value)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
-def test_a_rehearsal_leaves_no_trace(optimizer, tmp_path):
+CRITIC = {
+    "roles": {"critic": {"name": "scratch", "optimizer": {"name": "adamw16bit"}}},
+    "algorithm__name": "ppo",
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer__name": "adamw8bit"}, CRITIC], ids=["adamw", "adamw8bit", "critic"]
+)
+def test_a_rehearsal_leaves_no_trace(changes, tmp_path):
     told = []
-    plain, tried = (
-        start(
-            tmp_path, at=lambda name, *values: told.append(str(values)), run__steps=2, optimizer__name=optimizer,
-            guards__rehearsal=asked,
-        ).folder
-        for asked in (False, True)
-    )  # fmt: skip
+    changes = {"at": lambda name, *values: told.append(str(values)), "run__steps": 2, **changes}
+    plain, tried = (start(tmp_path, guards__rehearsal=asked, **changes).folder for asked in (False, True))
     assert sum("rehearsal: " in each for each in told) == 1
     assert metrics(plain) == metrics(tried)
     assert samples(plain) == samples(tried)

@@ -14,16 +14,20 @@ from stretto.recipe.schema import Recipe, Section
 from stretto.recipe.schema.base import Choice
 from stretto.runtime import session
 from stretto.runtime.value import value
+from tiny import SAMPLING
 
 SOURCES = Path(__file__).parents[2] / "src" / "stretto"
+
+ROWS = {"task__prompt": None, "rewards": [], "engine": {}, "batch": {"prompts": 2}}
+"""What recipes leave out that learn from rows."""
 
 COURSES = [
     {"log": ["tensorboard"], "algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "run__steps": 2},
     {"model__adapter": {"rank": 2}, "batch__updates": 2, "evaluate__pass_k": 2},
     {"rewards": [{"kind": "regex", "pattern": "([01]+)"}]},
     {
-        "algorithm": {"name": "ppo"},
-        "roles": {"critic": {"name": "scratch"}, "reward_model": {"name": "scratch"}},
+        "algorithm": {"name": "ppo", "kl": {"coef": 0.1, "where": "reward", "adaptive": {}}},
+        "roles": {"critic": {"name": "scratch", "adapter": {"rank": 2}}, "reward_model": {"name": "scratch"}},
         "rewards": [{"kind": "numeric"}, {"name": "quality", "kind": "model"}],
     },
     {
@@ -36,7 +40,17 @@ COURSES = [
     {"batch__lengths": {"from_run": "earlier"}},
     {"task__source": {"kind": "jsonl", "path": "data.jsonl"}, "task__prompt": None},
     {"task__source": {"kind": "hf", "path": "data.jsonl"}, "task__prompt": None},
-    *({"algorithm": {"name": name}, "evaluate__every": 0} for name in CATALOG if "values" not in CATALOG[name].needs),
+    *(
+        {"algorithm": {"name": name}, "evaluate__every": 0}
+        for name in SAMPLING
+        if "values" not in CATALOG[name].needs and not CATALOG[name].taught
+    ),
+    ROWS | {"algorithm": {"name": "sft"}, "task__source": {"kind": "jsonl", "path": "data.jsonl"}},
+    ROWS
+    | {
+        "algorithm": {"name": "reward_model", "centring": 0.1},
+        "task__source": {"kind": "jsonl", "path": "pairs.jsonl", "ranking": {"best": 0.5, "margins": True}},
+    },
 ]
 """What the tiny recipe is changed to, so that every part of a run that reads keys is in one of them."""
 
@@ -45,7 +59,7 @@ EXPLAINED = {
     "guards.reward_error_share": "read when a reward fails; tested with the loop",
     "model.adapter.kind": "has one value",
     "batch.max_rounds": "refused, or read by algorithms that drop groups",
-    "algorithm.gae.value_clip": "refused, because critics are not trained",
+    "roles.critic.adapter.kind": "has one value",
     "roles.reference": "refused, but for the reference as it was before training",
 }
 """Keys that these runs do not read, and why that is right."""
@@ -67,6 +81,8 @@ def read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"id": str(number), "prompt": f"{number:b}=", "answer": f"{number:b}"} for number in range(8)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ranked = [{"id": row["id"], "prompt": row["prompt"], "answers": ["0", "1"], "scores": [0, 1]} for row in rows]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ranked))
     (tmp_path / "earlier" / "samples").mkdir(parents=True)
     (tmp_path / "earlier" / "samples" / "step-000001.jsonl").write_text('{"conversations": [{"trained": [0, 1]}]}')
     recipes = [

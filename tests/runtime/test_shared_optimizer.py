@@ -123,8 +123,8 @@ def test_models_sleep_beside_their_parts(tmp_path):
 class Elsewhere(Worker):
     """On a host that does not have the driver's folders."""
 
-    def save(self, folder, there, part, of, model, base):
-        super().save(folder, {}, part, of, model, base)
+    def save(self, model, folder, there, part, of, exports, base):
+        super().save(model, folder, {}, part, of, exports, base)
 
     def restore(self, folder, there):
         return folder is None and super().restore(folder, there)

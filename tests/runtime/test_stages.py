@@ -31,7 +31,8 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(made, tmp_path_factory):
     """A run that both of them took part in."""
-    roles = {"reward_model": {"name": str(made / "judge")}, "critic": {"name": str(made / "critic")}}
+    critic = {"name": str(made / "critic"), "optimizer": None}
+    roles = {"reward_model": {"name": str(made / "judge")}, "critic": critic}
     folder = tmp_path_factory.mktemp("runs")
     return start(
         folder, model__dtype="float64", roles=roles, rewards=QUALITY, algorithm={"name": "ppo"}, evaluate__pass_k=2

@@ -22,7 +22,6 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BatchBuffer, BufferedBatch
 from stretto.storage.checkpoint import Checkpoints
 from stretto.types import trajectory_key
-from stretto.workers.checkpoints import NAMES
 from stretto.workers.launchers.inprocess import ThreadLauncher
 
 LAG = {"staleness": 1, "strategy": "separate", "cluster": "2xcpu"}
@@ -161,7 +160,9 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
             assert before[1].report["grad_norm"] > 1e-3  # what samples from then on must not sample from the start
             await parts.fetch()
             model = parts.write_model
-            checkpoints.save(2, parts=parts.stateful, written=NAMES, write_model=model, metrics={})
+            checkpoints.save(
+                2, parts=parts.stateful, written=parts.worker_group.files.names, write_model=model, metrics={}
+            )
             return await some(parts, range(3, 6))
         finally:
             await parts.close()
@@ -169,7 +170,7 @@ def test_a_run_goes_on_with_what_it_had_sampled_ahead(tmp_path):
     async def resumed():
         parts = await crew_of(recipe, tmp_path)
         try:
-            checkpoints.restore(checkpoints.latest(), parts.stateful, written=NAMES)
+            checkpoints.restore(checkpoints.latest(), parts.stateful, written=parts.worker_group.files.names)
             await parts.restored(checkpoints.latest())
             return await some(parts, range(3, 6))
         finally:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from stretto.algorithms.base import build
-from stretto.algorithms.catalog import CATALOG
 from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.runtime.minibatches import credit
 from stretto.training.optimizer import MasterAdamW
@@ -19,12 +18,12 @@ from stretto.training.packing import pack
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Group, Outcome, Prompt, Reward, Trajectory
 from tiers import slow_but
-from tiny import SETTINGS, sample, scratch_policy
+from tiny import SAMPLING, SETTINGS, sample, scratch_policy
 
 QUESTION = [1, 6, 7, 2]
 RIGHT = 9
 STEPS, GROUPS, SAMPLES = 40, 4, 8
-ALGORITHMS = [name for name, facts in CATALOG.items() if not facts.needs]
+ALGORITHMS = [name for name, facts in SAMPLING.items() if not facts.needs]
 """Those that learn from rewards alone."""
 
 

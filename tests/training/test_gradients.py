@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rounding import backward_sums, longest, rounding
 from stretto.algorithms.base import Algorithm, Term, build, keep
-from stretto.algorithms.catalog import CATALOG
 from stretto.recipe.schema import Adapter, AlgorithmSection, Correction, Kl
 from stretto.training.trainer import Trainer
 from tiers import slow_but
 from tiny import (
+    SAMPLING,
     SETTINGS,
     Recorder,
     credited,
@@ -71,7 +71,7 @@ for parameter_name, parameter in ADAPTED.trained().items():
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", slow_but("grpo", "dapo", "gspo", "ppo", "astar_po", of=CATALOG))
+@pytest.mark.parametrize("name", slow_but("grpo", "dapo", "gspo", "ppo", "astar_po", of=SAMPLING))
 @settings(max_examples=2)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed):
@@ -83,7 +83,7 @@ def test_layout_changes_neither_gradient_nor_metrics(name, choice, layout, seed)
         assert laid_out.metrics[metric] == pytest.approx(whole.metrics[metric], rel=1e-10, abs=1e-14), metric
 
 
-@pytest.mark.parametrize("name", slow_but("grpo", "ppo", of=CATALOG))
+@pytest.mark.parametrize("name", slow_but("grpo", "ppo", of=SAMPLING))
 @settings(max_examples=2)
 @given(layout=layouts(), seed=st.integers(0, 1000))
 def test_layout_changes_nothing_but_rounding_in_single_precision(name, layout, seed):
@@ -95,7 +95,7 @@ def test_layout_changes_nothing_but_rounding_in_single_precision(name, layout, s
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", SAMPLING)
 def test_the_gradient_is_that_of_one_plain_forward_per_conversation(name, choice):
     algorithm, samples = prepared(POLICY, name, choice, seed=5, temperature=0.7)
     loss, expected = naive_step(POLICY, algorithm, samples, temperature=0.7)
@@ -116,7 +116,7 @@ def test_adapters_get_the_same_gradient_in_every_layout(layout, seed):
 
 
 def test_the_order_of_the_groups_does_not_matter_to_credit():
-    for algorithm in (build(AlgorithmSection(name=name)) for name in CATALOG):
+    for algorithm in (build(AlgorithmSection(name=name)) for name in SAMPLING):
         groups = random_groups(7)
         forward, backward = credited(algorithm, groups), credited(algorithm, groups[::-1])
         one, other = step(POLICY, algorithm, forward), step(POLICY, algorithm, backward)

@@ -36,8 +36,9 @@ class Saying:
         if self.hangs:
             await asyncio.sleep(60)
         if what == "save":
-            (arguments[0] / "state").mkdir()
-            (arguments[0] / "state" / "from").write_text(self.device)
+            _, folder, *_ = arguments
+            (folder / "state").mkdir()
+            (folder / "state" / "from").write_text(self.device)
         said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "saved": []}
         return said.get(what, self.device)
 

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+LEAST_VARIANCE = 1e-8
+"""What is added to a variance before its root is taken."""
+
 
 def reward_itself(rewards: Floats) -> Floats:
     """No baseline."""
@@ -42,4 +45,4 @@ def group_centred(rewards: Floats) -> Floats:
 def whitened(values: Floats) -> Floats:
     """Centred and divided by the (unbiased) standard deviation of all of them; a single one is only centred."""
     centred = values - values.mean()
-    return centred / np.sqrt(values.var(ddof=1) + 1e-8) if len(values) > 1 else centred
+    return centred / np.sqrt(values.var(ddof=1) + LEAST_VARIANCE) if len(values) > 1 else centred

@@ -53,6 +53,13 @@ class TokenStreams:
     """(N) the critic's values at the weights that sampled, if needed."""
     returns: Tensor | None = None
     """(N) what the critic should have said, if a critic is trained."""
+    teacher: Tensor | None = None
+    """(N, K + 1) a teacher's log-probabilities of its likeliest tokens and of the rest together, if it was asked for
+    them; (N, V) where that is the whole vocabulary."""
+    likeliest: Tensor | None = None
+    """(N, K) the ids of these."""
+    chosen: Tensor | None = None
+    """The policy's own log-probabilities of the same; the trainer computes them with those of the tokens."""
     siblings: Tensor | None = None
     """(C) how many conversations each one's trajectory has; none where each is a trajectory of its own."""
     family_tokens: Tensor | None = None
@@ -85,6 +92,8 @@ class Term:
     """The numbers to sum."""
     watch: Mapping[str, LoggedTerm]
     """Metric name -> what is reported under it."""
+    credited: bool = False
+    """True for a loss that is linear in the advantage while the weights have not moved since they sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +114,14 @@ class Algorithm:
     """Groups with verdicts -> credited samples; one group at a time unless scope is "batch"."""
     drop: Callable[[Group], bool]
     """True for a group that is not worth training on; other prompts are asked in its place."""
+    unwhitened: Callable[[Sequence[Group], Streams], tuple[Sample, ...]] | None = None
+    """Where `advantage` is credit that was whitened over all trained tokens: the credit before that, which needs one
+    group alone. A trainer can whiten its gradient instead, while the weights have not moved."""
+    critic: tuple[Term, ...] = ()
+    """What a critic minimises, if a run trains one: the same kind of sums, over its values instead of
+    log-probabilities."""
+    whole: bool = False
+    """True if a term compares the conversations of a trajectory, so that they must be in one micro-batch."""
 
     @property
     def drops(self) -> bool:

@@ -43,6 +43,12 @@ class AlgorithmFacts:
     """True for a regression that holds for answers of any policy, so that neither correction nor a KL term fits in."""
     turns: bool = False
     """True if it can give each turn credit of its own (`algorithm.credit`)."""
+    whitens: bool = False
+    """True if its advantages are whitened over all trained tokens, which a trainer may do with gradients instead."""
+    taught: bool = False
+    """True if what is asked as the reference is a teacher (`roles.teacher`)."""
+    rows: Literal["prompts", "demonstrations", "pairs"] = "prompts"
+    """What it learns from: answers to prompts, which are sampled, or what the rows of the task hold."""
     drops: bool = False
     """True if it leaves out groups that teach nothing, and samples again for others (`batch.max_rounds`)."""
 
@@ -170,11 +176,12 @@ CATALOG: dict[str, AlgorithmFacts] = {
             advantage="A = (return - mean(returns of the batch)) / std(returns of the batch)",
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
+            whitens=True,
         ),
         AlgorithmFacts(
             name="ppo",
             module="stretto.algorithms.ppo",
-            summary="A critic's values as baseline of every token; the critic comes trained, and stays as it is.",
+            summary="A critic's values as baseline of every token; the critic learns beside the policy.",
             scope="batch",
             min_samples=1,
             clip=(0.2, 0.2),
@@ -182,6 +189,20 @@ CATALOG: dict[str, AlgorithmFacts] = {
             surrogate=CLIPPED,
             average="1/tokens * sum over tokens",
             needs=frozenset({"values"}),
+            whitens=True,
+        ),
+        AlgorithmFacts(
+            name="distill",
+            module="stretto.algorithms.distill",
+            summary="On-policy distillation: the reverse KL of each token from a teacher, beside rewards if wanted.",
+            scope="group",
+            min_samples=1,
+            clip=(0.2, 0.2),
+            advantage="A = log p_teacher - lp of each token",
+            surrogate=CLIPPED,
+            average="1/tokens * sum over tokens",
+            needs=frozenset({"reference"}),
+            taught=True,
         ),
         AlgorithmFacts(
             name="astar_po",
@@ -208,6 +229,28 @@ CATALOG: dict[str, AlgorithmFacts] = {
             average="1/conversations * sum over conversations of 1/length * sum over tokens",
             needs=frozenset({"vstar"}),
         ),
+        AlgorithmFacts(
+            name="sft",
+            module="stretto.algorithms.sft",
+            summary="Supervised fine-tuning: the answers of the data are imitated, and nothing is sampled.",
+            scope="sample",
+            clip=None,
+            advantage="lp = log-probability of a token of an answer, the end of its turn included",
+            surrogate="lp",
+            average="1/tokens * sum over tokens",
+            rows="demonstrations",
+        ),
+        AlgorithmFacts(
+            name="reward_model",
+            module="stretto.algorithms.reward_model",
+            summary="Trains a reward model: of two answers the better one gets the higher score (Bradley-Terry).",
+            scope="sample",
+            clip=None,
+            advantage="s = score of a conversation; margin = the pair's, 0 where the data has none",
+            surrogate="log sigmoid(s of the better - s of the worse - margin)",
+            average="1/pairs * sum over pairs",
+            rows="pairs",
+        ),
     )
 }
 """Every algorithm that can be named in a recipe."""
@@ -219,6 +262,12 @@ OWN: dict[str, AlgorithmFacts] = {}
 def find_facts(name: str) -> AlgorithmFacts | None:
     """What is known of an algorithm, or none if there is no such one."""
     return CATALOG.get(name) or OWN.get(name)
+
+
+def learns_from_rows(name: str) -> bool:
+    """True for an algorithm that learns from the rows of a task as they are; nothing is sampled to learn from."""
+    facts = find_facts(name)
+    return facts is not None and facts.rows != "prompts"
 
 
 def facts_of(name: str) -> AlgorithmFacts:

@@ -2,7 +2,7 @@
 
 A critic is trained like a policy, by sums over trained tokens that may be added in any order; what goes in is its
 value of each token instead of a log-probability. `rows.values` is what it said when the answers were sampled,
-`rows.returns` what it should have said. No run trains a critic yet: this is the mathematics of it.
+`rows.returns` what it should have said.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stretto.algorithms.base import LoggedTerm, Term, TokenStreams
-from stretto.recipe.schema import Ppo
+from stretto.recipe.schema import Gae
 
 
 def squared_errors(values: Tensor, rows: TokenStreams, *, clip: float) -> tuple[Tensor, Tensor]:
@@ -40,14 +40,14 @@ def clipped_value_share(values: Tensor, rows: TokenStreams, *, clip: float) -> T
     return (held > free).to(values.dtype)
 
 
-def value_terms(section: Ppo) -> tuple[Term, ...]:
+def value_terms(gae: Gae) -> tuple[Term, ...]:
     """The critic's objective: a mean over tokens."""
-    clip = section.gae.value_clip
+    clip = gae.value_clip
     return (
         Term(
             name="value",
             denominator="tokens",
             loss=partial(clipped_value_loss, clip=clip),
-            watch={"clip/value_share": LoggedTerm(numbers=partial(clipped_value_share, clip=clip))},
+            watch={"clip_share": LoggedTerm(numbers=partial(clipped_value_share, clip=clip))},
         ),
     )

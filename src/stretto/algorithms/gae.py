@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.recipe.schema import Gae
+
 Floats = NDArray[np.float64]
 
 
@@ -34,6 +36,18 @@ def generalised_advantages(rewards: Floats, values: Floats, *, gamma: float, lam
         later = surprise[token] + gamma * lam * later
         advantages[token] = later
     return advantages
+
+
+def policy_lambda(gae: Gae, tokens: int) -> float:
+    """By which the policy of an episode of so many trained tokens looks ahead."""
+    if gae.length_alpha is None:
+        return gae.lam
+    return max(0.0, 1 - 1 / (gae.length_alpha * max(1, tokens)))
+
+
+def critic_lambda(gae: Gae) -> float:
+    """By which the critic's targets look ahead."""
+    return gae.lam if gae.critic_lam is None else gae.critic_lam
 
 
 def value_targets(advantages: Floats, values: Floats) -> Floats:

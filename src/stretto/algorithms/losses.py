@@ -151,7 +151,7 @@ def policy_terms(
         watch["clip/share"] = LoggedTerm(numbers=partial(clipped, clip=clip))
     watch |= watched or {}
     loss = partial(average, loss=partial(surrogate, clip=clip, correction=section.correction))
-    policy = Term(name="policy", denominator=denominator, loss=loss, watch=watch)
+    policy = Term(name="policy", denominator=denominator, loss=loss, watch=watch, credited=True)
     if not (section.kl.coef > 0 and section.kl.where == "loss"):
         return (policy,)
     penalty = partial(kl_penalty, coef=section.kl.coef, estimator=estimator_of(section.kl.estimator, "loss"))

@@ -2,8 +2,12 @@
 
 The verdict stands at the last trained token of a trajectory, a KL "in the reward" is taken off token by token, and
 `gae` turns both and the critic's values into an advantage per token. Advantages are then whitened over every trained
-token of the batch: its mean shifts each of them, so nothing can be credited before the last answer is scored. Returns
-are not whitened; they are what the critic of `critic.py` learns from.
+token of the batch: its mean shifts each of them, so no credit is final before the last answer is scored; a trainer may
+whiten its gradient instead (`training.whitening`). Returns are not whitened; they are what the critic of `critic.py`
+learns from.
+
+The policy and the critic may look ahead by lambdas of their own, and the policy's may follow from the length of the
+answer, so that a verdict reaches the beginning of a long one (VAPO, Yue et al. 2025, eq. 5 to 9).
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from stretto.algorithms.credit import (
     token_pull,
     whitened_samples,
 )
-from stretto.algorithms.gae import generalised_advantages, token_rewards, value_targets
+from stretto.algorithms.critic import value_terms
+from stretto.algorithms.gae import critic_lambda, generalised_advantages, policy_lambda, token_rewards, value_targets
 from stretto.algorithms.losses import policy_terms
 from stretto.recipe.schema import Gae, Kl, Ppo
 from stretto.types import Group, Sample, Trajectory
@@ -31,12 +36,16 @@ from stretto.types import Group, Sample, Trajectory
 
 def credit(groups: Sequence[Group], streams: Streams, *, gae: Gae, kl: Kl) -> tuple[Sample, ...]:
     """Whitened advantages and plain returns for every trained token of the batch."""
-    samples = [
+    return whitened_samples(plain_credit(groups, streams, gae=gae, kl=kl))
+
+
+def plain_credit(groups: Sequence[Group], streams: Streams, *, gae: Gae, kl: Kl) -> tuple[Sample, ...]:
+    """Advantages as `gae` has them, and returns, for every trained token."""
+    return tuple(
         sample
         for trajectory, reward in judged(groups)
         for sample in episode(trajectory, reward.value, streams, gae=gae, kl=kl)
-    ]
-    return whitened_samples(samples)
+    )
 
 
 def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae, kl: Kl) -> list[Sample]:
@@ -46,11 +55,11 @@ def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae
         return []
     values = np.concatenate([streams["values"][sample.key] for sample in samples])
     rewards = token_rewards(reward, np.concatenate([token_pull(sample, kl) for sample in samples]))
-    advantages = generalised_advantages(rewards, values, gamma=gae.gamma, lam=gae.lam)
-    parts = zip(
-        samples, shared_out(advantages, samples), shared_out(value_targets(advantages, values), samples), strict=True
-    )
-    return [replace(sample, advantage=advantage, returns=returns) for sample, advantage, returns in parts]
+    ahead = partial(generalised_advantages, rewards, values, gamma=gae.gamma)
+    advantages = ahead(lam=policy_lambda(gae, len(values)))
+    returns = value_targets(ahead(lam=critic_lambda(gae)), values)
+    parts = zip(samples, shared_out(advantages, samples), shared_out(returns, samples), strict=True)
+    return [replace(sample, advantage=advantage, returns=returned) for sample, advantage, returned in parts]
 
 
 def build(section: Ppo) -> Algorithm:
@@ -61,6 +70,8 @@ def build(section: Ppo) -> Algorithm:
         needs=needed_streams(section) | {"values"},
         min_samples=1,
         terms=policy_terms(section, denominator="tokens", scale="token"),
+        critic=value_terms(section.gae),
         advantage=partial(credit, gae=section.gae, kl=section.kl),
+        unwhitened=partial(plain_credit, gae=section.gae, kl=section.kl),
         drop=keep,
     )

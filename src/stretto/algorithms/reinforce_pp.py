@@ -1,7 +1,8 @@
 """REINFORCE++: returns per token, whitened over the whole batch instead of within a group. Hu 2025.
 
 The reward stands at the last token, and a KL "in the reward" is subtracted token by token before the returns are
-summed. The mean of the batch shifts every advantage, so nothing can be credited before the last answer is scored.
+summed. The mean of the batch shifts every advantage, so no credit is final before the last answer is scored; a
+trainer may whiten its gradient instead (`training.whitening`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from stretto.types import Group, Sample
 
 def credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample, ...]:
     """Whitened returns for every trained token of the batch."""
+    return whitened_samples(plain_credit(groups, streams, kl=kl))
+
+
+def plain_credit(groups: Sequence[Group], streams: Streams, *, kl: Kl) -> tuple[Sample, ...]:
+    """Returns of every trained token."""
     samples = [
         sample
         for trajectory, reward in judged(groups)
         for sample in conversation_samples(trajectory, reward.value, streams)
     ]
-    return whitened_samples([replace(sample, advantage=sample.advantage - to_come(sample, kl)) for sample in samples])
+    return tuple(replace(sample, advantage=sample.advantage - to_come(sample, kl)) for sample in samples)
 
 
 def to_come(sample: Sample, kl: Kl) -> np.ndarray:
@@ -43,5 +49,6 @@ def build(section: PolicyGradient) -> Algorithm:
         min_samples=1,
         terms=policy_terms(section, denominator="tokens", scale="token"),
         advantage=partial(credit, kl=section.kl),
+        unwhitened=partial(plain_credit, kl=section.kl),
         drop=keep,
     )

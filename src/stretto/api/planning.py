@@ -144,7 +144,7 @@ def planned(
 
         recipe = resolve_dtype(recipe, root, note)
     there = _cluster(recipe)
-    setting = setting_of(recipe, root, there, running=measure)
+    setting = setting_of(recipe, root, there)
     variants = variants_of(recipe.placement, strategy)
     asked = variants + tuple(Variant(strategy=name) for name in BASELINES if baselines)
     given = None if cells is None else _given(cells, setting)
@@ -154,7 +154,7 @@ def planned(
     measured: dict[str, float] | None = None
     if measure:
         measured = _measured(recipe, root, setting, found, note)
-        setting = setting_of(recipe, root, there, running=measure)
+        setting = setting_of(recipe, root, there)
         given = None if cells is None else _given(cells, setting)
         found = search(setting, asked)
     found = found if given is None else found.beside(given)

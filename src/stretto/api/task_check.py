@@ -136,7 +136,7 @@ def check_task(recipe: Recipe, root: Path, *, answer: str = "{reference}") -> Ta
     answers: tuple[AnswerReport, ...] = ()
     seconds: dict[str, float] = {}
     asked = [prompt for prompt in training if prompt.reference is not None][:JUDGED]
-    if asked and recipe.environment.kind == "single_turn":
+    if asked and recipe.rewards and recipe.environment.kind == "single_turn":
         scored, seconds = asyncio.run(_judged(recipe, root, _answers(asked, renderer, answer), asked))
         answers = tuple(_case(case, attempt, scored) for attempt, case in enumerate(CASES))
     problems = (*_prompt_problems(prompts), *_dropped_problems(prompts), *_answer_problems(answers))

@@ -274,7 +274,7 @@ def predicted_row(wish: ScalingRequest, cluster: Cluster, size: int, *, least: i
     recipe = wish.recipe
 
     def forecast(count: int) -> tuple[Any, Any]:
-        setting = setting_of(recipe, wish.root, part_of(cluster, count), running=False)
+        setting = setting_of(recipe, wish.root, part_of(cluster, count))
         found = search(setting, variants_of(recipe.placement))
         if not found.best:
             why = "; ".join(f"{name}: {reason}" for name, reason in found.rejected)

@@ -5,7 +5,7 @@ The first tier (`checks.recipe`) reads the recipe and the first rows of the data
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.checks.rules.task import comparisons, untestable
 from stretto.environments import templates
 from stretto.environments.render import Renderer
+from stretto.environments.rows import row_tokens
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention, stop_tokens
 from stretto.models.load_errors import reading_model
@@ -30,7 +32,8 @@ from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
 from stretto.rewards.parts import unreadable_tests
-from stretto.tasks.source import load_prompts, split_task
+from stretto.tasks.examples import chats_of
+from stretto.tasks.source import load_prompts, places, split_task
 from stretto.types import Prompt
 
 MOST_PROMPTS = 20_000
@@ -38,6 +41,9 @@ MOST_PROMPTS = 20_000
 
 UNLIMITED = 1 << 30
 """Context of a model that does not say one."""
+
+MOST_ROWS = 10
+"""Rows with which something is wrong that are told at once."""
 
 SHOWN = 3
 """Offending prompts named in a message."""
@@ -64,6 +70,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     problems += [
         *comparisons(recipe, prompts, answer.numbers),
         *untestable(recipe, prompts, unreadable_tests),
+        *(row_problems(recipe, prompts, context, tokenizer, root) if learns_from_rows(recipe.algorithm.name) else ()),
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *others,
     ]
@@ -110,12 +117,12 @@ def without_weights(files: ModelFiles, config: Any, tokenizer: Any) -> PreTraine
 
 
 def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Problem], int]:
-    """What is wrong with reward model and critic beside the model that is trained, and the shortest of their contexts.
+    """What is wrong with the models beside the one that is trained, and the shortest of their contexts.
 
     They read token ids, which nobody decodes, so each id has to mean the same to them.
     """
     problems, contexts = list[Problem](), [UNLIMITED]
-    for key in CLASSIFIERS:
+    for key in (*CLASSIFIERS, "teacher"):
         section = getattr(recipe.roles, key)
         if section is None or section.name in (None, "scratch"):
             continue
@@ -125,7 +132,9 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
         except RecipeError as error:
             problems += [replace(problem, field=f"roles.{key}.name") for problem in error.problems]
             continue
-        problems += classifier_problems(section.name, key, root)  # a model of the hub is on this machine only now
+        if key in CLASSIFIERS:  # a model of the hub is on this machine only now
+            heads = key == "critic" and section.optimizer is not None
+            problems += classifier_problems(section.name, key, root, gets_a_head=heads)
         text = config.get_text_config()
         contexts.append(int(getattr(text, "max_position_embeddings", None) or UNLIMITED))
         ids, its_ids = tokenizer.get_vocab(), its.get_vocab()
@@ -139,12 +148,40 @@ def other_models(recipe: Recipe, root: Path, tokenizer: Any) -> tuple[list[Probl
     return problems, min(contexts)
 
 
+def row_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, root: Path) -> list[Problem]:
+    """Rows to learn from that are longer than the context, or that a scratch model cannot spell."""
+    renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
+    longest = longest_prompt(recipe, context)
+    limit, found = context if longest is None else min(longest, context), list[Problem]()
+    placed: Mapping[str, str] = {}
+    rows = [chats_of(prompt) for prompt in prompts]
+    for prompt, chats, tokens in zip(prompts, rows, row_tokens(renderer, rows, most=limit), strict=True):
+        if isinstance(tokens, RolloutError):
+            return [template_problem(prompt, tokens)]
+        scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
+        strange = set().union(*(str(m["content"]) for chat in chats for m in chat)) if scratch else set()
+        strange -= set(scratch.characters if scratch else "")
+        if strange or (tokens > limit and longest is None):
+            placed = placed or places(recipe.task, root)
+            where = placed.get(prompt.id, f"task.source: {prompt.id}")
+            reason = f"the row has {tokens} tokens, more than the context of {context}"
+            fix = "shorten it, or set task.drop_longer_than: auto to leave such rows out"
+            if strange:
+                reason = f"the row uses {''.join(sorted(strange))!r}, not in model.scratch.characters"
+                fix = "add them to the characters, or take the row out"
+            found.append(Problem(field=where, reason=reason, fix=fix))
+        if len(found) == MOST_ROWS:
+            break
+    return found
+
+
 def prompt_problems(
     recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any, *, vocabulary: int
 ) -> list[Problem]:
     """Prompts without room, or with tokens that the model lacks, or that a scratch model cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
-    room = context - recipe.engine.max_new_tokens
+    rows = learns_from_rows(recipe.algorithm.name)
+    room = context - (1 if rows else recipe.engine.max_new_tokens)
     longest = longest_prompt(recipe, context)
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
@@ -175,7 +212,7 @@ def prompt_problems(
         if scratch.warmup_steps and len(tokens) <= room and not fits:
             endless.append(prompt.id)
     return [
-        *_drop_problems(longest, room, all_dropped=dropped == len(asked) > 0),
+        *_drop_problems(longest, context if rows else room, all_dropped=dropped == len(asked) > 0),
         *_named(recipe, context, vocabulary, too_long, unknown_ids, misspelt, endless),
     ]
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
-from stretto.checks.rules import environment, limits, own_code, roles, task, vllm
+from stretto.checks.rules import environment, limits, own_code, roles, rows, task, teacher, vllm
 from stretto.checks.rules import files as place
 from stretto.checks.rules import not_available as reserved
 from stretto.checks.rules import unused_keys as idle
@@ -40,10 +40,21 @@ RULES: tuple[Rule, ...] = (
     idle.nccl_has_gpus,
     idle.best_is_measured,
     roles.values_have_a_critic,
-    roles.value_clip_is_used,
+    roles.critics_keys_are_used,
+    roles.one_lambda_is_told,
+    roles.warmup_of_the_critic_ends,
+    teacher.distillation_has_a_teacher,
+    teacher.teacher_can_be_found,
+    teacher.exact_distillation_sees_everything,
     roles.reward_model_is_read,
     roles.classifiers_can_be_found,
     roles.accuracy_has_a_verdict,
+    rows.rewards_are_there,
+    rows.sampling_is_used,
+    rows.rows_are_what_is_learned_from,
+    rows.pairs_are_judged_by_themselves,
+    rows.answers_are_shown,
+    rows.steps_can_be_planned,
     limits.group_is_large_enough,
     limits.updates_have_trajectories,
     limits.budget_holds_an_answer,
@@ -66,6 +77,7 @@ RULES: tuple[Rule, ...] = (
     limits.evaluation_has_prompts,
     limits.kl_has_a_reference,
     limits.kl_in_the_reward_pulls,
+    limits.kl_can_adapt,
     limits.stale_answers_are_corrected,
     limits.seeds_fit,
     limits.counts_fit,
@@ -111,8 +123,8 @@ def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False
     if planning:
         scene = CheckContext(root=root, probes=probes, prompts=(), complete=False, planning=True)
         return [problem for rule in PRICED for problem in rule(recipe, scene)]
-    rows = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
-    prompts, problems, complete = probes.task(recipe.task, root, rows)
+    most = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
+    prompts, problems, complete = probes.task(recipe.task, root, most)
     scene = CheckContext(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
     return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
 

@@ -23,14 +23,19 @@ def evaluate(
     if json:
         render.document(result.document())
         return
-    from stretto.runtime.evaluate import of_asked
+    from stretto.runtime.evaluate import measured_words, of_asked
 
-    low, high = result.interval
-    lines = [f"accuracy     {result.accuracy:.3f}  (95 % interval {low:.3f} to {high:.3f}, {result.prompts})"]
+    lines = []
+    if result.accuracy is not None and result.interval is not None:
+        low, high = result.interval
+        within = f"95 % interval {low:.3f} to {high:.3f}, {result.prompts}"
+        lines.append(f"accuracy     {result.accuracy:.3f}  ({within})")
+    lines += measured_words(result)
     for k, chance in result.pass_at_k.items():
         over = "" if result.pass_n[k] == result.asked else f"  ({of_asked(result.pass_n[k], result.asked)})"
         lines.append(f"pass@{k:<7} {chance:.3f}{over}")
-    lines.append(f"mean length  {result.length_mean:.1f} tokens")
+    if result.length_mean is not None:
+        lines.append(f"mean length  {result.length_mean:.1f} tokens")
     if result.failure is not None:
         lines.append(f"the first answer without a verdict: {render.plain(result.failure)}")
     render.screen().print("\n".join(lines))

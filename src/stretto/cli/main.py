@@ -16,12 +16,14 @@ import typer
 
 from stretto import __version__
 from stretto.cli import render
-from stretto.errors import RecipeError, StrettoError
+from stretto.errors import StrettoError
 from stretto.report.stream import OutputLost, delivered, standard_streams
 from stretto.threads import leave
 
 COMMANDS = {
     "train": "train.train",
+    "sft": "train.sft",
+    "reward-model": "train.reward_model",
     "resume": "train.resume",
     "eval": "evaluate.evaluate",
     "serve": "serve.serve",
@@ -43,9 +45,6 @@ COMMANDS = {
     "sweep": "sweep.sweep",
 }
 """Command -> its file in this folder, and the function there."""
-
-WAITING = ("sft", "reward-model")
-"""Commands that have a name, and are not there yet."""
 
 JSON_KEYS = {
     "check": ("objective", "batch", "recipe"),
@@ -124,7 +123,7 @@ def _run(given: Sequence[str]) -> int:
     """A command's exit code; its failures are told."""
     show = render.Failures(as_json="--json" in given, keys=JSON_KEYS.get(given[0], ()) if given else ())
     warnings.showwarning = render.show_warning
-    for_output = given[:1] not in (["train"], ["resume"], ["sweep"])  # what those make is in a folder
+    for_output = given[:1] not in (["train"], ["resume"], ["sweep"], ["sft"], ["reward-model"])  # made in a folder
     with standard_streams(output_matters=for_output):
         try:
             code = _done(given, show)
@@ -140,9 +139,6 @@ def _run(given: Sequence[str]) -> int:
 def _done(given: Sequence[str], show: render.Failures) -> int:
     """Runs a command, and says why if it fails; returns its exit code."""
     try:
-        if given and given[0] in WAITING:
-            there = f"use one of {', '.join(COMMANDS)}"
-            raise RecipeError.of(f"stretto {given[0]}", "this command is not available yet", there)
         app_of([name for name in given[:1] if name in COMMANDS] or COMMANDS)(args=list(given), prog_name="stretto")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

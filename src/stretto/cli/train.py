@@ -1,4 +1,4 @@
-"""`stretto train RECIPE` and `stretto resume RUN`: from a recipe to a run folder."""
+"""`stretto train RECIPE`, `sft`, `reward-model` and `stretto resume RUN`: from a recipe to a run folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from stretto.api import calls as api
+from stretto.api import supervised
 from stretto.cli import render
 from stretto.errors import RunStopped
 from stretto.runtime.interrupt import ended_by_signals
@@ -26,6 +27,24 @@ def train(
     """Train what a recipe describes, in a run folder of its own."""
     with _in_good_order():
         api.train(recipe, changes=changes or (), note=render.note)
+
+
+def sft(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    changes: Changes = None,
+) -> None:
+    """Imitate the answers in the data (supervised fine-tuning), in a run folder of its own."""
+    with _in_good_order():
+        supervised.sft(recipe, changes=changes or (), note=render.note)
+
+
+def reward_model(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.")],
+    changes: Changes = None,
+) -> None:
+    """Train a reward model on pairs of a better and a worse answer, in a run folder of its own."""
+    with _in_good_order():
+        supervised.reward_model(recipe, changes=changes or (), note=render.note)
 
 
 def resume(

@@ -142,7 +142,14 @@ class Renderer:
 
     def answer(self, messages: Sequence[Message], text: str) -> Tokens:
         """The tokens with which the model would have said `text`, the end of its turn included."""
+        if self.tokenizer.chat_template is None:
+            said = self.tokenizer.encode(text, add_special_tokens=False)
+            return np.array([*said, *sorted(self.stop)[:1]], dtype=np.int64)
         asked, whole = self._texts((messages, True), ([*messages, {"role": "assistant", "content": text}], False))
+        if not whole.startswith(asked):
+            raise RolloutError(
+                "the chat template writes what comes before an answer in another way than it asks for one"
+            )
         tokens = self.tokenizer.encode(whole[len(asked) :], add_special_tokens=False)
         ends = [place for place, token in enumerate(tokens) if token in self.stop]
         return np.array(tokens[: ends[0] + 1] if ends else tokens, dtype=np.int64)

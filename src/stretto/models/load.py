@@ -16,7 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -26,14 +28,16 @@ from stretto.kernels.cpu.backward import take_over
 from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
 from stretto.models.load_errors import reading_model
-from stretto.models.logprob_head import Head
+from stretto.models.logprob_head import Head, logprobs_of
 from stretto.models.lora import add_adapter, fill_adapter
 from stretto.models.plausible import wrong_token_id
 from stretto.models.quantised import quantise
+from stretto.models.reading import before_trained
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
 from stretto.models.source import ModelFiles
 from stretto.models.unpacked import is_apart, set_apart, states_apart
 from stretto.recipe.schema import ModelSection, Scratch
+from stretto.types import Conversation
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -86,6 +90,16 @@ class Policy:
         softcap = getattr(self.network.config, "final_logit_softcapping", None)
         return Head(weight=module.weight, bias=getattr(module, "bias", None), softcap=softcap)
 
+    def reads(self, conversation: Conversation) -> NDArray[np.int64]:
+        """The places at which it is read for the trained tokens: before each of them."""
+        return before_trained(conversation)
+
+    def read(
+        self, states: Tensor, targets: Tensor, *, temperature: float, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(N, W) states there -> (N) log-probabilities of the trained tokens, (N) entropies."""
+        return logprobs_of(states, self.head(), targets, temperature=temperature, kept=kept)
+
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name."""
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
@@ -112,7 +126,7 @@ class Policy:
 def stop_tokens(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
     found: set[int] = set()
-    for told in (tokenizer, network.config, network.generation_config):
+    for told in (tokenizer, network.config, getattr(network, "generation_config", None)):
         value = getattr(told, "eos_token_id", None)
         if why := wrong_token_id("eos_token_id", value):
             raise RecipeError.of("model.name", why, "correct it in the model's files, or use another model")

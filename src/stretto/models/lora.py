@@ -7,11 +7,12 @@ model with the adapter switched off, so it costs no memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 from torch import nn
 from transformers import PreTrainedModel
@@ -68,27 +69,51 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
     problems = target_problems(section.targets, network, network.get_output_embeddings())
     if problems:
         raise RecipeError(*problems)
+    with _drawing(seed):
+        adapted = get_peft_model(network, _config(section, network, task="CAUSAL_LM"), autocast_adapter_dtype=False)
+    _settle(network, section)
+    return adapted
+
+
+def inject_adapter(decoder: PreTrainedModel, section: Adapter, *, seed: int) -> None:
+    """The same inside a decoder that has no head of a language model; nothing is wrapped around it."""
+    if problems := target_problems(section.targets, decoder, None):
+        raise RecipeError(*problems)
+    with _drawing(seed):
+        inject_adapter_in_model(_config(section, decoder, task=None), decoder)
+    _settle(decoder, section)
+
+
+def _config(section: Adapter, network: nn.Module, *, task: str | None) -> LoraConfig:
     chosen = section.targets
     targets = attention_names(network) if chosen == "attention" else chosen if chosen == "all-linear" else list(chosen)
-    config = LoraConfig(
+    return LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,
         target_modules=targets,
         lora_dropout=0.0,
         bias="none",
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """An adapter's random start depends on the seed alone."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        adapted = get_peft_model(network, config, autocast_adapter_dtype=False)
+        yield
+
+
+def _settle(network: PreTrainedModel, section: Adapter) -> None:
+    """Brings adapters to the network's type, and their layers to our backward."""
     for name, weight in network.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.to(network.dtype)
     take_over_adapters(network)
-    if chosen == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules()):
-        warnings.warn("experts in few bits stay as they are; all other linear layers are adapted", stacklevel=2)
-    return adapted
+    if section.targets == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules()):
+        warnings.warn("experts in few bits stay as they are; all other linear layers are adapted", stacklevel=3)
 
 
 def fill_adapter(adapted: Any, facts: AdapterFacts) -> None:

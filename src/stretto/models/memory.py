@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -62,3 +63,13 @@ def peak_gb() -> float:
         return torch.cuda.max_memory_allocated() / 2**30
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def recompute_activations(network: Any) -> None:
+    """Lets a network make its activations again in the backward instead of keeping them."""
+    # Nothing is drawn in a forward, so there is no random state to restore, nor one to ask a recorded step for.
+    how = {"use_reentrant": False, "preserve_rng_state": False}
+    if hasattr(network, "activation_checkpointing_enable"):  # its name in newer transformers, which warn of the old
+        network.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)

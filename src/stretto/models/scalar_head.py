@@ -3,7 +3,8 @@
 It is a decoder with a linear head. A reward model is read where the conversation ends, as transformers reads its
 sequence classifiers; a critic, before every sampled token. Both are asked over the packed rows that are trained on.
 Weights come from a folder or the hub, or for `scratch` from the model that is trained, with a head of noise on top:
-that says nothing about an answer, and shows what the stage costs. Nothing is trained here.
+that says nothing about an answer, and shows what the stage costs. Nothing is trained here; a critic that learns is a
+`ValueModel`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from stretto.errors import RecipeError, TrainingError
@@ -30,7 +36,8 @@ from stretto.models.attention import TreeLayout
 from stretto.models.load import hidden_states, load, refuse_unknown_attention, switch_dropout_off
 from stretto.models.load_errors import reading_model
 from stretto.models.memory import memory_errors
-from stretto.models.source import ModelFiles
+from stretto.models.reading import Reads, at_the_end, before_trained
+from stretto.models.source import ModelFiles, facts
 from stretto.recipe.schema import ModelSection
 from stretto.training.packing import merge
 from stretto.training.rows import halved, map_microbatches
@@ -39,9 +46,6 @@ from stretto.types import Conversation, Sample
 CLASSIFIER = "name a decoder with one label, such as a Llama or a Qwen, or scratch"
 """What to do about a model that cannot serve."""
 
-Reads = Callable[[Conversation], NDArray[np.int64]]
-"""Conversation -> the places of the tokens at which the model is read."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarRole:
@@ -49,8 +53,8 @@ class ScalarRole:
 
     field: str
     """The model's section in a recipe."""
-    classifier: Any
-    """Transformers' loader for it."""
+    classes: tuple[str, ...]
+    """How the names of transformers' classes for such models end, the usual one first."""
     reads: Callable[[PreTrainedModel], Reads]
     """Where such a model is read."""
 
@@ -86,32 +90,27 @@ class FrozenScorer:
         return np.split(numbers, np.cumsum([len(place) for place in places])[:-1])
 
     def _halves(self, row: Sequence[Sample]) -> list[tuple[Sample, ...]]:
-        if len(row) == 1:
+        if (cut := halved(row)) is None:
             raise TrainingError("the device has too little memory to score a single conversation; use smaller models")
-        parts, tokens = halved(row)
+        parts, tokens = cut
         self.token_budget = max(1, min(self.token_budget, tokens))
         return parts
 
 
-def at_the_end(network: PreTrainedModel) -> Reads:
-    """The last token that is no padding; what padding is, the model's configuration says, if anything is."""
-    padding = network.config.get_text_config().pad_token_id
-
-    def reads(conversation: Conversation) -> NDArray[np.int64]:
-        tokens = conversation.tokens
-        return (np.arange(len(tokens)) if padding is None else np.flatnonzero(tokens != padding))[-1:]
-
-    return reads
-
-
-def before_sampled(network: PreTrainedModel) -> Reads:
-    """The token before each that was sampled: the state in which it was chosen."""
-    return lambda conversation: np.flatnonzero(conversation.trained) - 1
-
+CLASSES: dict[str, Any] = {
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
+    "ForCausalLM": AutoModelForCausalLM,
+}
+"""How a class's name ends -> transformers' loader. The last has no head of one number, and gets one."""
 
 KINDS = {
-    "reward": ScalarRole(field="roles.reward_model", classifier=AutoModelForSequenceClassification, reads=at_the_end),
-    "value": ScalarRole(field="roles.critic", classifier=AutoModelForTokenClassification, reads=before_sampled),
+    "reward": ScalarRole(field="roles.reward_model", classes=("ForSequenceClassification",), reads=at_the_end),
+    "value": ScalarRole(
+        field="roles.critic",
+        classes=("ForTokenClassification", "ForSequenceClassification", "ForCausalLM"),
+        reads=lambda network: before_trained,
+    ),
 }
 """Role -> what it asks."""
 
@@ -123,11 +122,32 @@ def load_gauge(
     role: str, files: ModelFiles, *, base: Base, dtype: torch.dtype, device: torch.device, seed: int, token_budget: int
 ) -> FrozenScorer:
     """The model of a role; raises a RecipeError if its files hold no such model."""
+    network, head = network_and_head(role, files, base=base, dtype=dtype, device=device)
+    if head is None and not files.scratch:
+        fix = "name a classifier of one label, or give the critic an optimizer"
+        raise RecipeError.of(f"{KINDS[role].field}.name", f"{files.name} has no head of one number", fix)
+    head = _fresh_head(network, seed=seed) if head is None else head
+    return FrozenScorer(network, head, KINDS[role].reads(network), token_budget=token_budget)
+
+
+def network_and_head(
+    role: str, files: ModelFiles, *, base: Base, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, nn.Linear | None]:
+    """The model of a role and its head; none if it has no head of one number yet. RecipeError if it can have none."""
     kind = KINDS[role]
     with concerning(f"{kind.field}.name"):
-        network = base() if files.scratch else _classifier(kind, files, dtype=dtype, device=device)
-        head = _fresh_head(network, seed=seed) if files.scratch else _own_head(network)
-    return FrozenScorer(network, head, kind.reads(network), token_budget=token_budget)
+        if files.scratch:
+            return base(), None
+        ending = _class_of(files, kind)
+        network = _classifier(ending, files, dtype=dtype, device=device)
+        return network, None if ending == "ForCausalLM" else _own_head(network)
+
+
+def _class_of(files: ModelFiles, kind: ScalarRole) -> str:
+    """Which of the classes that can serve the files are of; the usual one where they do not say."""
+    known = facts(files)
+    named = known.architectures if known else ()
+    return next((ending for ending in kind.classes if any(name.endswith(ending) for name in named)), kind.classes[0])
 
 
 @contextmanager
@@ -144,16 +164,16 @@ def base_network(
 ) -> Base:
     """How the network that is trained is loaded once more."""
     plain = section.model_copy(update={"adapter": None, "quantize": "none"})
-    return lambda: load(plain, files, seed=seed, device=device, base=base).network
+    return lambda: load(plain, replace(files, adapter=None), seed=seed, device=device, base=base).network
 
 
-def _classifier(kind: ScalarRole, files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A classifier with one label, its attention taken over."""
+def _classifier(ending: str, files: ModelFiles, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A model of a class, its attention taken over."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     network: PreTrainedModel
     with reading_model(files.name, fix=CLASSIFIER):
-        network, found = kind.classifier.from_pretrained(
+        network, found = CLASSES[ending].from_pretrained(
             files.pretrained, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
     if missing := sorted(found["missing_keys"]):  # they would be filled with noise

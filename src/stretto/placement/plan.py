@@ -76,12 +76,12 @@ class Plan:
         generate = [cell.devices[0] for cell in self.cells if cell.role == "generate"]
         return tuple(dict.fromkeys([*train, *generate]))
 
-    @property
-    def sharers(self) -> tuple[str, ...]:
-        """Devices that hold a part of one optimizer each, in the order of their parts; none if it is not shared."""
+    def sharers(self, role: str) -> tuple[str, ...]:
+        """Devices that train in a role and hold a part of one optimizer each, in the order of their parts; none if it
+        is not shared."""
         if self.optimizer != "sharded":
             return ()
-        return tuple(device for cell in self.cells if cell.role == "train" for device in cell.devices)
+        return tuple(device for cell in self.cells if cell.role == role for device in cell.devices)
 
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""

@@ -96,6 +96,15 @@ class Candidate:
         """Stages flow instead of waiting for each other."""
         return record_of(self.strategy).flow == "streamed"
 
+    def whitens(self, workload: StepWorkload) -> bool:
+        """Whether gradients are whitened at the end of a step: groups then stream though credit needs all of them."""
+        moved = workload.updates > 1 or workload.staleness > 0
+        return workload.whitens and self.streamed and self.train.width == 1 and not moved
+
+    def waits(self, workload: StepWorkload) -> bool:
+        """Whether training waits for every group."""
+        return workload.barrier and not self.whitens(workload)
+
     def split(self, role: str, reading: frozenset[str]) -> ModelSplit:
         """How a cell of a role is divided."""
         if self.others and (own := dict(self.others).get(role)):
@@ -141,8 +150,8 @@ class Candidate:
             (self.lane.width > 1, "generating on several devices together"),
             (self.train.width > self.train.dp, "training cells that cut more than parameters"),
             (any(self._cut_apart(role, workload) for role in frozen), "frozen models in slices"),
-            ("fit" in workload.roles, "a critic that is trained"),
-            (own_reference and workload.adapter > 0, "a reference of its own"),
+            (self._critic_width(workload) > 1, "a critic that devices train in slices"),
+            (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
         ):
@@ -152,8 +161,13 @@ class Candidate:
     def _cut_apart(self, role: str, workload: StepWorkload) -> bool:
         """True if a frozen model is cut over several devices, unless it is a reference cut like the policy there."""
         split, places = self.split(role, workload.reading), self.places(workload.roles)
-        like_policy = role == "reference" and split == self.train and places[role] == places["train"]
+        referred = role == "reference" and not workload.taught  # a teacher is another model
+        like_policy = referred and split == self.train and places[role] == places["train"]
         return split.width > 1 and not like_policy
+
+    def _critic_width(self, workload: StepWorkload) -> int:
+        """Devices of a cell that trains the critic; 1 where none is trained."""
+        return self.split("fit", workload.reading).width if "fit" in workload.roles else 1
 
     def copied(self, roles: frozenset[str]) -> bool:
         """True if several cells train and each has everything, so that one may die while gradients are added up: each

@@ -44,13 +44,10 @@ class AutoPlan:
     """In a line."""
 
 
-def setting_of(recipe: Recipe, root: Path, cluster: Cluster, *, running: bool = False) -> PlanningProblem:
-    """A recipe's step on a cluster, with the constants that were measured here where there are any.
-
-    `running` is as in `workload_of`.
-    """
+def setting_of(recipe: Recipe, root: Path, cluster: Cluster) -> PlanningProblem:
+    """A recipe's step on a cluster, with the constants that were measured here where there are any."""
     constants, source = as_measured(cluster)
-    return PlanningProblem.of(workload_of(recipe, root, running=running), constants, source=source)
+    return PlanningProblem.of(workload_of(recipe, root), constants, source=source)
 
 
 def choose(setting: PlanningProblem, section: Placement) -> AutoPlan:

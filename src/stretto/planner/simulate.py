@@ -162,7 +162,7 @@ def _terms(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDur
     return StepSpec(
         groups=work.prompts,
         drops=work.acceptance is not None,
-        barrier=work.barrier,
+        barrier=choice.waits(work),
         divides=work.updates > 1,
         stages=work.stages,
         slots={cell.name: slots for cell in plan.cells if cell.role == "generate"},

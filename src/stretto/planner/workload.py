@@ -46,7 +46,9 @@ class StepWorkload:
     lengths: LengthDistribution
     """Lengths of the answers."""
     adapter: int
-    """Rank of a LoRA; 0 where all weights are trained."""
+    """Rank of the policy's LoRA; 0 where all weights are trained."""
+    critic_adapter: int = 0
+    """The same of a critic that is trained."""
     reading: frozenset[str]
     """Roles that read the tensors of what is trained."""
     precision: Precision
@@ -55,6 +57,8 @@ class StepWorkload:
     """Precision of frozen weights below an adapter."""
     optimizer: str = "adamw"
     """Name of the optimizer."""
+    critic_optimizer: str = "adamw"
+    """That of a critic that is trained."""
     recompute: bool | None = None
     """Whether activations are recomputed; none if the plan may choose."""
     budget: int | None = None
@@ -67,6 +71,10 @@ class StepWorkload:
     """Rounds at most."""
     acceptance: float | None = None
     """Share of the groups that dynamic sampling keeps; none where no group is ever dropped."""
+    whitens: bool = False
+    """True if advantages are whitened over all trained tokens."""
+    taught: bool = False
+    """True if what is asked as the reference is a teacher."""
     barrier: bool = False
     """True if credit needs every group."""
     staleness: int = 0
@@ -149,6 +157,14 @@ class StepWorkload:
         """Updates that are made: at most one per answer."""
         return max(1, min(self.updates, len(self.rounds.trained) * self.samples))
 
+    def adapter_of(self, role: str) -> int:
+        """Rank of the LoRA of what a role trains; 0 where that is all weights."""
+        return self.critic_adapter if role in ("fit", "value") else self.adapter
+
+    def optimizer_of(self, role: str) -> str:
+        """What updates the model of a role."""
+        return self.critic_optimizer if role == "fit" else self.optimizer
+
     def load_of(self, stage: str) -> TokenLoad:
         """What a stage computes in all. Reward models judge every group; updates share the answers of a group, so that
         its prompt is computed in each that has one of them."""
@@ -162,22 +178,20 @@ class StepWorkload:
 
     def precision_of(self, stage: str) -> Precision:
         """How the weights of a stage's role are stored where they are not trained."""
-        role = role_of(stage)
-        return self.base if self.adapter and role in ("generate", "train", "reference") else self.precision
+        same = {"generate", "train"} if self.taught else {"generate", "train", "reference"}
+        return self.base if self.adapter and role_of(stage) in same else self.precision
 
 
-def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWorkload:
-    """The step of a recipe; raises a RecipeError with everything that keeps it from being planned.
-
-    `running` asks for the step as a run takes it today: its critic comes trained, and is only read.
-    """
+def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
+    """The step of a recipe; raises a RecipeError with everything that keeps it from being planned."""
     if problems := list(_problems(recipe)):
         raise RecipeError(*problems)
     (prompt, lengths, acceptance), assumed = _sampled(recipe, root)
-    shapes = _shapes(recipe, root, running=running)
+    shapes = _shapes(recipe, root)
     base: dict[str, Precision] = {"nf4": "nf4", "int8": "int8", "fp8": "fp8"}
     adapter, algorithm, batch = recipe.model.adapter, facts_of(recipe.algorithm.name), recipe.batch
-    borrowed = {"generate"} | ({"reference"} if adapter and recipe.roles.reference == "adapter-off" else set())
+    shares = adapter and recipe.roles.reference == "adapter-off" and recipe.roles.teacher is None
+    borrowed = {"generate"} | ({"reference"} if shares else set())
     borrowed |= {"value"} if "fit" in shapes else set()
     return StepWorkload(
         shapes=shapes,
@@ -187,6 +201,8 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
         prompt=prompt,
         lengths=lengths,
         adapter=adapter.rank if adapter else 0,
+        critic_adapter=critic.adapter.rank if (critic := recipe.roles.critic) and critic.adapter else 0,
+        critic_optimizer=critic.optimizer.name if critic and critic.optimizer else "adamw",
         reading=frozenset(borrowed & shapes.keys()),
         precision=recipe.model.dtype,
         base=base.get(recipe.model.quantize, recipe.model.dtype),
@@ -197,6 +213,8 @@ def workload_of(recipe: Recipe, root: Path, *, running: bool = False) -> StepWor
         oversample=batch.oversample,
         max_rounds=batch.max_rounds,
         acceptance=acceptance,
+        whitens=algorithm.whitens,
+        taught=recipe.roles.teacher is not None,
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
@@ -215,7 +233,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(field="placement.cells", reason=reason, fix=fix)
 
 
-def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShape]:
+def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     """Role -> shape. A model that is asked for without name or shape is like the policy."""
     policy = shape_of_model(recipe.model, root, field="model")
     assert policy is not None  # a model has a name
@@ -226,13 +244,14 @@ def _shapes(recipe: Recipe, root: Path, *, running: bool) -> dict[str, ModelShap
 
     shapes = {"generate": policy, "train": policy}
     if recipe.algorithm.kl.coef > 0 or "reference" in needs:
-        told = roles.reference
-        shapes["reference"] = other(told, "roles.reference") if isinstance(told, RoleModel) else policy
+        told = roles.teacher or roles.reference
+        field = "roles.teacher" if roles.teacher else "roles.reference"
+        shapes["reference"] = other(told, field) if isinstance(told, RoleModel) else policy
     if roles.reward_model is not None:
         shapes["reward"] = other(roles.reward_model, "roles.reward_model")
     if roles.critic is not None:
         critic = other(roles.critic, "roles.critic")
-        shapes |= {"value": critic} if running else {"value": critic, "fit": critic}
+        shapes |= {"value": critic} if roles.critic.optimizer is None else {"value": critic, "fit": critic}
     return shapes
 
 

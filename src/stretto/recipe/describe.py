@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from stretto.algorithms.catalog import estimator_of, facts_of, find_facts
+from stretto.algorithms.catalog import estimator_of, facts_of, find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
 from stretto.recipe.resolve import resolve, vstar_of
 from stretto.recipe.schema import (
     Choice,
     ClippedAlgorithm,
+    Distill,
     ModelSection,
     Recipe,
     RoleModel,
@@ -45,6 +46,12 @@ def objective(recipe: Recipe) -> str:
     facts, section = facts_of(recipe.algorithm.name), recipe.algorithm
     if facts.regresses:
         return "\n".join(_regression(recipe, vstar_of(recipe)))
+    if facts.rows != "prompts":
+        centring = getattr(section, "centring", 0.0)
+        centred = f" + {centring:g} * (s of the better + s of the worse)^2, averaged alike" if centring else ""
+        return f"loss = -{facts.average} of {facts.surrogate}{centred}\n{facts.advantage}"
+    if isinstance(section, Distill) and section.top_k is not None:
+        return "\n".join(_exactly_taught(recipe, section))
     low, high = _clip(recipe) or (0.0, 0.0)
     gain = facts.surrogate.format(low=low, high=high)
     weight = "" if section.correction.kind == "none" else "w * "
@@ -52,7 +59,7 @@ def objective(recipe: Recipe) -> str:
     lines = [f"loss = -{average} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
-    lines += [facts.advantage, *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
+    lines += [facts.advantage, *_teacher(recipe), *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
         lag = "; lp_engine is of the weights one version before, and so is lp_trainer"
@@ -79,13 +86,54 @@ def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
     ]
 
 
+def _teacher(recipe: Recipe) -> Iterator[str]:
+    """Who teaches, and what rewards add."""
+    if not isinstance(section := recipe.algorithm, Distill):
+        return
+    if section.reward_weight > 0 and section.top_k is None:
+        yield f"and {section.reward_weight:g} * (R - mean(R of the group)) is added to A"
+    yield f"p_teacher = the probabilities of {_named(recipe.roles.teacher)}; lp in A is the engine's"
+
+
+def _exactly_taught(recipe: Recipe, section: Distill) -> Iterator[str]:
+    """The KL itself instead of an estimate of its gradient."""
+    weight = section.reward_weight
+    gain = f" - {weight:g} * 1/tokens * sum over tokens of rho*(R - mean(R of the group))" if weight else ""
+    yield f"loss = 1/tokens * sum over tokens of KL(p, p_teacher){gain}"
+    yield f"KL = sum of p * log(p / p_teacher) over the teacher's {section.top_k} likeliest tokens and the rest as one"
+    yield from _teacher(recipe)
+    yield _reward(recipe)
+
+
 def _critic(recipe: Recipe) -> Iterator[str]:
     """The formulas of `algorithms.gae`, where the recipe has their numbers."""
     if gae := getattr(recipe.algorithm, "gae", None):
-        gamma, lam = gae.gamma, gae.lam
-        yield f"GAE = delta + {gamma:g}*{lam:g} * GAE of the next token"
-        yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_named(recipe.roles.critic)}"
+        gamma, lam = gae.gamma, f"{gae.lam:g}"
+        if gae.length_alpha is not None:
+            lam = f"(1 - 1/({gae.length_alpha:g} * trained tokens of the trajectory))"
+        yield f"GAE = delta + {gamma:g}*{lam} * GAE of the next token"
+        yield f"delta = r + {gamma:g} * V of the next token - V; V = the value of {_valued(recipe)}"
         yield "r = what of R falls on a token: the verdict on the last one, a penalty on its own"
+        if trains_critic(recipe):
+            look = gae.lam if gae.critic_lam is None else gae.critic_lam
+            yield (
+                f"critic's loss = 1/tokens * sum over tokens of max((V - T)^2, (clip(V, V_old-{gae.value_clip:g}, "
+                f"V_old+{gae.value_clip:g}) - T)^2) / 2, T = V_old + the GAE with lambda {look:g}"
+            )
+            if steps := recipe.roles.critic.warmup_steps if recipe.roles.critic else 0:
+                yield f"in the first {steps} steps the critic learns alone"
+
+
+def _valued(recipe: Recipe) -> str:
+    """The critic, and what of it is trained."""
+    critic = recipe.roles.critic
+    if critic is None or critic.optimizer is None:
+        return _named(critic)
+    what = "a critic that begins as the model before training with a head of zeros"
+    if critic.name != "scratch":
+        what = f"a critic that begins as {critic.name or 'a model'}"
+    rank = "all of it" if critic.adapter is None else f"a LoRA of rank {critic.adapter.rank}"
+    return f"{what}; {rank} is trained, with lr {critic.optimizer.lr:g}"
 
 
 def _score(recipe: Recipe) -> Iterator[str]:
@@ -144,6 +192,8 @@ def _reference(recipe: Recipe) -> str:
 def batch_sentence(recipe: Recipe) -> str:
     """What one step generates and how often it updates: `64 prompts x 8 samples = 512 trajectories, one update`."""
     batch = recipe.batch
+    if (facts := find_facts(recipe.algorithm.name)) and facts.rows != "prompts":
+        return f"{_count(batch.prompts, facts.rows.removesuffix('s'))} of the task, one update"
     total = batch.prompts * batch.samples
     made = f"{total} trajector{'y' if total == 1 else 'ies'}"
     size = f"{_count(batch.prompts, 'prompt')} x {_count(batch.samples, 'sample')} = {made}"
@@ -157,13 +207,26 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def trains_critic(recipe: Recipe) -> bool:
+    """True if the critic learns; one without an optimizer comes trained."""
+    return recipe.roles.critic is not None and recipe.roles.critic.optimizer is not None
+
+
+def reads_policy(recipe: Recipe) -> bool:
+    """True if the reference is the policy itself with its adapter switched off."""
+    return recipe.model.adapter is not None and recipe.roles.teacher is None
+
+
 def roles_of(recipe: Recipe) -> frozenset[str]:
     """Roles that a step of this recipe needs."""
     facts = find_facts(recipe.algorithm.name)
     needs = facts.needs if facts else frozenset()
+    if facts and facts.rows != "prompts":
+        return frozenset({"train", *(["generate"] if recipe.rewards else [])})
     asked = {
         "reference": recipe.algorithm.kl.coef > 0 or "reference" in needs,
         "value": "values" in needs,
+        "fit": "values" in needs and trains_critic(recipe),
         "reward": recipe.roles.reward_model is not None,
     }
     return frozenset({"generate", "train", *(role for role, there in asked.items() if there)})
@@ -187,6 +250,8 @@ def plan_sentence(recipe: Recipe) -> str:
     models = [f"the {MODELS[role]}" for role in MODELS if role in roles_of(recipe)]
     asked = " and ".join([*([", ".join(models[:-1])] if models[1:] else []), *models[-1:]])
     asking = f"{' and asks' if one else ', ask'} {asked}" if asked else ""
+    if learns_from_rows(recipe.algorithm.name):
+        return f"every step trains on rows of the task, on {one or cluster}; nothing is sampled"
     direct = "; gradients and weights pass from card to card by NCCL" if recipe.placement.nccl else ""
     apart = APART if isinstance(recipe.engine, VllmEngineSection) else ""
     if one:

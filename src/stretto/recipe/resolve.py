@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.algorithms.catalog import AlgorithmFacts, find_facts
+from stretto.algorithms.catalog import AlgorithmFacts, find_facts, learns_from_rows
 from stretto.recipe import yaml_io as document
 from stretto.recipe.schema import (
     AlgorithmSection,
+    ColumnsSource,
     Correction,
     CosineReward,
     Gae,
@@ -38,18 +39,44 @@ def resolve(recipe: Recipe) -> Recipe:
     optimizer = recipe.optimizer
     if model.adapter is None and model.name != "scratch" and "lr" not in optimizer.model_fields_set:
         optimizer = optimizer.model_copy(update={"lr": FULL_RATE})
+    roles, critic = recipe.roles, recipe.roles.critic
+    if critic is not None and critic.optimizer is not None and critic.adapter is None:
+        tiny = model.name == "scratch" and critic.name == "scratch"
+        if not tiny and "lr" not in critic.optimizer.model_fields_set:
+            rate = critic.optimizer.model_copy(update={"lr": FULL_RATE})
+            roles = roles.model_copy(update={"critic": critic.model_copy(update={"optimizer": rate})})
     if recipe.evaluate.every == 0 and not best_was_asked(recipe):
         checkpoint = checkpoint.model_copy(update={"best": None})
     parts = tuple(resolve_part(part, longest=recipe.engine.max_new_tokens) for part in recipe.rewards)
+    if facts and facts.rows != "prompts":
+        recipe = _without_sampling(recipe, facts)
+        parts = parts if "rewards" in recipe.model_fields_set else ()
+        if model.scratch and "warmup_steps" not in model.scratch.model_fields_set:
+            model = model.model_copy(update={"scratch": model.scratch.model_copy(update={"warmup_steps": 0})})
+        if checkpoint.best and not parts and facts.rows == "demonstrations" and not best_was_asked(recipe):
+            checkpoint = checkpoint.model_copy(update={"best": "eval/loss"})
     return recipe.model_copy(
         update={
             "model": model,
+            "roles": roles,
             "algorithm": algorithm,
             "optimizer": optimizer,
             "checkpoint": checkpoint,
             "rewards": parts,
         }
     )
+
+
+def _without_sampling(recipe: Recipe, facts: AlgorithmFacts) -> Recipe:
+    """What is open where rows of the task are learned from: what a row is, and that each is there once."""
+    found: dict[str, Any] = {}
+    source = recipe.task.source
+    if isinstance(source, ColumnsSource) and "rows" not in source.model_fields_set:
+        read = source.model_copy(update={"rows": facts.rows})
+        found["task"] = recipe.task.model_copy(update={"source": read})
+    if "samples" not in recipe.batch.model_fields_set:
+        found["batch"] = recipe.batch.model_copy(update={"samples": 1})
+    return recipe.model_copy(update=found)
 
 
 def open_numbers(algorithm: AlgorithmSection, facts: AlgorithmFacts, *, longest: int) -> dict[str, Any]:
@@ -79,8 +106,11 @@ def resolve_part(part: RewardPart, *, longest: int) -> RewardPart:
 
 
 def longest_prompt(recipe: Recipe, context: int) -> int | None:
-    """Tokens of the longest prompt that is not dropped, in a model of this context; none where no prompt is dropped."""
+    """Tokens of the longest prompt, or row to learn from, that is not dropped, in a model of this context; none where
+    nothing is dropped."""
     given = recipe.task.drop_longer_than
+    if given == "auto" and learns_from_rows(recipe.algorithm.name):
+        return context
     return context - recipe.engine.max_new_tokens if given == "auto" else given
 
 

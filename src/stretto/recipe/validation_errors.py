@@ -81,10 +81,16 @@ def intended(path: Path) -> tuple[str, ...]:
         return (here + close,)
     if key in homes:
         inside = tuple(name for name in homes[key] if here and name.startswith(here))
-        return (inside or homes[key])[:3]
+        return _nearest_the_top(inside or homes[key])
     if close := nearest(key, siblings):
         return (here + close,)
-    return homes[close][:3] if (close := nearest(key, homes, 0.8)) else ()
+    return _nearest_the_top(homes[close]) if (close := nearest(key, homes, 0.8)) else ()
+
+
+def _nearest_the_top(names: tuple[str, ...]) -> tuple[str, ...]:
+    """At most three: `optimizer.lr` before that of a critic, which has an optimizer of its own."""
+    least = min(name.count(".") for name in names)
+    return tuple(name for name in names if name.count(".") == least)[:3]
 
 
 def counterpart(path: Path) -> Counterpart | None:

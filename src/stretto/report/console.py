@@ -93,9 +93,11 @@ class _Course:
         if (reward := metrics.get("reward/mean")) is not None:
             self.rewards[step] = reward
             words.append(f"reward {reward:.3f}")
+        elif (loss := metrics.get("loss")) is not None:
+            words.append(f"loss {loss:.3f}")
         if seconds := metrics.get("seconds/step"):
             self.seconds.append(seconds)
-            if tokens := metrics.get("tokens/generated"):
+            if tokens := metrics.get("tokens/generated", metrics.get("rows/tokens")):
                 words.append(f"{tokens / seconds:,.0f} tokens/s")
             words.append(f"{seconds:.1f} s")
             words.append(f"ETA {self._eta(step)}")

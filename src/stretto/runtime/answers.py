@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.algorithms.catalog import find_facts
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import RecipeError
-from stretto.recipe.schema import NumericReward, Recipe, SingleTurnSection
+from stretto.recipe.resolve import resolve_part
+from stretto.recipe.schema import OverlongReward, Recipe, SingleTurnSection
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.types import Message, Prompt, StopReason, Trajectory
@@ -58,8 +60,20 @@ def _is_message(message: object) -> bool:
 
 
 def only_sampling(recipe: Recipe) -> Recipe:
-    """The recipe without what judges answers."""
-    return recipe.model_copy(update={"environment": SingleTurnSection(), "rewards": (NumericReward(),)})
+    """The recipe without what judges answers. RecipeError for one whose model gives none."""
+    if getattr(find_facts(recipe.algorithm.name), "rows", None) == "pairs":
+        raise RecipeError.of(
+            "algorithm.name", "a reward model answers nothing", "ask the model whose answers it judges"
+        )
+    nobody = resolve_part(OverlongReward(), longest=recipe.engine.max_new_tokens)  # compares with no reference
+    return recipe.model_copy(
+        update={
+            "environment": SingleTurnSection(),
+            "rewards": (nobody,),
+            "evaluate": recipe.evaluate.model_copy(update={"every": 0}),
+            "checkpoint": recipe.checkpoint.model_copy(update={"best": None}),
+        }
+    )
 
 
 async def answers(

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.rewards.base import sampled_tokens
 from stretto.rewards.score import Scored
+from stretto.scheduler.records import BufferedGroup, GroupStart
 from stretto.types import Group, Sample, TrainedLogprobs
 
 
@@ -30,3 +32,15 @@ class StepBatch:
     """What the trainer says of them."""
     old: Mapping[tuple[str, int, int, int], NDArray[np.float64]] = field(default_factory=dict)
     """Conversation's key -> the policy's log-probabilities when it sampled, where the next step trains on it."""
+
+
+def buffered(group: Group) -> BufferedGroup:
+    """A group that is there already, as the scheduler sees it: what comes before the first trained token is shared."""
+    first = next((talk for each in group.trajectories for talk in each.conversations if talk.trained.any()), None)
+    prompt = 0 if first is None else int(first.trained.argmax())
+    sizes = tuple(
+        (each.attempt, sum(len(talk.tokens) for talk in each.conversations) - prompt if sampled_tokens(each) else 0)
+        for each in group.trajectories
+    )
+    launch = GroupStart(prompt=group.prompt.id, prompt_tokens=prompt, samples=len(sizes), expected=0.0)
+    return BufferedGroup(launch=launch, sizes=sizes)

@@ -35,11 +35,15 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.fitting import fitting, refuse_none
+from stretto.runtime.kl_control import KlController
+from stretto.runtime.plans import whitens_gradients
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.training_data import training_data
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
+from stretto.scheduler.records import UPDATE
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.tasks.source import PromptSource, load_prompts, split_task
 from stretto.types import Prompt
@@ -202,8 +206,9 @@ def _assignment(
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
         recompute=plan.recomputes_on(device),
-        cuts_reference=any(plan.in_slices(cell) for cell in mine),
-        sharers=plan.sharers,
+        cuts_reference=recipe.roles.teacher is None and any(plan.in_slices(cell) for cell in mine),
+        sharers={role: plan.sharers(role) for role in UPDATE},
+        whitens=whitens_gradients(recipe, plan, build(recipe.algorithm, folders_of(root))),
         sleeps=plan.sleeps_on(device),
         logs=logs.resolve() if logs else None,
     )
@@ -277,20 +282,24 @@ def connect(
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need neither a worker nor the processes that judge."""
     folders, values = folders_of(root), task.values
+    algorithm = build(recipe.algorithm, folders)
     known = [prompt for prompt in task.training if values is None or prompt.id in values]
     prompts = PromptSource(known, seed=recipe.seed)
     return {
         "recipe": recipe,
         "plan": plan,
-        "algorithm": build(recipe.algorithm, folders),
+        "algorithm": algorithm,
+        "whitens": whitens_gradients(recipe, plan, algorithm),
         "environment": environment,
         "addresses": Addresses(vocabulary=len(tokenizer)),
+        "data": training_data(recipe.algorithm.name),
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
         "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
+        "kl": KlController(recipe.algorithm, folders) if recipe.algorithm.kl.adaptive else None,
     }
 
 

@@ -1,5 +1,4 @@
-"""What the warm-up of a scratch model imitates where that is more than a reference answer: prompts as a player plays
-them who knows the answers.
+"""What is imitated where that is more than a reference answer: prompts as a player plays them who knows the answers.
 
 The environment runs as in training, with the player in the model's place, so what is imitated has the very tokens that
 the model will see and say. The player is the environment's own, or the recipe's templates, one per turn.
@@ -91,7 +90,7 @@ def demonstrations(
         samples: list[Sample] = []
         while len(samples) < least:
             ((prompt, visit),) = source.take(1)
-            for index, conversation in enumerate(await _played(prompt, environment, player, renderer, context)):
+            for index, conversation in enumerate(await played(prompt, environment, player, renderer, context)):
                 advantage, key = np.ones(int(conversation.trained.sum())), (prompt.id, visit, 0, index)
                 samples.append(Sample(key=key, conversation=conversation, advantage=advantage, leads=index == 0))
         return samples
@@ -100,9 +99,10 @@ def demonstrations(
         return beside.submit(asyncio.run, play()).result()
 
 
-async def _played(
+async def played(
     prompt: Prompt, environment: Environment, player: Player, renderer: Renderer, context: int
 ) -> Sequence[Conversation]:
+    """The conversations of one prompt, as its player has them."""
     model = DemonstratedModel(prompt, player, renderer, context)
     try:
         await environment(prompt, model)
@@ -110,10 +110,10 @@ async def _played(
         raise
     except Exception as error:
         named = str(error) if isinstance(error, StrettoError) else f"{type(error).__name__}: {error}"
-        reason = f"the warm-up cannot play prompt {prompt.id}: {named}"
-        fix = "correct the task or the environment, or set warmup_steps: 0"
-        raise RecipeError.of("model.scratch.warmup_steps", reason, fix) from error
+        reason = f"prompt {prompt.id} cannot be played, to be imitated: {named}"
+        raise RecipeError.of("task", reason, "correct the task or the environment, or imitate nothing") from error
     if model.handle.full:
-        reason = f"the warm-up plays prompt {prompt.id} in more tokens than the context of {context}"
-        raise RecipeError.of("model.scratch.warmup_steps", reason, "raise model.scratch.context, or ask less at a time")
+        reason = f"prompt {prompt.id} is played in more tokens than the context of {context}"
+        fix = "use a longer context, take it out, or ask less at a time"
+        raise RecipeError.of("task", reason, fix)
     return model.handle.conversations()

@@ -39,7 +39,7 @@ def fetch_models(recipe: Recipe, root: Path, note: Note) -> None:
 def _names(recipe: Recipe) -> Iterator[str]:
     """Every model that the recipe names."""
     yield recipe.model.name
-    roles = (recipe.roles.reference, recipe.roles.critic, recipe.roles.reward_model)
+    roles = (recipe.roles.reference, recipe.roles.critic, recipe.roles.teacher, recipe.roles.reward_model)
     yield from (role.name for role in roles if isinstance(role, RoleModel) and role.name)
 
 

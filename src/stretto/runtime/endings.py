@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stretto.errors import CheckpointError
 from stretto.report.console import Progress
-from stretto.runtime.evaluate import Evaluation
+from stretto.runtime.evaluate import Evaluation, measured_words
 from stretto.storage.checkpoint import Checkpoints
 
 
@@ -67,14 +67,15 @@ def summary(found: Finished) -> list[str]:
     lines = []
     if found.evaluations:
         (first, before), (last, after) = found.evaluations[0], found.evaluations[-1]
-        low, high = after.interval
-        lines.append(
-            f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
-            f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
-        )
-    return [
-        *lines,
-        f"model    {found.model}",
-        f"metrics  {found.folder / 'metrics.jsonl'}",
-        f"samples  {found.folder / 'samples'}",
-    ]
+        if before.accuracy is not None and after.accuracy is not None and after.interval is not None:
+            low, high = after.interval
+            lines.append(
+                f"held-out accuracy {before.accuracy:.2f} (step {first}) -> {after.accuracy:.2f} (step {last}), "
+                f"95 % interval {low:.2f} to {high:.2f}, {after.prompts}"
+            )
+        for old, new in zip(measured_words(before), measured_words(after), strict=True):
+            lines.append(f"{old} (step {first}) -> {new.removeprefix('held-out ')} (step {last})")
+    places = {"model": found.model, "metrics": found.folder / "metrics.jsonl"}
+    if (samples := found.folder / "samples").is_dir() and any(samples.iterdir()):
+        places["samples"] = samples
+    return [*lines, *(f"{name:<8} {place}" for name, place in places.items())]

@@ -27,22 +27,27 @@ VISIT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How good the model is on prompts it was not trained on."""
+    """How good the model is on prompts, or rows, that it was not trained on."""
 
-    accuracy: float
-    """Share of the prompts with a verdict that were answered right, greedily."""
-    interval: tuple[float, float]
+    accuracy: float | None = None
+    """Share of the prompts with a verdict that were answered right, greedily; of a reward model, of the pairs whose
+    better answer has the higher score. None where nobody judges."""
+    interval: tuple[float, float] | None = None
     """95 % Wilson interval of it, wide enough for either verdict on the prompts that have none."""
-    pass_at_k: Mapping[int, float]
+    pass_at_k: Mapping[int, float] = field(default_factory=dict)
     """k -> chance that one of k sampled answers is right."""
-    length_mean: float
-    """Mean tokens per greedy answer."""
+    length_mean: float | None = None
+    """Mean tokens per greedy answer; none where nothing was asked."""
     n: int
     """Prompts with a verdict."""
     asked: int
     """Prompts that were asked."""
-    pass_n: Mapping[int, int]
+    pass_n: Mapping[int, int] = field(default_factory=dict)
     """k -> prompts that pass@k is the mean of: those with k verdicts."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What else was measured, by the names of metrics.jsonl: loss on held-out rows, a reward model's calibration."""
+    unit: str = "prompts"
+    """What it is over."""
     failure: str | None = None
     """Why the first answer without a verdict has none, if one has none."""
     verdicts: Mapping[str, bool] = field(default_factory=dict)
@@ -52,20 +57,43 @@ class Evaluation:
         """As `--json` prints it: what is missing is told where something is."""
         whole = asdict(self)
         beside = ("verdicts", *(("asked", "pass_n", "failure") if self.failure is None else ()))
-        return {key: value for key, value in whole.items() if key not in beside}
+        measures = {name.removeprefix("eval/"): number for name, number in self.measures.items()}
+        return {key: value for key, value in whole.items() if key not in (*beside, "measures", "unit")} | measures
 
     @property
     def prompts(self) -> str:
         """How many prompts it is over, in words."""
-        return of_asked(self.n, self.asked)
+        return of_asked(self.n, self.asked, self.unit)
 
 
-def of_asked(n: int, asked: int) -> str:
+def of_asked(n: int, asked: int, unit: str = "prompts") -> str:
     """`100 prompts`, or `91 of 100 prompts` where some have no verdict."""
-    return f"{asked} prompts" if n == asked else f"{n} of {asked} prompts"
+    return f"{asked} {unit}" if n == asked else f"{n} of {asked} {unit}"
+
+
+WORDS = {"eval/loss": "loss", "eval/brier": "Brier score", "eval/ece": "calibration error"}
+"""What is told of the measures."""
+
+
+def measured_words(evaluation: Evaluation) -> list[str]:
+    """What else was measured: `held-out loss 0.512 [0.498, 0.526]`."""
+    words = []
+    for name, word in WORDS.items():
+        if name in evaluation.measures:
+            ends = [each for end in ("low", "high") if (each := evaluation.measures.get(f"{name}_{end}")) is not None]
+            within = " [{:.3f}, {:.3f}]".format(*ends) if ends else ""
+            words.append(f"held-out {word} {evaluation.measures[name]:.3f}{within}")
+    return words
 
 
 async def evaluate(parts: Runtime, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
+    """Asks every prompt, or has the model say what it makes of every row."""
+    if parts.data is not None:
+        return await parts.data.evaluate(parts, prompts)
+    return await evaluate_answers(parts, prompts, pass_k=pass_k)
+
+
+async def evaluate_answers(parts: Runtime, prompts: Sequence[Prompt], *, pass_k: int) -> Evaluation:
     """Asks every prompt. RewardError if too many answers have no verdict."""
     greedy = await _answers(parts, prompts, attempts=1, temperature=0.0)
     groups, failed = greedy.groups, greedy.failed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,12 +23,13 @@ from stretto.rewards.base import Scores, sampled_tokens
 from stretto.rewards.model_scores import reward_model_scores
 from stretto.rewards.score import Scored, Verdicts, judge
 from stretto.runtime import guards
-from stretto.runtime.batch import StepBatch
-from stretto.runtime.minibatches import ConversationKey, credit, keyed_conversations, minibatches, value_streams
+from stretto.runtime.batch import StepBatch, buffered
+from stretto.runtime.minibatches import ConversationKey, keyed_conversations, minibatches
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import REWARD_WORKERS, Clock
+from stretto.runtime.step_credit import StepCredit
 from stretto.scheduler.batch_rules import RoundRule
-from stretto.scheduler.records import BufferedGroup, MoveRollouts, RolloutId, StageWork
+from stretto.scheduler.records import UPDATE, BufferedGroup, MoveRollouts, RolloutId, StageWork
 from stretto.scheduler.records import GroupStart as Asked
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
@@ -58,12 +59,11 @@ class StepExecutor:
         # Cell -> group -> tokens that its lane did not sample but was given.
         self.contexts: dict[str, dict[int, int]] = defaultdict(dict)
         self.scored: dict[int, Scored] = {}
-        self.streams: dict[str, dict[ConversationKey, NDArray[np.float64]]] = {}
         self.old: dict[ConversationKey, NDArray[np.float64]] = dict(carried.old if carried else {})
         self.rated: dict[RolloutId, asyncio.Future[float | None]] = defaultdict(
             asyncio.get_running_loop().create_future
         )
-        self.samples: dict[int, tuple[Sample, ...]] = {}
+        self.credit = StepCredit(parts)
         self.trained: dict[ConversationKey, NDArray[np.float32]] = {}
         self.reports: list[dict[str, float]] = []
         self.suspects: tuple[ConversationKey, ...] = ()
@@ -104,13 +104,7 @@ class StepExecutor:
 
     def carry(self) -> list[BufferedGroup]:
         """What is carried into the step, as the scheduler sees it."""
-        return [
-            BufferedGroup(
-                launch=self._asked(group.prompt, len(group.trajectories)),
-                sizes=tuple((each.attempt, sampled_tokens(each)) for each in group.trajectories),
-            )
-            for group in (self.carried.accepted if self.carried else ())
-        ]
+        return [buffered(group) for group in (self.carried.accepted if self.carried else ())]
 
     def more(self, missing: int) -> Sequence[Asked]:
         """Another round, while the recipe allows one."""
@@ -240,8 +234,11 @@ class StepExecutor:
         if piece.stage in STREAMS or piece.stage == "old":
             keyed = keyed_conversations(trajectories)
             found = await self.worker_group.score(piece.cell, [conversation for _, conversation in keyed])
-            stream = self.old if piece.stage == "old" else self.streams.setdefault(STREAMS[piece.stage], {})
-            stream.update({key: numbers for (key, _), numbers in zip(keyed, found, strict=True)})
+            told = {key: numbers for (key, _), numbers in zip(keyed, found, strict=True)}
+            if piece.stage == "old":
+                self.old.update(told)
+            else:
+                self.credit.note(STREAMS[piece.stage], told)
             return
         samples = [sample for item in piece.items for sample in self._credited(item)]
         if self.old:
@@ -251,18 +248,13 @@ class StepExecutor:
     def _credited(self, item: RolloutId) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
         index, attempt = item
-        if index not in self.samples:
-            everything = range(self.first) if self.carried else sorted(self.scored)
-            together = everything if self.parts.algorithm.scope == "batch" else [index]
-            groups = {i: self.scored[i].groups[0] for i in together if not self.drop(i)}
-            streams = {**self.streams, **value_streams(self.parts, list(groups.values()))}
-            credited = credit(self.parts.algorithm, list(groups.values()), streams)
-            by_prompt: dict[tuple[str, int], list[Sample]] = defaultdict(list)
-            for sample in credited:
-                by_prompt[sample.key[:2]].append(sample)
-            for i, group in groups.items():
-                self.samples[i] = tuple(by_prompt[trajectory_key(group.trajectories[0])[:2]])
-        return [sample for sample in self.samples[index] if sample.key[2] == attempt]
+        samples = self.credit.of(index, lambda each: self.scored[each].groups[0], self._trained)
+        return [sample for sample in samples if sample.key[2] == attempt]
+
+    def _trained(self) -> list[int]:
+        """Every judged group that is trained on, in launch order."""
+        everything = range(self.first) if self.carried else sorted(self.scored)
+        return [index for index in everything if not self.drop(index)]
 
     def drop(self, index: int) -> bool:
         """True if a judged group is not trained on."""
@@ -296,7 +288,7 @@ class StepExecutor:
             return
         with ExitStack() as spans:
             for cell in self.parts.plan.cells:
-                if cell.role == "train":
+                if cell.role in UPDATE:
                     span = self.clock.piece("publish", cell.name, step=self.step, version=self.worker_group.version)
                     spans.enter_context(span)
             report = await self.worker_group.apply(last=last)
@@ -323,7 +315,7 @@ class StepExecutor:
         return StepBatch(
             scored=self.all_scored(),
             accepted=tuple(self.scored[index].groups[0] for index in accepted),
-            samples=self._samples(accepted),
+            samples=self.credit.together(accepted),
             launched=len(self.asked) - self.first,
             rounds=self.rounds,
             trained=self.trained,
@@ -334,10 +326,7 @@ class StepExecutor:
         """What this step has trained on: what was carried into it, or what it has made."""
         if not self.carried:
             return made
-        return replace(self.carried, samples=self._samples(range(self.first)), trained=self.trained)
-
-    def _samples(self, indices: Iterable[int]) -> tuple[Sample, ...]:
-        return tuple(sample for index in indices for sample in self.samples.get(index, ()))
+        return replace(self.carried, samples=self.credit.together(range(self.first)), trained=self.trained)
 
     def all_scored(self) -> Scored:
         """Every trajectory that was launched in this step, judged or failed, in launch order."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.environments.render import Renderer
+from stretto.environments.rows import row_tokens
 from stretto.errors import RecipeError, RolloutError
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe
+from stretto.tasks.examples import chats_of
 from stretto.types import Prompt
 
 
@@ -18,7 +21,10 @@ def fitting(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, context: 
     if longest is None:
         return tuple(prompts)
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
-    lengths = renderer.lengths([prompt.messages for prompt in prompts])
+    if learns_from_rows(recipe.algorithm.name):
+        lengths = row_tokens(renderer, [chats_of(prompt) for prompt in prompts], most=longest)
+    else:
+        lengths = renderer.lengths([prompt.messages for prompt in prompts])
     pairs = zip(prompts, lengths, strict=True)
     return tuple(prompt for prompt, n in pairs if not isinstance(n, RolloutError) and n <= longest)
 

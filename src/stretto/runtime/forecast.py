@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.errors import RecipeError
 from stretto.placement.cluster import Cluster, Host, parse_cluster
 from stretto.placement.plan import Plan
@@ -53,11 +54,11 @@ class PlannedRun:
 def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
     """The plan of a run. On several devices `auto` is the planner's choice, told with its reason."""
     section, workers = recipe.placement, reward_worker_count(recipe)
-    if len(devices_of(section)) == 1:
+    if len(devices_of(section)) == 1 or learns_from_rows(recipe.algorithm.name):
         return PlannedRun(plan=make_plan(recipe), expected=None, reward_workers=workers)
     if section.strategy == "auto" and section.cells is None:
         try:
-            setting = foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+            setting = foresee.setting_of(recipe, root, _cluster(recipe))
             chosen = foresee.choose(setting, section)
         except RecipeError as error:
             reasons = "; ".join(f"{problem.field}: {problem.reason}" for problem in error.problems)
@@ -101,7 +102,7 @@ def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> 
 def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
     """The recipe's step on the run's devices; none where the planner cannot tell."""
     try:
-        return foresee.setting_of(recipe, root, _cluster(recipe), running=True)
+        return foresee.setting_of(recipe, root, _cluster(recipe))
     except RecipeError:
         return None
 
@@ -234,6 +235,9 @@ def compare_to_forecast(
     price = None if hourly is None else hourly * len(devices_of(recipe.placement)) / 3600
     took = measured(folder / "metrics.jsonl", after=after, memory=memory, price=price)
     if took is None:
+        return ()
+    if learns_from_rows(recipe.algorithm.name):
+        write(folder, told, took)
         return ()
     if told.expected is None:
         told = replace(told, expected=expectation(recipe, _setting(recipe, root), told.plan))

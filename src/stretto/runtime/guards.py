@@ -44,9 +44,16 @@ def finite(
         named = "; ".join(f"prompt {p}, visit {v}, attempt {a}, conversation {c}" for p, v, a, c in suspects)
         told = f"it comes from {named}; " if named else ""
         raise TrainingError(
-            f"train: step {step} is not finite (loss {metrics['loss']}, gradient norm {metrics['grad_norm']}); {told}"
+            f"train: step {step} is not finite ({_loss(metrics)}); {told}"
             "lower optimizer.lr, or set guards.non_finite: skip"
         )
+
+
+def _loss(metrics: Mapping[str, float], whose: str = "") -> str:
+    """Loss and gradient norm of the policy, and those of a critic that is trained."""
+    told = "loss {}, gradient norm {}".format(*(metrics[f"{whose}{name}"] for name in ("loss", "grad_norm")))
+    more = "" if whose or "critic/loss" not in metrics else "; of the critic " + _loss(metrics, "critic/")
+    return told + more
 
 
 def after_step(section: Guards, metrics: Mapping[str, float]) -> None:

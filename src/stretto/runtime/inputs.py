@@ -26,7 +26,7 @@ from stretto.errors import ChangedInputsError, Problem, RecipeError, StrettoErro
 from stretto.models.files import files_in, files_read
 from stretto.models.source import locate
 from stretto.models.template_file import template_path
-from stretto.recipe.schema import Recipe, RoleModel
+from stretto.recipe.schema import Recipe, RoleModel, Roles
 from stretto.runtime.base_copy import Note, keeps_base
 from stretto.runtime.download import fetch_models
 from stretto.runtime.interrupt import stop_if_interrupted
@@ -111,7 +111,7 @@ def readers(
     for field, names in own.items():
         if names:
             found[field] = partial(_code, tuple(names), folders, given)
-    for role in ("reference", "critic", "reward_model"):
+    for role in Roles.model_fields:
         section = getattr(recipe.roles, role)
         if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
             found[f"roles.{role}.name"] = partial(_model, str(section.name), root)
@@ -204,7 +204,7 @@ def refuse_changed(
         for key, find in readers(recipe, root, folder, given).items()
         if key in inputs and not allowed(key, allow)
     }
-    if {"model.name", *(f"roles.{role}.name" for role in ("reference", "critic", "reward_model"))} & compared.keys():
+    if {"model.name", *(f"roles.{role}.name" for role in Roles.model_fields)} & compared.keys():
         fetch_models(recipe, root, note)
     read = _patient(note)
     problems = []

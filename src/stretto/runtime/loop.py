@@ -19,16 +19,17 @@ from stretto.report.diagnosis import Diagnosis
 from stretto.runtime import guards
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.drift import DriftGuards
-from stretto.runtime.evaluate import Evaluation, evaluate
+from stretto.runtime.evaluate import Evaluation, evaluate, measured_words
 from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.interrupt import stop_if_interrupted, unbroken
 from stretto.runtime.live_page import LivePage
 from stretto.runtime.metrics import lag, sample_rows, step_metrics
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.saving import CheckpointWriter
-from stretto.runtime.schedule import run_step
+from stretto.runtime.schedule import StepResult, run_step
 from stretto.runtime.spans import Clock
 from stretto.runtime.time_limit import TimeLimit
+from stretto.runtime.training_data import learning_metrics
 from stretto.runtime.user_functions import Callbacks, StepEvent
 from stretto.runtime.watch import StageWatch, limits
 from stretto.storage.lock import still_held
@@ -92,11 +93,12 @@ async def train(
             await save_before(error, desk, clock, step=step - 1, metrics=metrics)
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step, suspects=taken.suspects)
-        batch, metrics = taken.batch, {**step_metrics(taken.batch, recipe.batch, parts.algorithm), **taken.report}
+        batch, metrics = taken.batch, step_numbers(parts, taken)
         metrics |= {**parts.worker_group.spent(), **desk.host.metrics()}
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
-        rows = sample_rows(batch, renderer=parts.renderer, environment=recipe.environment.kind, step=step)
-        desk.journal.samples(step, answers := list(rows))
+        answers = answers_of(parts, batch, step=step)
+        if parts.data is None:
+            desk.journal.samples(step, answers)
         if lacks_evaluation(recipe, step, metrics):
             metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
         note_step(desk, clock, step=step, metrics=metrics)
@@ -117,6 +119,20 @@ async def train(
             raise
     await unbroken(desk.saves.settled())
     return evaluations
+
+
+def step_numbers(parts: Runtime, taken: StepResult) -> dict[str, float]:
+    """What a step was made of and what came of it, by the names of metrics.jsonl."""
+    if parts.data is not None:
+        return learning_metrics(taken.batch, taken.report, entropy=parts.data.imitates)
+    return {**step_metrics(taken.batch, parts.recipe.batch, parts.algorithm), **taken.report}
+
+
+def answers_of(parts: Runtime, batch: StepBatch, *, step: int) -> list[dict[str, Any]]:
+    """The step's answers, as they are kept; none where rows are learned from."""
+    if parts.data is not None:
+        return []
+    return list(sample_rows(batch, renderer=parts.renderer, environment=parts.recipe.environment.kind, step=step))
 
 
 def show(desk: RunOutput, *, step: int, metrics: Mapping[str, float], answers: Sequence[Mapping[str, Any]]) -> None:
@@ -156,7 +172,7 @@ def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) ->
     """True if `step` should be followed by an evaluation and its metrics hold none."""
     every = recipe.evaluate.every
     due = every > 0 and (step % every == 0 or step == recipe.run.steps)
-    return due and "eval/accuracy" not in metrics
+    return due and not metrics.keys() & {"eval/accuracy", "eval/loss"}
 
 
 async def evaluated(
@@ -177,10 +193,13 @@ async def evaluated(
         await save_before(error, desk, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
-    verdicts = evaluation.verdicts.items()
-    right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
-    desk.journal.event("evaluated", step=step, right=right, wrong=wrong)
-    desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+    if evaluation.accuracy is not None and evaluation.interval is not None:
+        verdicts = evaluation.verdicts.items()
+        right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
+        desk.journal.event("evaluated", step=step, right=right, wrong=wrong)
+        desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+    else:
+        desk.progress.note(f"step {step}: {' '.join(measured_words(evaluation))}, {evaluation.prompts}")
     if evaluation.failure is not None:
         desk.progress.note(unjudged(evaluation, step=step))
     return {**metrics, "seconds/evaluate": clock.spans[-1].seconds, **evaluation_metrics(evaluation)}
@@ -199,11 +218,14 @@ def unjudged(evaluation: Evaluation, *, step: int) -> str:
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation under the names of metrics.jsonl."""
-    low, high = evaluation.interval
+    judged = {}
+    if evaluation.accuracy is not None and evaluation.interval is not None:
+        low, high = evaluation.interval
+        judged = {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high}
     passes = {f"eval/pass_at_{k}": chance for k, chance in evaluation.pass_at_k.items()}
     passes |= {f"eval/pass_at_{k}_n": n for k, n in evaluation.pass_n.items()}
     counts = {"eval/n": evaluation.n, "eval/asked": evaluation.asked}
-    return {"eval/accuracy": evaluation.accuracy, "eval/low": low, "eval/high": high, **counts, **passes}
+    return {**judged, **evaluation.measures, **counts, **passes}
 
 
 async def save_before(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, Streams
 from stretto.runtime.runtime import Runtime
@@ -31,8 +32,13 @@ def value_streams(parts: Runtime, groups: Sequence[Group]) -> Streams:
     return {"vstar": found}
 
 
-def credit(algorithm: Algorithm, groups: Sequence[Group], streams: Streams) -> tuple[Sample, ...]:
-    """Credited samples, a group at a time unless the algorithm must see the whole batch."""
+def credit(
+    algorithm: Algorithm, groups: Sequence[Group], streams: Streams, *, whitened: bool = True
+) -> tuple[Sample, ...]:
+    """Credited samples, a group at a time unless the algorithm must see the whole batch; where whitening is left for
+    later, it need not."""
+    if algorithm.unwhitened is not None and not whitened:
+        return algorithm.unwhitened(groups, streams)
     if algorithm.scope == "batch":
         return algorithm.advantage(groups, streams)
     return tuple(sample for group in groups for sample in algorithm.advantage([group], streams))
@@ -57,16 +63,34 @@ def merged(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if len(reports) == 1:
         return dict(reports[0])
     applied = [report for report in reports if not report["updates/skipped"]] or reports
-    total = max(1.0, sum(report["tokens/trained"] for report in applied))
     line: dict[str, float] = {}
     for name in dict.fromkeys(name for report in applied for name in report):
-        told = [report for report in applied if name in report]
-        if name.startswith(("tokens/", "updates/")):
+        told, counted = [report for report in applied if name in report], _counted(name)
+        total = max(1.0, sum(report[counted] for report in told))
+        if name.startswith(("tokens/", "updates/")) or name == counted:
             line[name] = sum(report[name] for report in reports)
         elif name.endswith("/largest"):
             line[name] = max(report[name] for report in told)
-        elif name == "learning_rate":
+        elif name.endswith("learning_rate"):
             line[name] = told[-1][name]
         else:
-            line[name] = sum(report[name] * report["tokens/trained"] for report in told) / total
+            line[name] = sum(report[name] * report[counted] for report in told) / total
     return line
+
+
+def _counted(name: str) -> str:
+    """The tokens that a metric is about: a critic may be trained where the policy is not."""
+    return "critic/tokens" if name.startswith("critic/") else "tokens/trained"
+
+
+def note_stream(
+    streams: dict[str, dict[ConversationKey, NDArray[np.float64]]],
+    name: str,
+    told: Mapping[ConversationKey, NDArray[np.float64]],
+) -> None:
+    """Keeps what a model said of conversations; what a teacher says beside the tokens is a stream of its own."""
+    for key, numbers in told.items():
+        wide = numbers.ndim > 1
+        streams.setdefault(name, {})[key] = numbers[:, 0] if wide else numbers
+        if wide:
+            streams.setdefault("candidates", {})[key] = numbers[:, 1:]

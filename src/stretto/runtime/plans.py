@@ -6,35 +6,51 @@ import os
 
 import torch
 
+from stretto.algorithms.base import Algorithm
+from stretto.algorithms.catalog import learns_from_rows
+from stretto.errors import RecipeError
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.placement.strategies import DEFAULT
-from stretto.recipe.describe import roles_of
+from stretto.recipe.describe import reads_policy, roles_of
 from stretto.recipe.schema import Placement, Recipe
 
 
 def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
     """Where everything lives, with so many devices in a training cell that a strategy makes.
 
-    The reference reads the trainer's tensors where it is the adapter switched off.
+    The reference reads the trainer's tensors where it is the adapter switched off, and a critic's values come from the
+    tensors of what trains it.
     """
-    return plan_of(
+    roles = roles_of(recipe)
+    plan = plan_of(
         recipe.placement,
-        roles=roles_of(recipe),
+        roles=roles,
         devices=devices_of(recipe.placement),
-        reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
+        reading={"generate"} | ({"reference"} if reads_policy(recipe) else set()) | ({"value"} & roles),
         width={"train": width},
         engine=recipe.engine.kind,
         updates=recipe.batch.updates,
     )
+    if wide := [cell.name for cell in plan.cells if cell.role == "fit" and len(cell.devices) > 1]:
+        reason = f"{wide[0]} has several devices, and a critic in slices is not available yet"
+        raise RecipeError.of("placement.cells", reason, "give each fit cell one device; several of them are fine")
+    if getattr(recipe.algorithm, "top_k", None) and any(c.role == "train" and len(c.devices) > 1 for c in plan.cells):
+        reason = "the exact KL of a model in slices is not available yet"
+        raise RecipeError.of("algorithm.top_k", reason, "leave it out, or give each train cell one device")
+    return plan
 
 
 def sampling_plan(recipe: Recipe) -> Plan:
-    """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step."""
+    """Where to sample and judge without training: on every device, or on the cells by hand that do it in a step.
+
+    What was trained on rows is asked by its trainer, too.
+    """
     section = recipe.placement
     everywhere = {"strategy": DEFAULT, "fractions": None} if section.cells is None else {}
     section = section.model_copy(update={"staleness": 0, **everywhere})
-    return make_plan(recipe.model_copy(update={"placement": section})).only({"generate", "reward"})
+    plan = make_plan(recipe.model_copy(update={"placement": section}))
+    return plan if learns_from_rows(recipe.algorithm.name) else plan.only({"generate", "reward"})
 
 
 def devices_of(section: Placement) -> tuple[str, ...]:
@@ -46,3 +62,11 @@ def devices_here() -> list[str]:
     """Every device of this host."""
     gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
     return gpus + [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
+
+
+def whitens_gradients(recipe: Recipe, plan: Plan, algorithm: Algorithm) -> bool:
+    """True if groups are trained as they finish though their credit is whitened over all of them: where stages flow,
+    and the weights have not moved since they sampled."""
+    moved = recipe.batch.updates > 1 or plan.staleness > 0
+    wide = any(cell.role == "train" and len(cell.devices) > 1 for cell in plan.cells)
+    return algorithm.unwhitened is not None and plan.flow == "streamed" and not (moved or wide)

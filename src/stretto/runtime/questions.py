@@ -10,6 +10,7 @@ from typing import TypeVar
 from stretto import threads
 from stretto.checks.own_code import import_plugins
 from stretto.errors import CheckpointError, RecipeError
+from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
@@ -27,7 +28,7 @@ from stretto.runtime.session import startup_deadline
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import run_values
 from stretto.storage.checkpoint import Checkpoints
-from stretto.workers.checkpoints import NAMES
+from stretto.workers.checkpoints import written_by
 
 T = TypeVar("T")
 
@@ -119,6 +120,7 @@ async def _ask(
         stacks=stacks,
         watch=startup_deadline(recipe, stacks),
         judged=judged,
+        drafts=False,
         given=given,
     )
     try:
@@ -126,7 +128,7 @@ async def _ask(
             remedy = f"leave it; an evaluation may change keys of {', '.join(EVALUATION_KEYS)}"
             record = RecipeRecord(recipe, allow=EVALUATION_KEYS, remedy=remedy)
             Checkpoints(checkpoint.parent, keep=1, best=None).restore(
-                checkpoint, (record, *parts.stateful), written=NAMES
+                checkpoint, (record, *parts.stateful), written=written_by(roles_of(recipe))
             )
         await parts.restored(checkpoint)
         return await question(parts)

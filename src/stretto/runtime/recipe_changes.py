@@ -33,6 +33,8 @@ IN_CHECKPOINT = {
     "model.adapter.rank": "the checkpoint holds an adapter of the old rank",
     "model.adapter.targets": "the checkpoint holds adapters of the old layers",
     "optimizer.name": "the checkpoint holds the moments of the old optimizer",
+    "roles.critic.adapter": "the checkpoint holds what was trained of the critic",
+    "roles.critic.optimizer.name": "the checkpoint holds the moments of the critic's old optimizer",
 }
 """Keys whose work is in the checkpoint, and why another value would not fit."""
 

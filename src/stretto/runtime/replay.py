@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from stretto import threads
+from stretto.algorithms.catalog import learns_from_rows
+from stretto.algorithms.credit import whitened_samples
 from stretto.checks.own_code import import_plugins
 from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.schema import Recipe
@@ -39,7 +41,6 @@ from stretto.storage.tensors import read_parts
 from stretto.training.optimizer import wide_master
 from stretto.training.parallel.zero1 import merge_states
 from stretto.types import Sample
-from stretto.workers.checkpoints import NAMES
 from stretto.workers.models import EngineFactory
 
 COMPARED = ("loss", "grad_norm", "entropy", "kl/engine_trainer", "kl/reference", "tokens/trained", "learning_rate")
@@ -179,13 +180,18 @@ def replay(folder: Path, step: int, *, note: Note, make_engine: EngineFactory) -
 
 
 def refuse_unreplayable(recipe: Recipe) -> None:
-    """What a run folder does not hold all of."""
-    if recipe.placement.staleness:
-        why = "replay of a run with staleness is not available yet: the weights that sampled a batch are gone"
-        raise RecipeError.of("placement.staleness", why, "replay a run without")
-    if recipe.engine.top_p < 1.0 or getattr(recipe.engine, "top_k", None) is not None:
-        why = "replay of answers that were drawn from a part of the vocabulary is not available yet"
-        raise RecipeError.of("engine", why, "replay a run without top_p and top_k")
+    """What a run folder does not hold all of, or what is trained by more than its samples."""
+    critic, part = recipe.roles.critic, recipe.engine.top_p < 1.0 or getattr(recipe.engine, "top_k", None) is not None
+    for found, field, what, fix in (
+        (recipe.placement.staleness, "placement.staleness", "a run with staleness", "without"),
+        (part, "engine", "answers that were drawn from a part of the vocabulary", "without top_p and top_k"),
+        (learns_from_rows(recipe.algorithm.name), "algorithm.name", "a run that learns from rows", "with answers"),
+        (recipe.roles.teacher, "roles.teacher", "a run with a teacher", "without"),
+        (critic and critic.optimizer, "roles.critic.optimizer", "a run that trains its critic", "without"),
+        (recipe.algorithm.kl.adaptive, "algorithm.kl.adaptive", "a run whose KL coefficient moves", "without"),
+    ):
+        if found:
+            raise RecipeError.of(field, f"replay of {what} is not available yet", f"replay a run {fix}")
 
 
 async def _replayed(
@@ -208,8 +214,9 @@ async def _replayed(
     )  # fmt: skip
     try:
         if start is not None:
-            record = RecipeRecord(recipe, allow=EVALUATION_KEYS)
-            Checkpoints(start.parent, keep=1, best=None).restore(start, (record, *parts.stateful), written=NAMES)
+            held = (RecipeRecord(recipe, allow=EVALUATION_KEYS), *parts.stateful)
+            written = parts.worker_group.files.names
+            Checkpoints(start.parent, keep=1, best=None).restore(start, held, written=written)
         await parts.restored(start)
         before: Mapping[str, Any] = {}
         done = list[ReplayedStep]()
@@ -241,8 +248,10 @@ async def _step(parts: Runtime, recorded: RecordedStep) -> ReplayedStep:
         if role in cells:
             found = await group.score(cells[role], talks)
             streams[name] = dict(zip((key for key, _ in keyed), found, strict=True))
-    samples = credit(parts.algorithm, recorded.groups, {**streams, **value_streams(parts, recorded.groups)})
-    differences = sorted(_differences(parts, recorded, samples, said), key=lambda one: -one.size)
+    streams |= value_streams(parts, recorded.groups)
+    samples = credit(parts.crediting, recorded.groups, streams, whitened=not parts.whitens)
+    reported = whitened_samples(samples) if parts.whitens else samples
+    differences = sorted(_differences(parts, recorded, reported, said), key=lambda one: -one.size)
     if recipe.batch.updates > 1:
         samples = tuple(replace(sample, old=said[sample.key]) for sample in samples)
     # What was sampled in another version cannot be trained, and was not: the file says otherwise.

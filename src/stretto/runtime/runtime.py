@@ -25,7 +25,9 @@ from stretto.recipe.schema import Recipe
 from stretto.rewards.base import Ask
 from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, Verdicts, score
+from stretto.runtime.kl_control import KlController
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.training_data import TrainingData
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
 from stretto.scheduler.speed_estimator import SpeedEstimator
@@ -45,6 +47,8 @@ class Runtime:
     """Where it lives."""
     algorithm: Algorithm
     """How rewards become a gradient."""
+    whitens: bool
+    """Whether gradients are whitened at the end of a step, instead of credit before it."""
     environment: Environment
     """What happens between prompt and verdict."""
     hosts: EnvironmentHosts | None
@@ -55,8 +59,10 @@ class Runtime:
     """The verdict."""
     pool: Pool
     """Where user code runs."""
+    data: TrainingData | None
+    """How rows of the task are learned from; none where they are prompts, to which answers are sampled."""
     prompts: PromptSource
-    """Prompts to train on."""
+    """Prompts, or rows, to train on."""
     heldout: tuple[Prompt, ...]
     """Prompts to evaluate on."""
     renderer: Renderer
@@ -65,6 +71,8 @@ class Runtime:
     """How long answers are expected to be."""
     ahead: BatchBuffer
     """What was sampled and not trained on yet, where samplers may lag behind."""
+    kl: KlController | None
+    """What moves the coefficient of a KL, if anything does."""
     base: Path | None
     """The run's own copy of the base model, where transformers could not find it by name."""
     values: Mapping[str, float]
@@ -93,7 +101,12 @@ class Runtime:
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """Prompts and lengths; what the workers hold is written and read by them."""
-        return (self.prompts, self.lengths, self.ahead)
+        return (self.prompts, self.lengths, self.ahead, *([self.kl] if self.kl else []))
+
+    @property
+    def crediting(self) -> Algorithm:
+        """The algorithm that gives credit in this step."""
+        return self.kl.algorithm if self.kl else self.algorithm
 
     async def fetch(self) -> None:
         """State and model of a worker that trains."""

@@ -23,7 +23,6 @@ from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
 from stretto.threads import beside
 from stretto.types import Stateful
-from stretto.workers.checkpoints import NAMES
 
 LANE = "checkpoints"
 """What checkpoints are under in the timeline, as they are written beside the cells."""
@@ -110,7 +109,7 @@ class CheckpointWriter:
             self.checkpoints.save,
             step,
             parts=held,
-            written=NAMES,
+            written=self.parts.worker_group.files.names,
             write_model=self.parts.write_model,
             metrics=metrics,
             ready=ready,

@@ -25,6 +25,7 @@ from stretto.runtime.minibatches import merged
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BufferedBatch
+from stretto.runtime.training_data import batch_of
 from stretto.scheduler.asyncio_driver import Driver, EventLog
 from stretto.scheduler.records import GroupStart as Asked
 from stretto.scheduler.records import RolloutId, SpeedEstimate, StepSpec
@@ -58,7 +59,7 @@ def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> S
         terms,
         groups=recipe.batch.prompts,
         drops=algorithm.drops,
-        barrier=algorithm.scope == "batch",
+        barrier=algorithm.scope == "batch" and not parts.whitens,
         stages=(*terms.stages, *["old"] * divides),
         divides=divides,
     )
@@ -111,8 +112,13 @@ async def take_step(
     """One step: what it learned from, and the numbers of its updates. `noted` is given what the scheduler was told.
 
     Where samplers may lag behind, a step trains on what the one before has made, and makes what the next one trains
-    on. The first fills the pipe before, and the last makes nothing.
+    on. The first fills the pipe before, and the last makes nothing. Where rows are learned from, a step makes nothing.
     """
+    if parts.data is not None:
+        rows = await batch_of(parts, parts.data)
+        executor, made = await turn(parts, clock, step=step, carried=rows, launches=False, noted=noted)
+        parts.worker_group.applying = False
+        return StepResult(batch=executor.learned(made), updates=executor.reports)
     lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
     if lags and waiting is None:
         cursor = parts.prompts.state()
@@ -123,7 +129,13 @@ async def take_step(
     executor, made = await turn(parts, clock, step=step, carried=carried, launches=not (lags and ends), noted=noted)
     parts.ahead.waiting = BufferedBatch(batch=made, cursor=cursor) if lags and not ends else None
     parts.worker_group.applying = False
-    return StepResult(batch=executor.learned(made), updates=executor.reports, suspects=executor.suspects)
+    result = StepResult(batch=executor.learned(made), updates=executor.reports, suspects=executor.suspects)
+    if parts.kl is None:
+        return result
+    coef, trajectories = parts.kl.coef, len({sample.key[:3] for sample in result.batch.samples})
+    if result.report["tokens/trained"]:  # a critic alone says nothing of the policy
+        parts.kl.saw(result.report["kl/reference"], trajectories)
+    return replace(result, updates=[{**report, "kl/coef": coef} for report in result.updates])
 
 
 async def turn(
@@ -139,6 +151,8 @@ async def turn(
     executor = StepExecutor(parts, pace=parts.pace, clock=clock, step=step, carried=carried)
     drawn = executor.draw(executor.rule.first) if launches else []
     terms = terms_of(parts, parts.pace.speeds(), drawn)
+    if (critic := parts.recipe.roles.critic) and step <= critic.warmup_steps:
+        terms = replace(terms, stages=tuple(stage for stage in terms.stages if stage != "train"))
     if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
         terms = replace(terms, stages=(*terms.stages, "old"))
     state = StepState(parts.plan, terms, spread=parts.lengths.spread)

@@ -64,7 +64,6 @@ from stretto.storage.json_lines import numbers_of, read_rows
 from stretto.storage.lock import held
 from stretto.storage.run_folder import Journal, Sink, claim_folder, forget_unbegun, free_folder
 from stretto.types import Stateful
-from stretto.workers.checkpoints import NAMES
 from stretto.workers.models import EngineFactory
 
 
@@ -183,12 +182,11 @@ async def _run(
                 await rehearse_if_asked(parts, screen.note)  # while the optimizer is fresh
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
                 if stand.latest:
-                    checkpoints.restore(stand.latest, stateful, written=NAMES)
+                    checkpoints.restore(stand.latest, stateful, written=parts.worker_group.files.names)
                 await parts.restored(stand.latest)
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
-                    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
-                    write(folder, course, None)
+                    _record(folder, recipe, root, course)
                 desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
                 with InputsRecorder(folder, recipe, root, given), desk.host, desk.page:
@@ -210,6 +208,12 @@ def _stand(
     every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
     stand = standing(checkpoints, every=every, note=note)
     return stand, *((step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {}))
+
+
+def _record(folder: Path, recipe: Recipe, root: Path, course: PlannedRun) -> None:
+    """What the run goes on with, instead of what it was begun with."""
+    replace(folder / "recipe.yaml", [recipe_text(recipe, root, folder)])
+    write(folder, course, None)
 
 
 def _output(

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stretto.algorithms.base import Algorithm, Term, keep
-from stretto.algorithms.losses import negative_log_likelihood
+from stretto.algorithms.sft import imitation
 from stretto.environments.base import Environment
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError
@@ -29,17 +28,6 @@ PROMPTS = 64
 
 BUDGET = 8192
 """Tokens per row; a scratch model is tiny."""
-
-SUPERVISED = Algorithm(
-    name="supervised",
-    scope="sample",
-    needs=frozenset(),
-    min_samples=1,
-    terms=(Term(name="likelihood", denominator="tokens", loss=negative_log_likelihood, watch={}),),
-    advantage=lambda groups, streams: (),
-    drop=keep,
-)
-"""Imitation as an algorithm whose samples come from a dataset instead of from groups."""
 
 
 def warm_up(
@@ -64,7 +52,7 @@ def warm_up(
     settings = Optimizer(lr=section.warmup_lr, warmup=min(20, section.warmup_steps), schedule="cosine")
     optimizer = MasterAdamW(policy.trained(), settings, updates=section.warmup_steps)
     trainer = Trainer(
-        policy, SUPERVISED, optimizer, token_budget=BUDGET, temperature=1.0, clip=1.0, checkpointing="auto"
+        policy, imitation(), optimizer, token_budget=BUDGET, temperature=1.0, clip=1.0, checkpointing="auto"
     )
     for step in range(section.warmup_steps):
         stop_if_interrupted()

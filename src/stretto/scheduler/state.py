@@ -67,11 +67,12 @@ class StepState:
     # What has happened ------------------------------------------------------------------------------------------------
 
     def carry(self, groups: Sequence[BufferedGroup]) -> None:
-        """Groups that the step before has made, in the order of their launch there; told before anything is launched.
+        """Groups that were made before the step, in the order of their launch; told before anything is launched.
 
-        Their reward models have judged them by then.
+        Reward models have judged them by then. Where there are any, the step trains on these and on no others.
         """
         self.certain = self.carried = len(groups)
+        self.ahead = self.ahead or bool(groups)
         for index, group in enumerate(groups):
             made = GroupProgress(launch=group.launch, unfinished=0, judged=True, scores={"reward": 0, "old": 0})
             made.attempts = frozenset(attempt for attempt, _ in group.sizes)

@@ -30,6 +30,9 @@ PART = re.compile(r"[A-Za-z0-9_-]+")
 DROPPED = {"engine"}
 """Parts that checkpoints of older versions hold and nothing needs any more."""
 
+LESS = ("loss", "kl", "eval/loss", "eval/brier", "eval/ece")
+"""How metrics begin of which less is better."""
+
 Skipped = Callable[[Path, str], None]
 """Told of a checkpoint that cannot be used, and why."""
 
@@ -253,7 +256,7 @@ class Checkpoints:
         with suppress(CheckpointError):
             value = shown(metrics_of(path), self._best)
             if value is not None and not math.isnan(value):
-                return -value if self._best.startswith(("loss", "kl")) else value
+                return -value if self._best.startswith(LESS) else value
         return None
 
 

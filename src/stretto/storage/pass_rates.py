@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 
-def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % score interval of a share. Wilson 1927."""
     if n == 0:
         return (0.0, 1.0)

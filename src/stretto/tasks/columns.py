@@ -79,8 +79,8 @@ class Columns:
             system=task.system,
         )
 
-    def read(self, row: Row) -> Prompt:
-        """The prompt that a row describes."""
+    def read(self, row: Row, *, whole: Row | None = None) -> Prompt:
+        """The prompt that a row describes; an id is that of the `whole` row, where this is a part of it."""
         special = {self.id, self.answer, self.prompt, self.messages}
         messages, reference = self._chat(row), self._reference(row)
         _refuse_long(
@@ -88,7 +88,7 @@ class Columns:
         )
         _refuse_long("answer", len(reference or ""), "task.source.columns.answer")
         return Prompt(
-            id=self._id(row),
+            id=self._id(whole or row),
             messages=messages,
             reference=reference,
             tags={name: value for name, value in row.items() if name not in special},
@@ -146,8 +146,8 @@ def _column(row: Row, name: str) -> Any:
     return row[name]
 
 
-def _messages(value: Any, column: str, system: str | None) -> tuple[Message, ...]:
-    """A chat that ends where the model is to speak."""
+def messages_in(value: Any, column: str) -> tuple[Message, ...]:
+    """A column that holds a chat."""
     fix = 'write a list such as [{"role": "user", "content": "…"}]'
     if not isinstance(value, list) or not value:
         raise RowError(f"column {column!r} is not a list of messages", fix)
@@ -156,10 +156,16 @@ def _messages(value: Any, column: str, system: str | None) -> tuple[Message, ...
             raise RowError(f"column {column!r} holds a message without text in 'content'", fix)
         if message.get("role") not in ROLES:
             raise RowError(f"column {column!r} holds a message whose role is none of {', '.join(ROLES)}", fix)
-    if value[-1]["role"] == "assistant":
+    return tuple(value)
+
+
+def _messages(value: Any, column: str, system: str | None) -> tuple[Message, ...]:
+    """A chat that ends where the model is to speak."""
+    chat = messages_in(value, column)
+    if chat[-1]["role"] == "assistant":
         raise RowError(f"the chat in column {column!r} ends with the assistant", "let it end with the user's turn")
     if system is None:
-        return tuple(value)
-    if value[0]["role"] == "system":
+        return chat
+    if chat[0]["role"] == "system":
         raise RowError(f"the chat in column {column!r} has a system message of its own", "remove task.system")
-    return ({"role": "system", "content": system}, *value)
+    return ({"role": "system", "content": system}, *chat)

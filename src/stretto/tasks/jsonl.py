@@ -35,9 +35,20 @@ def read(task: TaskSection, source: JsonlSource, root: Path, limit: int | None) 
     return prompts, wrong + found
 
 
-def _read(task: TaskSection, source: JsonlSource, path: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
+def places(task: TaskSection, source: JsonlSource, root: Path) -> dict[str, str]:
+    """Prompt id -> file:line, of a file with which nothing is wrong."""
+    path, told = find(source.path, root, "file", os.path.isfile), dict[str, str]()
+    if isinstance(path, Path):
+        _read(task, source, path, None, told)
+    return told
+
+
+def _read(
+    task: TaskSection, source: JsonlSource, path: Path, limit: int | None, told: dict[str, str] | None = None
+) -> tuple[list[Prompt], list[Problem]]:
+    rows = islice(_lines(path), limit)
     try:
-        prompts, found = gather(task, source, islice(_lines(path), limit), _row, where=str(path), unit="line")
+        prompts, found = gather(task, source, rows, _row, where=str(path), unit="line", places=told)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         return [], [Problem(field=str(path), reason=reason, fix="make it readable")]

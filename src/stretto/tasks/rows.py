@@ -14,6 +14,7 @@ from typing import TypeVar
 from stretto.errors import Problem
 from stretto.recipe.schema import ColumnsSource, TaskSection
 from stretto.tasks.columns import Columns, Row, RowError
+from stretto.tasks.examples import RowReader, reader_of
 from stretto.tasks.template import printable
 from stretto.types import Prompt
 
@@ -54,27 +55,31 @@ def gather(
     *,
     where: str,
     unit: str,
+    places: dict[str, str] | None = None,
 ) -> tuple[list[Prompt], list[Problem]]:
     """The prompts of numbered rows, and what is wrong with these.
 
     `parse` makes a row of what is there, or raises a RowError. `where` names the source and `unit` what it is made of.
+    `places` is told where the row of each prompt stands.
     """
     prompts: dict[str, Prompt] = {}
     numbers: dict[str, int] = {}
     found: list[Problem] = []
-    columns: Columns | None = None
+    reader: RowReader | None = None
     for number, raw in rows:
         try:
             row = parse(raw)
-            columns = columns or Columns.of(task, source, row)
-            prompt = columns.read(row)
-            _refuse_repetition(prompt, columns, numbers, unit)
-            prompts[prompt.id] = prompt
-            numbers[prompt.id] = number
+            reader = reader or reader_of(task, source, row)
+            for prompt in reader.prompts(row):
+                _refuse_repetition(prompt, reader.columns, numbers, unit)
+                prompts[prompt.id] = prompt
+                numbers[prompt.id] = number
         except RowError as error:
             found.append(_problem(error, f"{where}:{number}"))
             if error.field is not None or len(found) == MAX_PROBLEMS:
                 break
+    if places is not None:
+        places.update({id: f"{where}:{number}" for id, number in numbers.items()})
     return list(prompts.values()), found
 
 

@@ -85,6 +85,11 @@ def load_prompts(task: TaskSection, root: Path) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
+def places(task: TaskSection, root: Path) -> Mapping[str, str]:
+    """Prompt id -> where its row stands, of sources whose rows have a place that one can look up."""
+    return jsonl.places(task, task.source, root) if isinstance(task.source, JsonlSource) else {}
+
+
 def _read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
     """All prompts, or about the first `limit`, and what is wrong."""
     if reader := READERS.get(type(task.source)):

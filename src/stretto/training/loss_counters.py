@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class LossCounters:
         self.logprobs: dict[tuple[str, int, int, int], NDArray[np.float32]] = {}
         """As `types.TrainedLogprobs`, of the samples that nobody has asked about yet."""
 
-    def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Denominator, Tensor]) -> None:
+    def count(self, batch: MicroBatch, logprobs: Tensor, entropy: Tensor, losses: Mapping[Any, Tensor]) -> None:
         """Adds one row."""
         rows, sums = batch.rows, self.sums
         sums["tokens"] += len(logprobs)
@@ -59,7 +60,7 @@ class LossCounters:
             sums["kl/reference"] += float(k3(logprobs.double(), rows.reference.double()).sum())
         for term in self.terms:
             for metric, watch in term.watch.items():
-                sums[metric] += float(watch.numbers(logprobs, rows).sum())
+                sums[metric] += float(watch.numbers(logprobs, rows).sum().detach())
 
     def time(self, batch: MicroBatch, seconds: float) -> None:
         """Adds what a row took, so that what rows cost whatever their size can be told from what tokens cost."""

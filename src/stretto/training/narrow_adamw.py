@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from stretto.recipe.schema import Optimizer as Section
+from stretto.recipe.schema import UpdateSection as Section
 from stretto.training.optimizer import EPS, MasterAdamW, Places, joined, wide_master
 
 PIECE = {"cpu": 1 << 18, "cuda": 1 << 24}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stretto.errors import CheckpointError
 from stretto.models.logprob_head import accum_dtype
-from stretto.recipe.schema import Optimizer as Section
+from stretto.recipe.schema import UpdateSection as Section
 
 
 def learning_rate(section: Section, *, update: int, updates: int) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from stretto.algorithms.base import TokenStreams
 from stretto.models.attention import TreeLayout
 from stretto.models.logprob_head import row_padding
+from stretto.models.reading import Reads, before_trained
 from stretto.models.segments import Segment
 from stretto.types import Sample
 
@@ -56,7 +57,7 @@ class MicroBatch:
     layout: TreeLayout
     """Segments and their parents."""
     sources: torch.Tensor
-    """(N) where in the row the hidden state stands that predicts each trained token."""
+    """(N) where in the row the hidden state stands at which the model is read for each trained token."""
     targets: torch.Tensor
     """(N) the trained tokens."""
     kept: torch.Tensor | None
@@ -138,8 +139,12 @@ def common_length(sequences: Sequence[Tokens]) -> int:
     return min((shared_prefix(sequences[0], other) for other in sequences), default=0)
 
 
-def divide(samples: Sequence[Sample], budget: int, *, share: bool = True) -> list[tuple[Sample, ...]]:
+def divide(
+    samples: Sequence[Sample], budget: int, *, share: bool = True, whole: bool = False
+) -> list[tuple[Sample, ...]]:
     """Cuts samples, in their order, into rows of at most `budget` tokens; a conversation is never cut.
+
+    With `whole`, the conversations of a trajectory, which stand side by side, stay in one row.
 
     With `share`, a token that a conversation shares with the one before it in the row is not counted again, which is
     what `merge` saves when the answers of a group stand side by side. A full row is cut where that costs least: inside
@@ -155,40 +160,56 @@ def divide(samples: Sequence[Sample], budget: int, *, share: bool = True) -> lis
         shared.append(shared_prefix(row[-1].conversation.tokens, tokens) if row and share else 0)
         row.append(sample)
         size += len(tokens) - shared[-1]
-        while size > budget and len(row) > 1:
-            place = _cheapest_cut(row, shared, budget)
+        while size > budget and (places := cuts(row, whole=whole)):
+            place = _cheapest_cut(row, shared, budget, places)
             rows.append(tuple(row[:place]))
             row, shared = row[place:], [0, *shared[place + 1 :]]
             size = sum(len(each.conversation.tokens) for each in row) - sum(shared)
-    return [piece for each in (*rows, tuple(row)) if each for piece in fitting(each, budget)]
+    return [piece for each in (*rows, tuple(row)) if each for piece in fitting(each, budget, whole=whole)]
 
 
-def _cheapest_cut(row: Sequence[Sample], shared: Sequence[int], budget: int) -> int:
+def cuts(row: Sequence[Sample], *, whole: bool) -> list[int]:
+    """Before which conversations a row may be cut; with `whole`, before the first of a trajectory."""
+    return [place for place in range(1, len(row)) if row[place].leads or not whole]
+
+
+def middle_of(row: Sequence[Sample], *, whole: bool) -> int | None:
+    """Before which conversation a row is cut in two, or none where it cannot be."""
+    return min(cuts(row, whole=whole), key=lambda place: abs(2 * place - len(row)), default=None)
+
+
+def _cheapest_cut(row: Sequence[Sample], shared: Sequence[int], budget: int, places: Sequence[int]) -> int:
     """Before which conversation to cut: its shared tokens are computed once more, and what comes after leaves a gap."""
     added = [len(sample.conversation.tokens) - same for sample, same in zip(row, shared, strict=True)]
     gaps = np.cumsum(added[::-1])[::-1]
-    return 1 + int(np.argmin([shared[place] + gaps[place] * ROW_COST / budget for place in range(1, len(row))]))
+    return min(places, key=lambda place: shared[place] + gaps[place] * ROW_COST / budget)
 
 
-def fitting(row: tuple[Sample, ...], budget: int) -> list[tuple[Sample, ...]]:
+def fitting(row: tuple[Sample, ...], budget: int, *, whole: bool = False) -> list[tuple[Sample, ...]]:
     """The row, or its halves where `merge` finds less to share than was counted on."""
     tokens = [sample.conversation.tokens for sample in row]
-    if len(row) == 1 or sum(map(len, tokens)) <= budget or len(merge(tokens).tokens) <= budget:
+    middle = middle_of(row, whole=whole)
+    if middle is None or sum(map(len, tokens)) <= budget or len(merge(tokens).tokens) <= budget:
         return [row]
-    middle = len(row) // 2
-    return [*fitting(row[:middle], budget), *fitting(row[middle:], budget)]
+    return [*fitting(row[:middle], budget, whole=whole), *fitting(row[middle:], budget, whole=whole)]
 
 
-def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype) -> MicroBatch:
-    """Lays samples out as one row; streams get `dtype`. ValueError for a trained token that nothing predicts."""
-    for sample in samples:
-        if sample.conversation.trained[0]:  # its source would be the last token of whatever stands before it
+def pack(
+    samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype, reads: Reads = before_trained
+) -> MicroBatch:
+    """Lays samples out as one row; streams get `dtype`. ValueError for a trained token that nothing predicts.
+
+    `reads` says at which tokens the model is read.
+    """
+    read = [reads(sample.conversation) for sample in samples]
+    for sample, at in zip(samples, read, strict=True):
+        if at[0] < 0:  # its source would be the last token of whatever stands before it
             raise ValueError(f"sample {sample.key} trains its first token, which no token before it predicts")
     tree = merge([sample.conversation.tokens for sample in samples])
     row = filled(tree)
     trained = [np.flatnonzero(sample.conversation.trained) for sample in samples]
     lengths = np.array([len(places) for places in trained])
-    sources = np.concatenate([place[at - 1] for place, at in zip(tree.places, trained, strict=True)])
+    sources = np.concatenate([place[at] for place, at in zip(tree.places, read, strict=True)])
     targets = np.concatenate([s.conversation.tokens[at] for s, at in zip(samples, trained, strict=True)])
 
     def stream(pieces: Sequence[NDArray[np.float64] | None]) -> torch.Tensor | None:
@@ -196,13 +217,16 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         if not present:
             return None
         if len(present) < len(pieces):  # which term a sample trains must not depend on who shares its row
-            raise ValueError("only some samples have a stream of old, reference, values or returns; give all or none")
+            raise ValueError(
+                "only some samples have a stream of old, reference, values, returns or candidates; give all or none"
+            )
         return torch.as_tensor(np.concatenate(present), dtype=dtype, device=device)
 
     def required(pieces: Sequence[NDArray[np.float64]]) -> torch.Tensor:
         return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
 
     family = [sample.family_tokens or len(sample.advantage) for sample in samples]
+    told = stream([sample.candidates for sample in samples])
     rows = TokenStreams(
         advantage=required([sample.advantage for sample in samples]),
         engine=required([s.conversation.logprobs[s.conversation.trained] for s in samples]),
@@ -212,6 +236,8 @@ def pack(samples: Sequence[Sample], *, device: torch.device, dtype: torch.dtype)
         reference=stream([sample.reference for sample in samples]),
         values=stream([sample.values for sample in samples]),
         returns=stream([sample.returns for sample in samples]),
+        teacher=None if told is None else told[:, : -(told.shape[1] // 2)],
+        likeliest=None if told is None else told[:, -(told.shape[1] // 2) :].long(),
         siblings=torch.as_tensor([sample.siblings for sample in samples], device=device),
         family_tokens=torch.as_tensor(family, device=device),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.models.memory import OutOfMemory
-from stretto.training.packing import divide, merge
+from stretto.training.packing import divide, merge, middle_of
 from stretto.types import Conversation, Sample
 
 Numbers = NDArray[np.float64]
@@ -42,9 +42,14 @@ def map_microbatches(
     return in_order(found, len(conversations))
 
 
-def halved(row: Sequence[Sample], *, share: bool = True) -> tuple[list[tuple[Sample, ...]], int]:
-    """A row cut in two, and half of the tokens that it computes; `share` is as in `divide`."""
-    middle, talks = len(row) // 2, [sample.conversation.tokens for sample in row]
+def halved(
+    row: Sequence[Sample], *, share: bool = True, whole: bool = False
+) -> tuple[list[tuple[Sample, ...]], int] | None:
+    """A row cut in two, and half of the tokens that it computes, or none where it cannot be cut; `share` and `whole`
+    are as in `divide`."""
+    middle, talks = middle_of(row, whole=whole), [sample.conversation.tokens for sample in row]
+    if middle is None:
+        return None
     tokens = len(merge(talks).tokens) if share else sum(map(len, talks))
     return [tuple(row[:middle]), tuple(row[middle:])], tokens // 2
 

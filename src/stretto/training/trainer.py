@@ -27,9 +27,11 @@ from torch import Tensor
 
 from stretto.algorithms.base import Algorithm, Denominator, Term, TokenStreams
 from stretto.errors import StaleSampleError, TrainingError
+from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
-from stretto.models.logprob_head import accum_dtype, logprobs_of
-from stretto.models.memory import OutOfMemory, memory_errors
+from stretto.models.logprob_head import accum_dtype
+from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
+from stretto.training.accumulators import Accumulators, as_one, by_name, empty_sum
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
@@ -39,8 +41,6 @@ from stretto.types import Conversation, Sample, Weights
 
 SMALLEST_BUDGET = 16
 """Below this many tokens the token budget is not halved any more."""
-
-Accumulators = dict[Denominator, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class Trainer:
     """Gradients and updates of one policy."""
 
     name = "trainer"
+    counters = LossCounters
     in_lockstep = False  # True where others take part in whatever it computes, so that it tries nothing by itself
 
     def __init__(
@@ -85,9 +86,7 @@ class Trainer:
         self.may_recompute = checkpointing == "auto"
         self.make_room: Callable[[], None] | None = None
         self.trained = policy.trained()
-        self.terms_by_denominator: dict[Denominator, list[Term]] = defaultdict(list)
-        for term in algorithm.terms:
-            self.terms_by_denominator[term.denominator].append(term)
+        self.terms_by_denominator = self._sums(algorithm.terms)
         self.current: Denominator | None = None
         self.hooks = [
             weight.register_post_accumulate_grad_hook(self._collector(name)) for name, weight in self.trained.items()
@@ -100,7 +99,7 @@ class Trainer:
         """Forgets gradients, counters and samples of a step."""
         self.accumulators: Accumulators = {}
         self.total: Accumulators | None = None
-        self.meter = self.counted = LossCounters(self.algorithm.terms)
+        self.meter = self.counted = self.counters(self.algorithm.terms)
         self.ledger: list[Sample] = []
         self.made_room = False
         # Whose backward is under way.
@@ -138,18 +137,14 @@ class Trainer:
             mine = self.accumulators.get(kind, {})
             if not keep:
                 self.total[kind] = {
-                    name: mine.pop(name) if name in mine else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
-                    for name, weight in self.trained.items()
+                    name: mine.pop(name) if name in mine else empty_sum(weight) for name, weight in self.trained.items()
                 }
                 for tensor in self.total[kind].values():
                     add(tensor)
                 continue
-            flat = torch.cat([found_or_zeros(mine, name, weight).flatten() for name, weight in self.trained.items()])
-            add(flat)
-            parts = flat.split([weight.numel() for weight in self.trained.values()])
-            named = zip(self.trained.items(), parts, strict=True)
-            self.total[kind] = {name: part.view_as(weight) for (name, weight), part in named}
-        self.counted = LossCounters(self.algorithm.terms)
+            add(flat := as_one(mine, self.trained))
+            self.total[kind] = by_name(flat, self.trained)
+        self.counted = self.counters(self.algorithm.terms)
         self.counted.sums.update(sums)
 
     def apply(self) -> StepReport:
@@ -189,7 +184,7 @@ class Trainer:
     def _numbers(self, scorer: Policy, piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
         """Log-probabilities of a row's conversations."""
         batch = self._pack(piece, scorer)
-        logprobs, _ = self._forward(batch, scorer)
+        logprobs, *_ = self._forward(batch, scorer)
         return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
 
     def close(self) -> None:
@@ -199,12 +194,7 @@ class Trainer:
 
     def recompute(self) -> None:
         """Switches gradient checkpointing on: less memory for a third more arithmetic, the same gradient."""
-        # Nothing is drawn in a forward, so there is no random state to restore, nor one to ask a recorded step for.
-        network, how = self.policy.network, {"use_reentrant": False, "preserve_rng_state": False}
-        if hasattr(network, "activation_checkpointing_enable"):  # its name in newer transformers, which warn of the old
-            network.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
-        else:
-            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        recompute_activations(self.policy.network)
         self.recomputes = True
 
     def state(self) -> dict[str, Any]:
@@ -225,27 +215,31 @@ class Trainer:
         """Rows in order; a row whose forward does not fit is cut in two."""
         # A row is of one kind.
         alike = [[s for s in samples if s.old is None], [s for s in samples if s.old is not None]]
-        queue = deque(row for part in alike for row in divide(part, self.token_budget, share=not self.policy.apart))
+        queue = deque(row for part in alike for row in self.rows_of(part))
         while queue:
             piece, begun = queue.popleft(), time.perf_counter()
             try:
                 batch = self._pack(piece, self.policy)
-                logprobs, entropy = self._forward(batch, self.policy)
-                losses = self._losses(logprobs, batch.rows)
+                logprobs, entropy, rows = self._forward(batch, self.policy)
+                losses = self._losses(logprobs, rows)
             except OutOfMemory:
                 queue.extendleft(reversed(self._halves(piece)))
                 continue
             self.row = piece
             self._backward(losses)
-            self.meter.count(batch, logprobs.detach(), entropy, losses)
+            self.meter.count(replace(batch, rows=rows), logprobs.detach(), entropy, losses)
             self.meter.time(batch, time.perf_counter() - begun)
+
+    def rows_of(self, samples: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+        """Samples in rows; what a term of the loss must see at once is in one."""
+        return divide(samples, self.token_budget, share=not self.policy.apart, whole=self.algorithm.whole)
 
     def _redo(self) -> None:
         """Does every sample of the step again within a smaller budget, after a row's backward ran out of memory."""
         while True:
             before = self.token_budget
-            self._halves(self.row)
-            if len(self.row) > 1 and self.token_budget == before:
+            cut = self._halves(self.row)
+            if len(cut) > 1 and self.token_budget == before:
                 self._save_memory()
             ledger, made_room = self.ledger, self.made_room
             self.begin()
@@ -259,10 +253,10 @@ class Trainer:
 
     def _halves(self, piece: Sequence[Sample]) -> list[tuple[Sample, ...]]:
         """A row cut in two; what cannot be cut needs less memory per token instead."""
-        if len(piece) == 1:
+        if (cut := halved(piece, share=not self.policy.apart, whole=self.algorithm.whole)) is None:
             self._save_memory()
             return [tuple(piece)]
-        parts, tokens = halved(piece, share=not self.policy.apart)
+        parts, tokens = cut
         self.token_budget = max(SMALLEST_BUDGET, min(self.token_budget, tokens))
         return parts
 
@@ -283,16 +277,26 @@ class Trainer:
     def _pack(self, samples: Sequence[Sample], policy: Policy) -> MicroBatch:
         """A row where the policy is that is asked; another may be elsewhere."""
         with memory_errors():
-            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype))
+            row = pack(samples, device=policy.device, dtype=accum_dtype(policy.dtype), reads=policy.reads)
             return replace(row, shared=0) if policy.apart else row
 
-    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of a row's trained tokens."""
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
+        """Log-probabilities and entropies of a row's trained tokens, and its streams with those of other tokens that a
+        loss asks for."""
+        rows, temperature = batch.rows, self.temperature
         with memory_errors():
-            hidden = policy.hidden(batch.tokens, batch.positions, batch.layout)
-            return logprobs_of(
-                hidden[batch.sources], policy.head(), batch.targets, temperature=self.temperature, kept=batch.kept
-            )
+            states = policy.hidden(batch.tokens, batch.positions, batch.layout)[batch.sources]
+            logprobs, entropy = policy.read(states, batch.targets, temperature=temperature, kept=batch.kept)
+            if (named := rows.likeliest) is not None:
+                rows = replace(rows, chosen=candidate_logprobs(states, policy.head(), named, temperature=temperature))
+        return logprobs, entropy, rows
+
+    def _sums(self, terms: Sequence[Term]) -> dict[Denominator, list[Term]]:
+        """What is summed apart, because it is divided apart in the end."""
+        found: dict[Denominator, list[Term]] = defaultdict(list)
+        for term in terms:
+            found[term.denominator].append(term)
+        return found
 
     def _losses(self, logprobs: Tensor, rows: TokenStreams) -> dict[Denominator, Tensor]:
         """The row's share of every sum, one number per denominator."""
@@ -339,9 +343,4 @@ class Trainer:
             for name, gradient in gradients.items():
                 gradient /= self.counted.denominator(kind)
                 total[name] = total[name].add_(gradient) if name in total else gradient
-        return {name: found_or_zeros(total, name, weight) for name, weight in self.trained.items()}
-
-
-def found_or_zeros(gradients: Mapping[str, Tensor], name: str, weight: Tensor) -> Tensor:
-    """A parameter's gradient; zeros if nothing of the step touched it."""
-    return gradients[name] if name in gradients else torch.zeros_like(weight, dtype=accum_dtype(weight.dtype))
+        return {name: total[name] if name in total else empty_sum(weight) for name, weight in self.trained.items()}

@@ -22,11 +22,26 @@ from stretto.types import Conversation, Receipt, Sample, TrainedLogprobs
 from stretto.workers.process_group import Rendezvous
 from stretto.workers.shared_folder import Listing
 
-POLICY = "policy"
-"""The model that generates and is trained."""
+POLICY, CRITIC = "policy", "critic"
+"""The model that generates and is trained, and the one that foretells what comes of it."""
 
-MODELS = {"train": POLICY, "reference": "reference", "value": "critic", "reward": "reward"}
-"""Role of a cell -> the model that it asks."""
+MODELS = {
+    "train": POLICY,
+    "reference": "reference",
+    "value": CRITIC,
+    "fit": CRITIC,
+    "reward": "reward",
+}
+"""Role of a cell -> the model that it asks or trains."""
+
+TRAINS = {POLICY: "train", CRITIC: "fit"}
+"""Model -> the role of the cells that train it, which is also the kind of the group in which they add up."""
+
+HOLDS = {POLICY: "hold", CRITIC: "hold-critic"}
+"""Model -> the kind of the group of all that hold it."""
+
+STATES = {POLICY: ("trainer", "optimizer"), CRITIC: ("critic", "critic_optimizer")}
+"""Model -> what its trainer and its optimizer are called in a checkpoint."""
 
 
 class WorkerTransport(Protocol):
@@ -57,10 +72,11 @@ class WorkerApi(Protocol):
     async def sums(self, model: str, /) -> dict[str, float]: ...
     async def reduce(self, model: str, sums: Mapping[str, float], /) -> None: ...
     async def apply(self, model: str, last: bool, /) -> StepReport: ...
-    async def fetch(self, version: int, /) -> None: ...
+    async def fetch(self, model: str, version: int, /) -> None: ...
     async def holds(self, trainers: Sequence[str], whole: bool, alone: bool, /) -> Receipt: ...
+    async def checksums(self, model: str, /) -> dict[str, str]: ...
     async def save(
-        self, folder: Path, there: Listing, part: int, of: int, model: bool, base: Path | None, /
+        self, model: str, folder: Path, there: Listing, part: int, of: int, exports: bool, base: Path | None, /
     ) -> None: ...
     async def saved(self) -> list[str] | None: ...
     async def restore(self, folder: Path | None, there: Listing, /) -> bool: ...

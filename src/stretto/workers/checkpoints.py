@@ -1,8 +1,9 @@
 """What a checkpoint takes from the workers, as files: each writes what it holds, and reads what it needs.
 
-A folder with a state has `trainer`, `engine` and `optimizer`, the last in as many parts as devices hold one whole
-optimizer together. Whoever reads it may be another number of devices. The driver sees names of files, and where a
-worker's host does not have the folder (`workers.shared_folder`) pieces of them that it passes on.
+A folder with a state has `trainer` and `optimizer`, the last in as many parts as devices hold one whole optimizer
+together, and two files more of a critic that is trained. Whoever reads it may be another number of devices. The driver
+sees names of files, and where a worker's host does not have the folder (`workers.shared_folder`) pieces of them that it
+passes on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -18,14 +19,23 @@ from typing import TYPE_CHECKING
 from stretto.errors import CheckpointError, TrainingError, WorkerLost
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
+from stretto.workers.api import POLICY, STATES, TRAINS
 from stretto.workers.scatter_gather import together
 from stretto.workers.shared_folder import emptied, fetch, listing, send
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
 
-NAMES = ("trainer", "optimizer")
-"""Parts of a checkpoint that live in the workers."""
+
+def names_of(models: Collection[str]) -> tuple[str, ...]:
+    """Parts of a checkpoint that live in the workers, which train these models."""
+    return tuple(name for model in TRAINS if model in models for name in STATES[model])
+
+
+def written_by(roles: Collection[str]) -> tuple[str, ...]:
+    """The same of a step of these roles."""
+    return names_of([model for model, role in TRAINS.items() if role in roles])
+
 
 PAUSES = 0.005, 0.25
 """Seconds between two questions whether a worker has written, at first and at most."""
@@ -50,6 +60,11 @@ class StateFiles:
         self.written = asyncio.Event()
         self.written.set()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parts of a checkpoint that these workers write and read."""
+        return names_of(self.worker_group.trained) or names_of([POLICY])
+
     async def save(self, folder: Path, *, base: Path | None = None, model: bool = True) -> None:
         """The policy for others, and below it in `state/` what the next step depends on. What was there before is gone.
 
@@ -68,19 +83,28 @@ class StateFiles:
         worker_group = self.worker_group
         while True:
             gone = worker_group.silent | worker_group.recovery.lost
-            answering = [copy for copy in worker_group.copies if not gone & set(copy)]
-            if not answering:
-                silent = ", ".join(device for device in worker_group.trainers if device in gone)
-                raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
+            asked: dict[str, tuple[str, ...]] = {}
+            for name, trained in worker_group.trained.items():
+                answering = [copy for copy in trained.copies if not gone & set(copy)]
+                if not answering:
+                    silent = ", ".join(device for device in trained.trainers if device in gone)
+                    raise TrainingError(f"no whole optimizer is left to ask, because {silent} does not answer")
+                asked[name] = answering[0]
             seconds = min(worker_group.patience.train, HURRY) if worker_group.silent else worker_group.patience.train
             try:
-                return await self._save(folder, answering[0], seconds, base=base, model=model)
+                return await self._save(folder, asked, seconds, base=base, model=model)
             except WorkerLost as lost:
                 if lost.cell not in worker_group.silent:
                     worker_group.recovery.lost.add(lost.cell)
 
     async def _save(
-        self, folder: Path, devices: Sequence[str], seconds: float, *, base: Path | None = None, model: bool = False
+        self,
+        folder: Path,
+        asked: Mapping[str, Sequence[str]],
+        seconds: float,
+        *,
+        base: Path | None = None,
+        model: bool = False,
     ) -> None:
         # Of a name that nobody had before: who is not waited for any longer may still write to another.
         place = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
@@ -89,14 +113,17 @@ class StateFiles:
                 mark = emptied(place)
                 there = listing(place)
 
-                async def write(part: int, device: str) -> None:
+                async def write(name: str, part: int, device: str) -> None:
                     worker = self.worker_group.worker(device, seconds)
-                    await worker.save(place, there, part, len(devices), model and part == 0, base)
-                    for name in await self._saved(device, seconds):
-                        await fetch(place, name, worker.read)
+                    exports = model and name == POLICY and part == 0
+                    await worker.save(name, place, there, part, len(asked[name]), exports, base)
+                    for file in await self._saved(device, seconds):
+                        await fetch(place, file, worker.read)
                     await worker.clear()
 
-                await together(write(part, device) for part, device in enumerate(devices))
+                # The policy last: its model lies beside the mark by which hosts know the folder.
+                for name in sorted(asked, key=lambda name: name == POLICY):
+                    await together(write(name, part, device) for part, device in enumerate(asked[name]))
                 mark.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
                 place.rename(folder)
@@ -128,15 +155,15 @@ class StateFiles:
         async def read(device: str) -> None:
             worker = self.worker_group.worker(device, seconds)
             if not await worker.restore(state, there):
-                for path in sorted(path for name in NAMES for path in state.glob(f"{name}*")):
+                for path in sorted({path for name in self.names for path in state.glob(f"{name}*")}):
                     await send(path, worker.append)
                 await worker.restore(None, {})
                 await worker.clear()
 
         await together(map(read, devices))
 
-    async def hand_over(self, living: Sequence[str], device: str) -> None:
-        """Gives a new worker the state of one that lives, or of those that hold it together."""
+    async def hand_over(self, living: Mapping[str, Sequence[str]], device: str) -> None:
+        """Gives a new worker the state of each model from one that lives, or from those that hold it together."""
         with TemporaryDirectory(prefix="stretto-") as beside:
             folder = self.lent or Path(beside, "state")
             async with self.alone:

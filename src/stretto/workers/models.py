@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from stretto.algorithms.base import Algorithm
+from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.engines.base import Engine
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.truncation import Truncation
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.engines.own import own_engine
-from stretto.models.load import DTYPES, Policy
-from stretto.models.scalar_head import FrozenScorer, base_network, load_gauge
+from stretto.models.load import DTYPES, Policy, load
+from stretto.models.reward_policy import load_reward_policy
+from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_gauge
 from stretto.models.source import locate
+from stretto.models.template_file import use_template
+from stretto.models.value_model import ValueModel, load_value_model
 from stretto.recipe.schema import NativeEngineSection, Recipe, VllmEngineSection
+from stretto.training.critic_trainer import CriticTrainer
+from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
+from stretto.training.teacher import Teacher
 from stretto.training.trainer import Trainer
+from stretto.training.whitening import WhiteningTrainer
 from stretto.types import Conversation
 from stretto.workers.vllm import vllm_engine
 from stretto.workers.worker_spec import WorkerSpec
@@ -54,22 +63,107 @@ class FrozenReference:
         return self.trainer().score(conversations, reference=scorer, without_adapter=self.copy is None)
 
 
+def make_reference(
+    spec: WorkerSpec, policy: Policy, trainer: Callable[[], Trainer]
+) -> tuple[Policy | None, ScoringModel]:
+    """What log-probabilities are compared with, and its own weights where it has any: a teacher, a frozen copy, or the
+    policy without its adapter. One that is cut over several processes is made once they have met."""
+    recipe, asked = spec.recipe, "reference" in spec.roles
+    if recipe.roles.teacher is not None and asked:
+        teacher = load_teacher(spec, policy)
+        return teacher.model, teacher
+    own = asked and policy.adapted is None and not spec.cuts_reference
+    copy = load_policy(spec, spec.torch_device) if own else None
+    if copy is not None:
+        copy.network.requires_grad_(False)
+    return copy, FrozenReference(policy, copy, trainer)
+
+
+def load_teacher(spec: WorkerSpec, policy: Policy) -> Teacher:
+    """The model that a recipe distils from."""
+    recipe, section = spec.recipe, spec.recipe.roles.teacher
+    assert section is not None and section.name is not None  # checks were there before
+    asked = recipe.model.model_copy(update={"name": section.name, "adapter": None, "quantize": "none"})
+    model = load(asked, locate(section.name, spec.root), seed=recipe.seed, device=spec.torch_device)
+    model.network.requires_grad_(False)
+    return Teacher(
+        model,
+        temperature=recipe.engine.temperature,
+        token_budget=spec.token_budget,
+        candidates=getattr(recipe.algorithm, "top_k", None),
+        vocabulary=len(policy.head().weight),
+    )
+
+
 def make_trainer(
-    policy: Policy, algorithm: Algorithm, recipe: Recipe, optimizer: MasterAdamW | None, *, token_budget: int
+    policy: Policy,
+    algorithm: Algorithm,
+    recipe: Recipe,
+    optimizer: MasterAdamW | None,
+    *,
+    token_budget: int,
+    whitens: bool = False,
 ) -> Trainer:
-    """What trains a policy as a recipe says, in this process or in a worker's."""
-    return Trainer(policy, algorithm, optimizer, **settings_of(recipe, token_budget))
+    """What trains a policy as a recipe says, in this process or in a worker's; `whitens` if it is given advantages that
+    are not whitened yet."""
+    kind = WhiteningTrainer if whitens else Trainer
+    return kind(policy, algorithm, optimizer, **settings_of(recipe, token_budget))
+
+
+def load_policy(spec: WorkerSpec, device: torch.device) -> Policy:
+    """The model that a recipe trains, as it is before training: a language model, or one made a reward model."""
+    recipe = spec.recipe
+    how = load_reward_policy if getattr(find_facts(recipe.algorithm.name), "rows", None) == "pairs" else load
+    files = locate(recipe.model.name, spec.root)
+    policy = how(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
+    use_template(policy.tokenizer, recipe.task, spec.root)
+    return policy
 
 
 def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:
-    """What a trainer takes from a recipe."""
+    """What a trainer takes from a recipe. Answers of the data were drawn at no temperature."""
     return {
         "token_budget": token_budget,
-        "temperature": recipe.engine.temperature,
+        "temperature": 1.0 if learns_from_rows(recipe.algorithm.name) else recipe.engine.temperature,
         "clip": recipe.optimizer.clip,
         "checkpointing": recipe.optimizer.checkpointing,
         "staleness": recipe.placement.staleness,
     }
+
+
+def load_critic(spec: WorkerSpec, policy: Policy) -> ValueModel | None:
+    """The critic that is trained, where a cell of the device asks or trains it; the same in every process."""
+    recipe, section = spec.recipe, spec.recipe.roles.critic
+    if section is None or section.name is None or section.optimizer is None or not spec.roles & {"value", "fit"}:
+        return None
+    return load_value_model(
+        locate(section.name, spec.root),
+        base=_base_of(recipe, root=spec.root, base=spec.base, device=spec.torch_device),
+        adapter=section.adapter,
+        shared=policy if policy.device == spec.torch_device else None,
+        dtype=DTYPES[recipe.model.dtype],
+        device=spec.torch_device,
+        seed=recipe.seed,
+    )
+
+
+def make_critic_trainer(
+    model: ValueModel, parts: Sequence[Mapping[str, nn.Parameter]], spec: WorkerSpec
+) -> CriticTrainer:
+    """What trains a critic as a recipe says; on a device that only asks it, without an optimizer."""
+    recipe, section = spec.recipe, spec.recipe.roles.critic
+    assert section is not None and section.optimizer is not None  # it was loaded
+    updates = recipe.run.steps * recipe.batch.updates
+    mine = parts[spec.part("fit")]
+    optimizer = make_optimizer(mine, section.optimizer, updates=updates) if "fit" in spec.roles else None
+    settings = settings_of(recipe, spec.token_budget) | {"clip": section.optimizer.clip}
+    gae = getattr(recipe.algorithm, "gae", None)
+    return CriticTrainer(model, spec.algorithm(), optimizer, gae=gae, **settings)
+
+
+def _base_of(recipe: Recipe, *, root: Path, base: Path | None, device: torch.device) -> Base:
+    """How the network that is trained is loaded once more."""
+    return base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
 
 
 def load_gauges(
@@ -82,8 +176,9 @@ def load_gauges(
     token_budget: int,
 ) -> dict[str, FrozenScorer]:
     """Role -> its frozen model, of those roles among these that are played by one; the same in every process."""
-    own = base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
-    sections = {"reward": recipe.roles.reward_model, "value": recipe.roles.critic}
+    own, critic = _base_of(recipe, root=root, base=base, device=device), recipe.roles.critic
+    frozen = critic if critic is not None and critic.optimizer is None else None
+    sections = {"reward": recipe.roles.reward_model, "value": frozen}
     return {
         role: load_gauge(
             role,

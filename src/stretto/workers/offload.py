@@ -9,7 +9,7 @@ them may. Values never change, and objects stay the same: only where their numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from stretto.errors import TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import OutOfMemory, memory_errors
 from stretto.models.scalar_head import FrozenScorer
+from stretto.models.value_model import ValueModel
 from stretto.training.optimizer import MasterAdamW
 
 PUBLISH = "publish"
@@ -27,8 +28,15 @@ PUBLISH = "publish"
 UPDATE = "update"
 """The phase of an update that is not published. What only an update reads sleeps on while gradients are accumulated."""
 
-READERS = {PUBLISH: frozenset({"generate", "train", UPDATE}), UPDATE: frozenset({"train", UPDATE})}
-"""Phase -> who reads in it, where that is more than its own role."""
+FITTED = "fitted"
+"""The phase in which the critic is updated, compared and written."""
+
+READERS = {
+    PUBLISH: ("train", frozenset({"generate", "train", UPDATE})),
+    UPDATE: ("train", frozenset({"train", UPDATE})),
+    FITTED: ("fit", frozenset({"fit", "value", FITTED})),
+}
+"""Phase -> (the role in whose phase others sleep, who reads in it), where that is more than its own role."""
 
 
 class HostBuffer:
@@ -179,7 +187,7 @@ class Offloader:
         """A stage begins on the device, or goes on there: makes room, then brings back what it reads."""
         if phase == self.phase or not any(self.sleeps.values()):
             return
-        readers, during = READERS.get(phase, frozenset({phase})), "train" if phase in READERS else phase
+        during, readers = READERS.get(phase, (phase, frozenset({phase})))
         try:
             with memory_errors():
                 for part in self.parts:
@@ -208,26 +216,54 @@ def sleepers_of(
     optimizer: Callable[[], MasterAdamW | None],
     reference: Policy | None,
     gauges: Mapping[str, FrozenScorer],
+    critic: tuple[ValueModel, Callable[[], MasterAdamW | None]] | None = None,
     engine: Engine,
     shelf: HostBuffer,
 ) -> Offloader:
-    """What a device holds; `readers` are the roles on it that read the policy's tensors."""
+    """What a device holds; `readers` are the roles on it that read the policy's tensors, `critic` is one that is
+    trained and its optimizer."""
 
     def weights(trained: bool) -> Callable[[], Iterable[Tensor]]:
         return lambda: (weight for weight in policy.network.parameters() if weight.requires_grad == trained)
 
-    def learned() -> Iterable[Tensor]:
-        found = optimizer()
-        return found.tensors() if found is not None else ()
+    def learned(optimizer: Callable[[], MasterAdamW | None]) -> Callable[[], Iterable[Tensor]]:
+        return lambda: found.tensors() if (found := optimizer()) is not None else ()
 
     frozen = {role: gauge.parameters for role, gauge in gauges.items()}
     if reference is not None:
         frozen["reference"] = reference.network.parameters
+    theirs = _parts_of(critic[0], policy) if critic else None
+    shared = {"value", "fit"} if theirs and theirs.shares else set()
     parts = [
-        HeldTensors(readers, weights(trained=False), shelf, frozen=True),
+        HeldTensors({*readers, *shared}, weights(trained=False), shelf, frozen=True),
         HeldTensors(readers, weights(trained=True), shelf, frozen=False),
-        HeldTensors({"train"}, learned, shelf, frozen=False, woken_by={UPDATE}),
+        HeldTensors({"train"}, learned(optimizer), shelf, frozen=False, woken_by={UPDATE}),
         *(HeldTensors({role}, tensors, shelf, frozen=True) for role, tensors in frozen.items()),
     ]
+    if critic and theirs:
+        parts += [
+            HeldTensors({"value", "fit"}, lambda: theirs.frozen, shelf, frozen=True),
+            HeldTensors({"value", "fit"}, lambda: theirs.trained, shelf, frozen=False),
+            HeldTensors({"fit"}, learned(critic[1]), shelf, frozen=False, woken_by={FITTED}),
+        ]
     # The engine last: when it wakes, it looks where the policy's weights are.
     return Offloader(sleeps, [*parts, EngineCaches(engine)])
+
+
+class CriticTensors(NamedTuple):
+    """The parameters of a critic, by what becomes of them."""
+
+    trained: list[Tensor]
+    """Those that its updates change."""
+    frozen: list[Tensor]
+    """Those of its own that nobody changes."""
+    shares: bool
+    """True if others are the policy's."""
+
+
+def _parts_of(critic: ValueModel, policy: Policy) -> CriticTensors:
+    own, known = critic.parameters().values(), {id(weight) for weight in policy.network.parameters()}
+    frozen = [weight for weight in own if not weight.requires_grad]
+    mine = [weight for weight in frozen if id(weight) not in known]
+    trained = [weight for weight in own if weight.requires_grad]
+    return CriticTensors(trained=list(trained), frozen=list(mine), shares=len(mine) < len(frozen))

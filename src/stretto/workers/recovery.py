@@ -11,6 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from stretto.errors import StateLostError, TrainingError, WorkerLost
+from stretto.workers.api import POLICY
+from stretto.workers.trained_models import TrainedModel
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
@@ -63,16 +65,27 @@ class Recovery:
                 raise
 
     async def _revive(self, device: str) -> None:
-        if any(device in copy and len(copy) > 1 for copy in self.worker_group.copies):
+        models = self.worker_group.trained.values()
+        if any(device in copy and len(copy) > 1 for model in models for copy in model.copies):
             told = "and its part of the optimizer with it; resume the run"
             raise StateLostError(f"{device}: its process died, {told}")
-        living = next((copy for copy in self.worker_group.copies if not self.lost & set(copy)), None)
-        if living is None:
-            raise StateLostError(f"{device}: its process died, and no other holds the optimizer; resume the run")
+        living = {model.name: self.living(model) for model in models if self._needs(model, device)}
+        if gone := [name for name, copy in living.items() if copy is None]:
+            whose = "" if gone == [POLICY] else f" of the {gone[0]}"
+            raise StateLostError(f"{device}: its process died, and no other holds the optimizer{whose}; resume the run")
         with suppress(Exception):
             await self.worker_group.members[
                 device
             ].close()  # dead, or it came back and lost the one whose state it was to get
         self.worker_group.members[device] = await self.worker_group.launch(device)
-        await self.worker_group.files.hand_over(living, device)
-        await self.worker_group.verify_publish([living[0], device], whole=True)
+        copies = {name: copy for name, copy in living.items() if copy is not None}
+        await self.worker_group.files.hand_over(copies, device)
+        await self.worker_group.verify_publish([copies[POLICY][0], device], whole=True)
+
+    def living(self, model: TrainedModel) -> tuple[str, ...] | None:
+        """Devices that hold one whole optimizer of a model and have not died, if there are any."""
+        return next((copy for copy in model.copies if not self.lost & set(copy)), None)
+
+    def _needs(self, model: TrainedModel, device: str) -> bool:
+        """Every worker has the policy, and only some have a critic."""
+        return model.name == POLICY or device in model.holders

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 from stretto.training.rehearsal import held_gb, row_fits
 from stretto.training.trainer import Trainer
 from stretto.types import Sample
-from stretto.workers.api import MODELS, POLICY
-from stretto.workers.offload import UPDATE, Offloader
+from stretto.workers.api import CRITIC, MODELS, TRAINS
+from stretto.workers.offload import FITTED, UPDATE, Offloader
 from stretto.workers.scatter_gather import raise_first
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
-
-ROLES = {model: role for role, model in MODELS.items()}
-"""Model -> the role of the cells that ask it."""
 
 
 class RehearsalCalls:
@@ -30,7 +27,7 @@ class RehearsalCalls:
 
     def try_row(self, model: str, samples: Sequence[Sample], tokens: int) -> bool:
         """Whether a row of so many tokens can be trained; nothing of it stays."""
-        self.sleepers.enter(ROLES[model])
+        self.sleepers.enter(TRAINS[model])
         return row_fits(self.trained(model), samples, tokens)
 
     def limit(self, model: str, tokens: int) -> None:
@@ -43,7 +40,7 @@ class RehearsalCalls:
 
     def try_update(self, model: str) -> None:
         """Makes what an update needs, and no update; for an optimizer that made none yet."""
-        self.sleepers.enter(UPDATE)
+        self.sleepers.enter(FITTED if model == CRITIC else UPDATE)
         if (optimizer := self.trained(model).optimizer) is not None:
             optimizer.rehearse()
 
@@ -56,27 +53,33 @@ class Rehearsal:
 
     async def try_row(self, cell: str, samples: Sequence[Sample], tokens: int) -> bool:
         """Whether each device of a training cell can train a row of so many tokens."""
-        group = self.worker_group
+        group, model = self.worker_group, self._trained(cell)
         answers = await group.all(
             group.devices[cell],
-            lambda each: each.try_row(POLICY, list(samples), tokens),
+            lambda each: each.try_row(model, list(samples), tokens),
             seconds=group.patience.train,
         )
         return all(answers)
 
     async def limit(self, cell: str, tokens: int) -> None:
         """Rows of a training cell have at most so many tokens from now on."""
-        group = self.worker_group
-        await group.all(group.devices[cell], lambda each: each.limit(POLICY, tokens), seconds=group.patience.train)
+        group, model = self.worker_group, self._trained(cell)
+        await group.all(group.devices[cell], lambda each: each.limit(model, tokens), seconds=group.patience.train)
 
     async def held(self, cell: str) -> dict[str, float]:
         """GB of what stays on the first device of a training cell, by what it is for."""
         group = self.worker_group
-        return await group.worker(group.device[cell], group.patience.train).held(POLICY)
+        return await group.worker(group.device[cell], group.patience.train).held(self._trained(cell))
 
     async def update(self) -> None:
-        """An update that changes nothing, and a publish of the weights as they are."""
+        """Updates that change nothing, and a publish of the weights as they are."""
         group = self.worker_group
-        calls = (group.worker(each, group.patience.train).try_update(POLICY) for each in group.trainers)
-        raise_first(await group.in_lockstep("train", calls))
-        await group.publish()
+        for model in group.trained.values():
+            calls = (group.worker(each, group.patience.train).try_update(model.name) for each in model.trainers)
+            raise_first(await group.in_lockstep(TRAINS[model.name], calls))
+        for model in group.trained.values():
+            await group.updates.publish(model)
+
+    def _trained(self, cell: str) -> str:
+        """The model that a cell trains."""
+        return MODELS[self.worker_group.role[cell]]

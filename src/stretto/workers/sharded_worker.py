@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave, on_the_same_tensors
 from stretto.weights.tensors import checksums, unlike
+from stretto.workers.api import POLICY
 from stretto.workers.models import FrozenReference, settings_of
 from stretto.workers.offload import HeldStorages
 from stretto.workers.process_group import Rendezvous, wait_for_all
@@ -30,15 +31,15 @@ class ShardedWorker(Worker):
             return
         recipe, device = self.assignment.recipe, self.assignment.torch_device
         mesh = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
+        settings = settings_of(recipe, self.assignment.token_budget)
         apart = on_the_same_tensors(self.policy)
-        shards = Shards(apart, mesh, temperature=recipe.engine.temperature, serving=self.policy)
+        shards = Shards(apart, mesh, temperature=settings["temperature"], serving=self.policy)
         updates = recipe.run.steps * recipe.batch.updates
         self.shards = shards
         self.sleepers.add(HeldStorages({"train"}, shards.tensors, self.make_shelf()))
         self.optimizer = make_optimizer(shards.slices(), recipe.optimizer, updates=updates, places=shards.places())
         reference = self._cut_reference(mesh) if self.assignment.cuts_reference else None
         self.trainer.close()
-        settings = settings_of(recipe, self.assignment.token_budget)
         if self.assignment.recompute:
             settings["checkpointing"] = True
         self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, reference, **settings)
@@ -62,11 +63,15 @@ class ShardedWorker(Worker):
     def try_update(self, model: str) -> None:
         """The full copy is gathered anew, too."""
         super().try_update(model)
-        self.shards.serve()
+        if model == POLICY:
+            self.shards.serve()
 
-    def _take_up(self, state: Mapping[str, Any]) -> None:
-        """Its slices of it; the full copy follows."""
-        super()._take_up(self.shards.cut_state(state))
+    def _take_up(self, model: str, state: Mapping[str, Any]) -> None:
+        """Of the policy its slices of it; the full copy follows."""
+        if model != POLICY:
+            super()._take_up(model, state)
+            return
+        super()._take_up(model, self.shards.cut_state(state))
         self.shards.serve()
 
     def close(self) -> None:

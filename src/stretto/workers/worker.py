@@ -8,7 +8,7 @@ of the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,38 +16,48 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.engines.base import Completion, Request
-from stretto.errors import CheckpointError, TrainingError
-from stretto.models.load import Policy, load
+from stretto.errors import TrainingError
+from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
-from stretto.models.source import locate
-from stretto.models.template_file import use_template
-from stretto.storage.atomic import storing
-from stretto.storage.manifest import STATE
-from stretto.storage.tensors import read_parts, write_state
-from stretto.threads import begun
 from stretto.training.narrow_adamw import make_optimizer
-from stretto.training.optimizer import MasterAdamW, wide_master
-from stretto.training.parallel.zero1 import merge_states, partition
+from stretto.training.parallel.zero1 import partition
 from stretto.training.rounded_sums import RoundedSums
 from stretto.training.trainer import StepReport, Trainer
-from stretto.types import Conversation, Receipt, Sample, TrainedLogprobs
+from stretto.types import Conversation, Receipt, Sample, TrainedLogprobs, Weights
 from stretto.weights.carrier import Carrier
 from stretto.weights.publish import verify_equal
 from stretto.weights.tensors import checksums
-from stretto.workers.api import MODELS, POLICY
+from stretto.workers import model_state
+from stretto.workers.api import CRITIC, HOLDS, POLICY, TRAINS
+from stretto.workers.checkpoint_calls import CheckpointCalls
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
-from stretto.workers.models import EngineFactory, FrozenReference, ScoringModel, engine_of, load_gauges, make_trainer
-from stretto.workers.offload import PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
+from stretto.workers.models import (
+    EngineFactory,
+    ScoringModel,
+    engine_of,
+    load_critic,
+    load_gauges,
+    load_policy,
+    make_critic_trainer,
+    make_reference,
+    make_trainer,
+)
+from stretto.workers.offload import FITTED, PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
-from stretto.workers.rehearsal import ROLES, RehearsalCalls
+from stretto.workers.rehearsal import RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, listing
 from stretto.workers.worker_spec import WorkerSpec
 
+ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "reward"}
+"""Model -> the role of the cells that ask it."""
 
-class Worker(RehearsalCalls):
+
+class Worker(RehearsalCalls, CheckpointCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -62,18 +72,14 @@ class Worker(RehearsalCalls):
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and assignment.mates == 1
         updates = recipe.run.steps * recipe.batch.updates
-        self.parts = partition(self.policy.trained(), len(assignment.sharers) or 1)
-        self.optimizer = (
-            make_optimizer(self.parts[assignment.part], recipe.optimizer, updates=updates) if trains else None
-        )
+        self.parts = {POLICY: partition(self.policy.trained(), len(assignment.sharers.get("train", ())) or 1)}
+        mine = self.parts[POLICY][assignment.part("train")]
+        self.optimizer = make_optimizer(mine, recipe.optimizer, updates=updates) if trains else None
         self.models: dict[str, ScoringModel] = {}
+        budget, whitens = assignment.token_budget, assignment.whitens
         self.trainer = make_trainer(
-            self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=assignment.token_budget
+            self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=budget, whitens=whitens
         )
-        own = "reference" in assignment.roles and self.policy.adapted is None and not assignment.cuts_reference
-        self.reference = self._load(device) if own else None
-        if self.reference is not None:
-            self.reference.network.requires_grad_(False)
         gauges = load_gauges(
             recipe,
             assignment.roles,
@@ -82,10 +88,15 @@ class Worker(RehearsalCalls):
             device=device,
             token_budget=assignment.token_budget,
         )
-        self.models["reference"] = FrozenReference(self.policy, self.reference, lambda: self.trainer)
-        self.models |= {MODELS[role]: each for role, each in gauges.items()}
+        self.critic = load_critic(assignment, self.policy)
+        if self.critic is not None:
+            self.parts[CRITIC] = partition(self.critic.trained(), len(assignment.sharers.get("fit", ())) or 1)
+            self.models[CRITIC] = make_critic_trainer(self.critic, self.parts[CRITIC], assignment)
+        self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
+        self.models |= {{"value": CRITIC}.get(role, role): each for role, each in gauges.items()}
         self.engine = make_engine(self.policy) if make_engine else engine_of(self.policy, assignment)
-        self.trainer.make_room = partial(release_caches, self.engine)
+        for model in self.held_models:
+            self.trained(model).make_room = partial(release_caches, self.engine)
         self.sleepers = sleepers_of(
             assignment.sleeps,
             policy=self.policy,
@@ -93,15 +104,22 @@ class Worker(RehearsalCalls):
             optimizer=lambda: self.optimizer,
             reference=self.reference,
             gauges=gauges,
+            critic=None if self.critic is None else (self.critic, lambda: self.trained(CRITIC).optimizer),
             engine=self.engine,
             shelf=self.make_shelf(),
         )
         self.carrier = Carrier()
-        self.rounding = RoundedSums() if recipe.optimizer.reduce == "bfloat16" else None
+        rounds = recipe.optimizer.reduce == "bfloat16"
+        self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
         self.files = HostFolder()
         self.writing: Future[list[str]] | None = None
+
+    @property
+    def held_models(self) -> list[str]:
+        """The models here that are trained, here or elsewhere."""
+        return [model for model in TRAINS if isinstance(self.models.get(model), Trainer)]
 
     @property
     def trainer(self) -> Trainer:
@@ -124,11 +142,7 @@ class Worker(RehearsalCalls):
         return HostBuffer(self.assignment.torch_device)
 
     def _load(self, device: torch.device) -> Policy:
-        made, recipe = self.assignment, self.assignment.recipe
-        files = locate(recipe.model.name, made.root)
-        policy = load(recipe.model, files, seed=recipe.seed, device=device, base=made.base)
-        use_template(policy.tokenizer, recipe.task, made.root)
-        return policy
+        return load_policy(self.assignment, device)
 
     # Generate ---------------------------------------------------------------------------------------------------------
 
@@ -143,7 +157,7 @@ class Worker(RehearsalCalls):
 
     def score(self, model: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What a model says: policy and reference the log-probability of every trained token."""
-        self.sleepers.enter(ROLES[model])
+        self.sleepers.enter(ASKS[model])
         return self.models[model].score(conversations)
 
     def begin(self, model: str) -> None:
@@ -151,10 +165,13 @@ class Worker(RehearsalCalls):
         self.trained(model).begin()
 
     def accumulate(self, model: str, samples: Sequence[Sample]) -> TrainedLogprobs:
-        """Adds the gradients of these samples; returns what the trainer says of those that it computed here."""
-        self.sleepers.enter(ROLES[model])
+        """Adds the gradients of these samples; returns what the policy's trainer says of those that it computed here:
+        other models say values or scores."""
+        self.sleepers.enter(TRAINS[model])
         trainer = self.trained(model)
         trainer.accumulate(samples)
+        if model != POLICY or learns_from_rows(self.assignment.recipe.algorithm.name):
+            return {}
         told = trainer.meter.logprobs
         return {sample.key: told.pop(sample.key) for sample in samples if sample.key in told}
 
@@ -189,38 +206,45 @@ class Worker(RehearsalCalls):
 
     def reduce(self, model: str, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""
-        self.sleepers.enter(ROLES[model])
-        group = self.groups.get("train")
+        self.sleepers.enter(TRAINS[model])
+        group = self.groups.get(TRAINS[model])
         add = group.add if group else lambda tensor: None
-        if group and self.rounding:
-            add = self.rounding.over(group)
+        if group and model in self.rounding:
+            add = self.rounding[model].over(group)
         keep = not self.assignment.parted  # who parts with its part of the optimizer ends the run anyway
         self.trained(model).reduce(add, sums, keep=keep)
 
     def apply(self, model: str, last: bool) -> StepReport:
         """One update from what was reduced; where the optimizer is shared, all hand round what they have updated.
 
-        The policy's weights have a new version after the `last` one of a step.
+        Weights have a new version after the `last` one of a step.
         """
-        self.sleepers.enter(PUBLISH if last else UPDATE)
+        self.sleepers.enter(FITTED if model == CRITIC else PUBLISH if last else UPDATE)
         report = self.trained(model).apply()
-        if self.rounding:
-            self.rounding.updated(report.applied)
-        if model != POLICY:  # nobody generates with it
-            return report
-        if len(self.parts) > 1:
-            for owner, part in enumerate(self.parts):
-                self.carrier.bring(part, partial(self.groups["train"].hand_round, source=owner))
+        if model in self.rounding:
+            self.rounding[model].updated(report.applied)
+        if len(parts := self.parts[model]) > 1:
+            for owner, part in enumerate(parts):
+                self.carrier.bring(part, partial(self.groups[TRAINS[model]].hand_round, source=owner))
         if last:
-            self.carrier.tell(self.trainer.weights(), self.engine)
+            self._tell(model, self.trained(model).weights())
         return report
 
-    def fetch(self, version: int) -> None:
-        """Takes the trained tensors of the first that trains; everybody who holds the policy calls this together."""
-        self.sleepers.enter(PUBLISH)
-        self.carrier.bring(self.policy.trained(), partial(self.groups["hold"].hand_round, source=0))
-        self.trainer.version = version
-        self.carrier.tell(self.trainer.shared(), self.engine)
+    def _tell(self, model: str, weights: Weights) -> None:
+        """New weights are for an engine, if it generates with them."""
+        if model == POLICY:
+            self.carrier.tell(weights, self.engine)
+
+    def fetch(self, model: str, version: int) -> None:
+        """Takes the trained tensors of the first that trains; everybody who holds the model calls this together."""
+        self.carrier.bring(self._awake(model), partial(self.groups[HOLDS[model]].hand_round, source=0))
+        trainer = self.trained(model)
+        trainer.version = version
+        self._tell(model, trainer.shared())
+
+    def checksums(self, model: str) -> dict[str, str]:
+        """What the trained tensors of a model are here."""
+        return checksums(self._awake(model).items())
 
     def holds(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
         """Version and checksums of what this process's engine reads; with `whole`, of frozen tensors too.
@@ -260,49 +284,6 @@ class Worker(RehearsalCalls):
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path, there: Listing, part: int, of: int, model: bool, base: Path | None) -> None:
-        """Begins to write what the next step depends on, or one of several parts of it, into `state/` of the driver's
-        folder, in which it has found `there`; with `model` the policy for others, too, whose `base` is the run's copy.
-
-        It goes on in a thread, because nothing of it changes before the next update, for which the driver waits. Where
-        models sleep in host memory, their tensors move, so there it is over when this returns.
-        """
-        assert self.optimizer is not None
-        self.sleepers.enter(PUBLISH)
-        optimizer, trainer = self.optimizer.state(), self.trainer.state()
-
-        def write() -> list[str]:
-            with storing(folder, CheckpointError):
-                place = self.files.at(folder, there)
-                (place / STATE).mkdir(exist_ok=True)
-                write_state(place / STATE, MasterAdamW.name, optimizer, part=part, of=of)
-                if part == 0:
-                    write_state(place / STATE, Trainer.name, trainer)
-                if model:
-                    self.policy.save(place, base=base)
-            return self.files.names()
-
-        self.writing = begun(write)
-        if self.assignment.sleeps:
-            wait([self.writing])
-
-    def saved(self) -> list[str] | None:
-        """What the driver is to fetch of what was written, or none as long as that goes on."""
-        assert self.writing is not None
-        return self.writing.result() if self.writing.done() else None
-
-    def read(self, name: str, start: int) -> bytes:
-        """A piece of a file that the driver is to fetch; an empty one at its end."""
-        return self.files.read(name, start)
-
-    def append(self, name: str, piece: bytes) -> None:
-        """A piece of a file that is restored from."""
-        self.files.append(name, piece)
-
-    def clear(self) -> None:
-        """Removes files that were fetched, or restored from."""
-        self.files.clear()
-
     def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
         """The model's tokenizer, its longest context, and the tokens that end an answer."""
         return self.policy.tokenizer, self.policy.context, self.policy.stop_tokens
@@ -312,37 +293,35 @@ class Worker(RehearsalCalls):
         return self.engine.kv_tokens
 
     def restore(self, folder: Path | None, there: Listing) -> bool:
-        """Goes on from the files of the driver's folder, with all of the policy and what it has of the optimizer.
+        """Goes on from the files of the driver's folder, with all of each model and what it has of the optimizers.
 
         False if this host does not have the folder; then it is called again once they were sent, without one.
         """
         if folder is not None and listing(folder) != there:
             return False
         folder = folder or self.files.copy()
-        self.sleepers.enter(PUBLISH)
-        (trainer,) = read_parts(folder, self.trainer.name)
-        optimizer = merge_states(read_parts(folder, "optimizer"))
-        self.trainer.restore(trainer)
-        self._hold(optimizer["masters"])
-        self._take_up(optimizer)
-        self.carrier.tell(self.trainer.shared(), self.engine)
+        for model in self.held_models:
+            trainer, weights = self.trained(model), self._awake(model)
+            self._take_up(model, model_state.read(model, trainer, weights, folder))
+            self._tell(model, trainer.shared())
         return True
 
-    def _take_up(self, state: Mapping[str, Any]) -> None:
-        """Its optimizer goes on from the state of one device's."""
-        if self.optimizer is not None:
-            self.optimizer.restore(state)
+    def _awake(self, model: str) -> Mapping[str, nn.Parameter]:
+        """The trained tensors of a model, where they are handed over, compared and written."""
+        self.sleepers.enter(FITTED if model == CRITIC else PUBLISH)
+        held = self.critic if model == CRITIC and self.critic is not None else self.policy
+        return held.trained()
 
-    def _hold(self, masters: Mapping[str, Any]) -> None:
-        """Takes the policy from masters, as an optimizer rounds them."""
-        with torch.no_grad():
-            for name, weight in self.policy.trained().items():
-                weight.copy_(wide_master(masters[name]))
+    def _take_up(self, model: str, state: Mapping[str, Any]) -> None:
+        """A model's optimizer goes on from the state of one device's, if it is updated here."""
+        if (optimizer := self.trained(model).optimizer) is not None:
+            optimizer.restore(state)
 
     def close(self) -> None:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""
         self.engine.close()
-        self.trainer.close()
+        for model in self.held_models:
+            self.trained(model).close()
         for group in self.groups.values():
             group.close()
         self.groups.clear()

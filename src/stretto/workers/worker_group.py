@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,27 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engines.queue import EngineQueue
-from stretto.errors import StrettoError, WorkerLost
+from stretto.errors import StrettoError
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
 from stretto.threads import beside
-from stretto.training import loss_counters
 from stretto.training.trainer import StepReport
 from stretto.types import Conversation, Sample, TrainedLogprobs, Weights
 from stretto.weights.publish import verify_publish
-from stretto.workers.api import MODELS, POLICY, WorkerApi, WorkerTransport, client
+from stretto.workers.api import HOLDS, MODELS, POLICY, TRAINS, WorkerApi, WorkerTransport, client
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
 from stretto.workers.engine_call import engine_of_cell
 from stretto.workers.launchers.inprocess import Launcher
+from stretto.workers.model_updates import ModelUpdates
 from stretto.workers.process_group import Rendezvous, cancel_groups
 from stretto.workers.recovery import Recovery
 from stretto.workers.rehearsal import Rehearsal
 from stretto.workers.scatter_gather import raise_first, scatter_gather, together
 from stretto.workers.stacks import StackDump
 from stretto.workers.startup import StartupPhases
+from stretto.workers.trained_models import trained_models
 from stretto.workers.worker_spec import WorkerSpec
 
 T = TypeVar("T")
@@ -72,19 +72,17 @@ class WorkerGroup:
         self.device = {cell.name: cell.devices[0] for cell in plan.cells}
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
-        self.training = [cell.devices for cell in plan.cells if cell.role == "train"]
-        self.sliced = {cell.name for cell in plan.cells if plan.in_slices(cell)}
-        # Devices that hold one whole optimizer together, copy by copy.
-        self.copies = [plan.sharers] if plan.sharers else self.training
+        self.trained = trained_models(plan)
+        # Cells whose devices ask one model together, each with a slice of it.
+        self.sliced = {
+            cell.name for cell in plan.cells if plan.in_slices(cell) and assign(cell.devices[0]).cuts_reference
+        }
         self.members: dict[str, WorkerTransport] = {}
         self.lanes: dict[str, EngineQueue] = {}
         self.version = 0
         # True from a step's first update until that step is over.
         self.applying = False
-        # What came of an update, until everybody has it.
-        self.updated: StepReport | None = None
-        # Seconds for which gradients have been reduced so far; in steps they are part of `publish`.
-        self.reducing = 0.0
+        self.updates = ModelUpdates(self)
         # Seconds for which engines were missing because their processes had died.
         self.engines_lost = 0.0
         self.silent: set[str] = set()
@@ -97,9 +95,19 @@ class WorkerGroup:
         self.rehearsal = Rehearsal(self)
 
     @property
+    def training(self) -> list[tuple[str, ...]]:
+        """The devices of each cell that trains the policy."""
+        return list(self.trained[POLICY].training) if POLICY in self.trained else []
+
+    @property
     def trainers(self) -> list[str]:
-        """Devices that train, in the plan's order."""
+        """Devices that train the policy, in the plan's order."""
         return [device for devices in self.training for device in devices]
+
+    @property
+    def copies(self) -> list[tuple[str, ...]]:
+        """Devices that hold one whole optimizer of the policy together, copy by copy."""
+        return list(self.trained[POLICY].copies) if POLICY in self.trained else []
 
     @property
     def holders(self) -> list[str]:
@@ -127,6 +135,7 @@ class WorkerGroup:
         await self.meet()
         says("comparing their weights")
         await self.verify_publish(list(dict.fromkeys([*self.holders, *devices])), whole=True)
+        await self._verify_others()
         self.by = None
 
     @property
@@ -196,10 +205,10 @@ class WorkerGroup:
 
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> TrainedLogprobs:
         """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
-        process that died at it has from the others. Returns what the trainer says of the tokens."""
-        if self.updated is not None:
-            return {}
+        process that died at it has from the others. Returns what the policy's trainer says of the tokens."""
         model, devices = MODELS[self.role[cell]], self.devices[cell]
+        if model in self.updates.updated:
+            return {}
         told = await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
         return {key: logprobs for found in told for key, logprobs in found.items()}
 
@@ -207,60 +216,20 @@ class WorkerGroup:
 
     async def begin(self) -> None:
         """Every training cell forgets what it has accumulated."""
-        await self.all(self.trainers, lambda each: each.begin(POLICY), seconds=self.patience.train)
+        await self.updates.begin()
 
     def spent(self) -> dict[str, float]:
         """What adding up gradients took since this was asked last, where several workers train, and what engines whose
         process died."""
-        told = {"seconds/reduce": self.reducing} if len(self.trainers) > 1 else {}
+        several = any(len(model.trainers) > 1 for model in self.trained.values())
+        told = {"seconds/reduce": self.updates.reducing} if several else {}
         told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
-        self.reducing = self.engines_lost = 0.0
+        self.updates.reducing = self.engines_lost = 0.0
         return told
 
     async def apply(self, *, last: bool = True) -> StepReport:
-        """Reduces and updates everywhere. The `last` update of a step is published, and everybody proves to hold the
-        same."""
-        if self.updated is None:
-            await self.files.written.wait()  # a checkpoint is written from what is about to change
-            trainers, seconds = self.trainers, self.patience.train
-            if len(trainers) > 1:
-                begun = time.monotonic()
-                sums = loss_counters.together(await self.all(trainers, lambda each: each.sums(POLICY), seconds=seconds))
-                reduced = (self.worker(device, seconds).reduce(POLICY, sums) for device in trainers)
-                raise_first(await self.in_lockstep("train", reduced))
-                self.reducing += time.monotonic() - begun
-            self.applying = True
-            await self._update(trainers, last)
-        if last:
-            await self.publish()
-        report, self.updated = self.updated, None
-        assert report is not None
-        return report
-
-    async def _update(self, trainers: Sequence[str], last: bool) -> None:
-        """Every copy's update. If a process dies at it, others have made it, and the step must not be taken again."""
-        calls = (self.worker(device, self.patience.train).apply(POLICY, last) for device in trainers)
-        answers = await self.in_lockstep("train", calls)
-        told = dict(zip(trainers, answers, strict=True))
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
-        able = [copy for copy in self.copies if not any(isinstance(told[each], BaseException) for each in copy)]
-        if able and (lost is not None or not errors):
-            report = told[able[0][0]]
-            assert isinstance(report, StepReport)
-            reports = [each for each in answers if isinstance(each, StepReport)]
-            report = replace(report, suspects=tuple(dict.fromkeys(key for each in reports for key in each.suspects)))
-            self.updated, self.version = report, self.version + last
-        if errors:
-            raise lost or errors[0]
-
-    async def publish(self) -> None:
-        """Hands the trainers' weights to those that only generate, and compares what everybody samples from."""
-        holders, seconds = self.holders, self.patience.publish
-        if len(holders) > len(self.trainers):
-            fetched = (self.worker(device, seconds).fetch(self.version) for device in holders)
-            raise_first(await self.in_lockstep("hold", fetched))
-        await self.verify_publish(holders)
+        """Updates every model that is trained; after the `last` one of a step everybody proves to hold the same."""
+        return await self.updates.apply(last=last)
 
     async def verify_publish(self, holders: Sequence[str], *, whole: bool = False) -> None:
         """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
@@ -282,9 +251,13 @@ class WorkerGroup:
         """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
         epoch = next(EPOCHS)
         self.meetings.clear()
-        for index, devices in enumerate(zip(*self.training, strict=True)):
-            await self._meet("train", f"train-{index}-{epoch}", devices)
-        await self._meet("hold", f"hold-{epoch}", self.holders)
+        for name, model in self.trained.items():
+            kind, hold = TRAINS[name], HOLDS[name]
+            for index, devices in enumerate(zip(*model.training, strict=True)):
+                await self._meet(kind, f"{kind}-{index}-{epoch}", devices)
+            await self._meet(hold, f"{hold}-{epoch}", model.holders)
+        if POLICY not in self.trained:
+            await self._meet(HOLDS[POLICY], f"{HOLDS[POLICY]}-{epoch}", self.holders)
 
     async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
         """Members of one group meet; where one dies, those that wait for it are called off."""
@@ -324,9 +297,17 @@ class WorkerGroup:
 
     async def restore(self, state: Path) -> None:
         """Everybody goes on from the files of this folder."""
-        await self.files.restore(self.holders, state)
+        others = (device for model in self.trained.values() for device in model.holders)
+        await self.files.restore(list(dict.fromkeys([*self.holders, *others])), state)
         self.version = read_parts(state, "trainer")[0]["version"]
         await self.verify_publish(self.holders)
+        await self._verify_others()
+
+    async def _verify_others(self) -> None:
+        """Raises unless all who hold a model that no engine samples from hold the same."""
+        for name, model in self.trained.items():
+            if name != POLICY:
+                await self.updates.verify(model, model.holders)
 
     # A deadline that passed -------------------------------------------------------------------------------------------
 

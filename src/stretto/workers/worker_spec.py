@@ -39,8 +39,10 @@ class WorkerSpec:
     """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
     cuts_reference: bool = False
     """Whether a reference of its own is cut over the processes that train together."""
-    sharers: tuple[str, ...] = ()
-    """Devices that share the optimizer, in the order of their parts; none if whoever trains has all of it."""
+    sharers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Role that trains -> devices that share its optimizer, in the order of their parts; none if each has all of it."""
+    whitens: bool = False
+    """Whether gradients are whitened at the end of a step, instead of credit before it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
     logs: Path | None = None
@@ -63,23 +65,23 @@ class WorkerSpec:
     @property
     def parted(self) -> bool:
         """Whether what trains here has a part of the optimizer that nobody else has."""
-        return self.mates > 1 or len(self.sharers) > 1
+        return self.mates > 1 or any(len(devices) > 1 for devices in self.sharers.values())
 
-    @property
-    def part(self) -> int:
-        """Which part of the optimizer a device has that trains."""
-        return self.sharers.index(self.device) if self.sharers else 0
+    def part(self, role: str) -> int:
+        """Which part of the optimizer a device has that trains in a role."""
+        sharers = self.sharers.get(role, ())
+        return sharers.index(self.device) if self.device in sharers else 0
 
     @property
     def readers(self) -> frozenset[str]:
-        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy, nor an
-        engine that has one."""
+        """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy or a
+        teacher, nor an engine that has one."""
         elsewhere = set()
         if isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
             elsewhere.add("generate")
         if self.mates > 1:
             elsewhere.add("train")
-        if self.recipe.model.adapter is None:
+        if self.recipe.model.adapter is None or self.recipe.roles.teacher is not None:
             elsewhere.add("reference")
         return self.roles & {"generate", "train", "reference"} - elsewhere
 

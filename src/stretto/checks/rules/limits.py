@@ -15,7 +15,7 @@ from stretto.algorithms.catalog import PULLING, find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.extras import install
-from stretto.recipe.schema import NativeEngineSection, Recipe
+from stretto.recipe.schema import NativeEngineSection, Recipe, UpdateSection
 from stretto.recipe.time_limit import EXAMPLES, seconds_until
 
 MOST = 2**31 - 1
@@ -97,13 +97,22 @@ def step_fits(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 
 def warmup_ends(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A warm-up that never ends never reaches the learning rate."""
-    updates, warmup = recipe.run.steps * recipe.batch.updates, recipe.optimizer.warmup
-    if warmup >= updates:
-        yield Problem(
-            field="optimizer.warmup",
-            reason=f"{warmup} updates of warm-up leave none of the run's {updates} (run.steps x batch.updates)",
-            fix=f"use less than {updates}",
-        )
+    updates = recipe.run.steps * recipe.batch.updates
+    for name, section in optimizers(recipe):
+        if section.warmup >= updates:
+            told = f"{section.warmup} updates of warm-up leave none of the run's {updates}"
+            yield Problem(
+                field=f"{name}.warmup",
+                reason=f"{told} (run.steps x batch.updates)",
+                fix=f"use less than {updates}",
+            )
+
+
+def optimizers(recipe: Recipe) -> Iterator[tuple[str, UpdateSection]]:
+    """Those of the policy and of a critic that is trained, by their dotted names."""
+    yield "optimizer", recipe.optimizer
+    if recipe.roles.critic is not None and recipe.roles.critic.optimizer is not None:
+        yield "roles.critic.optimizer", recipe.roles.critic.optimizer
 
 
 def time_is_readable(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -117,13 +126,14 @@ def time_is_readable(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 
 def moments_decay(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """AdamW divides by 1 - beta."""
-    for index, beta in enumerate(recipe.optimizer.betas):
-        if beta >= 1:
-            yield Problem(
-                field=f"optimizer.betas.{index}",
-                reason=f"with {beta:g} the moment would never change",
-                fix="use a number below 1, such as 0.9",
-            )
+    for name, section in optimizers(recipe):
+        for index, beta in enumerate(section.betas):
+            if beta >= 1:
+                yield Problem(
+                    field=f"{name}.betas.{index}",
+                    reason=f"with {beta:g} the moment would never change",
+                    fix="use a number below 1, such as 0.9",
+                )
 
 
 def rounded_sums_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -140,9 +150,10 @@ def rounded_sums_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[P
 
 def narrow_moments_are_possible(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Whoever computes in fp64 wants every bit."""
-    if recipe.optimizer.name != "adamw" and recipe.model.dtype == "float64":
-        reason = f"the moments of {recipe.optimizer.name} make no sense beside weights in float64"
-        yield Problem(field="optimizer.name", reason=reason, fix="use adamw, or model.dtype: float32")
+    for name, section in optimizers(recipe):
+        if section.name != "adamw" and recipe.model.dtype == "float64":
+            reason = f"the moments of {section.name} make no sense beside weights in float64"
+            yield Problem(field=f"{name}.name", reason=reason, fix="use adamw, or model.dtype: float32")
 
 
 def quantised_base_is_frozen(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -264,6 +275,8 @@ def kl_has_a_reference(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
     if recipe.roles.reference is not None:
         return
     facts, coef = find_facts(recipe.algorithm.name), recipe.algorithm.kl.coef
+    if facts and facts.taught:  # a teacher is asked instead
+        return
     if coef > 0:
         reason, fix = f"is null, but algorithm.kl.coef is {coef:g}", "use adapter-off, or set algorithm.kl.coef to 0"
         yield Problem(field="roles.reference", reason=reason, fix=fix)
@@ -283,6 +296,21 @@ def kl_in_the_reward_pulls(recipe: Recipe, scene: CheckContext) -> Iterator[Prob
         reason = f"{kl.estimator} in the reward does not pull towards the reference: {why[kl.estimator]}"
         fix = f"leave it out (auto is {PULLING['reward']} there), or use algorithm.kl.where: loss"
         yield Problem(field="algorithm.kl.estimator", reason=reason, fix=fix)
+
+
+def kl_can_adapt(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A coefficient that moves is one of a KL that is there, and of credit: a loss is made before the run."""
+    kl = recipe.algorithm.kl
+    if kl.adaptive is None:
+        return
+    if kl.coef == 0:
+        reason = "has no effect while algorithm.kl.coef, where it begins, is 0"
+        yield Problem(
+            field="algorithm.kl.adaptive", reason=reason, fix="set algorithm.kl.coef above 0, or leave it out"
+        )
+    elif kl.where == "loss":
+        reason = "a coefficient that adapts is not available yet for a KL in the loss"
+        yield Problem(field="algorithm.kl.adaptive", reason=reason, fix="use algorithm.kl.where: reward")
 
 
 def stale_answers_are_corrected(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -52,6 +52,7 @@ ONLY = (
         planned=True,
     ),
     OnlyValues(field="roles.critic.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
+    OnlyValues(field="roles.teacher.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(field="roles.reward_model.shape", values=(None,), reason=ABSENT, fix="leave it out", planned=True),
     OnlyValues(
         field="engine.url",

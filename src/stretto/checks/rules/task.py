@@ -19,7 +19,7 @@ def rewards_make_sense(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
 
 def rewards_have_weight(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Without weight there is nothing to learn from."""
-    if not any(part.weight for part in recipe.rewards):
+    if recipe.rewards and not any(part.weight for part in recipe.rewards):
         reason = "every weight is 0, so nothing could be learned"
         yield Problem(field="rewards", reason=reason, fix="give at least one part a weight")
 

@@ -202,7 +202,10 @@ def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
         )
 
 
-METRICS = ("eval/accuracy", "eval/low", "eval/high", "reward/mean", "reward/outcome", "loss", "kl/reference")
+METRICS = (
+    "eval/accuracy", "eval/low", "eval/high", "eval/loss", "eval/brier", "eval/ece",
+    "reward/mean", "reward/outcome", "loss", "kl/reference",
+)  # fmt: skip
 """Metrics that say which of two checkpoints is better: of a loss and a KL less, of the others more."""
 
 

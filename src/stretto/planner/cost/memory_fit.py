@@ -219,7 +219,8 @@ class MemoryFits:
         if choice.sharded and role in UPDATE:
             _, count = choice.places(self.setting.workload.roles)[role]
             copies = count // split.width
-        key = ("resident", role, split, source, copies, side.first, side.size)
+        whitens = choice.whitens(self.setting.workload)
+        key = ("resident", role, split, source, copies, side.first, side.size, whitens)
         if key not in self.known:
             self.known[key] = self._count_resident(choice, side, role, source, copies)
         return self.known[key]
@@ -230,9 +231,11 @@ class MemoryFits:
         work, site = self.setting.workload, self._site(choice, side, role)
         shape = work.shapes[role]
         if role in UPDATE:
-            base = work.precision_of("train")
-            held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
-            return held._replace(optimizer=held.optimizer / copies)
+            base = work.precision_of(role)
+            adapter, optimizer = work.adapter_of(role), work.optimizer_of(role)
+            held = memory.states(shape, site, adapter=adapter, base=base, optimizer=optimizer)
+            sums = 2 if role == "train" and choice.whitens(work) else 1
+            return held._replace(optimizer=held.optimizer / copies, gradients=held.gradients * sums)
         if source != "own":
             return NOTHING
         if role == "generate":
@@ -267,7 +270,7 @@ class MemoryFits:
             return RankMemory(
                 activations=memory.activations(shape, site, choice.budget, kind, work.precision),
                 head=memory.head(shape, site, choice.budget) if role == "train" else 0.0,
-                gathered=memory.gathered(shape, site, trained=not work.adapter),
+                gathered=memory.gathered(shape, site, trained=not work.adapter_of(role)),
             )
         if role == "generate":
             held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))

@@ -185,9 +185,10 @@ class Costs:
         recompute: bool = False,
         precision: Precision = "bfloat16",
         budget: float = 0.0,
+        backwards: int = 1,
     ) -> float:
         """The forwards and backwards of `train`, without an update."""
-        passes = 1.0 + recompute + (1.0 if adapter else 2.0) * self.rates.backward
+        passes = 1.0 + recompute + backwards * (1.0 if adapter else 2.0) * self.rates.backward
         micro = self.micro_batches(site, load, budget)
         alone = self.compute(shape, site, load, adapter=adapter, precision=precision)
         alone *= self.uneven(site, load)

@@ -47,7 +47,8 @@ class StageTimes:
     def slowest(self, choice: Candidate, stages: tuple[str, ...]) -> float:
         """These stages one after the other, on the side that takes longest for those that it serves."""
         sides = choice.sides(self.setting.workload.roles)
-        key = (stages, choice.train, choice.frozen, choice.others, choice.recompute, choice.budget, sides)
+        whitens = choice.whitens(self.setting.workload)
+        key = (stages, choice.train, choice.frozen, choice.others, choice.recompute, choice.budget, sides, whitens)
         if key not in self.known:
             asked = [stage for stage in self.setting.workload.stages if stage in stages]
             self.known[key] = max(
@@ -62,7 +63,7 @@ class StageTimes:
         split = choice.split(role, work.reading)
         _, count = choice.places(work.roles)[role]
         cells = max(1, count // split.width)
-        key = (stage, split, cells, choice.recompute, choice.budget, side.first, side.size)
+        key = (stage, split, cells, choice.recompute, choice.budget, side.first, side.size, choice.whitens(work))
         if key not in self.known:
             site, parts = self.setting.site(split, side.first, side.size), work.parts if stage in UPDATE else 1
             portion = max(1 / cells, 1 / (work.prompts * work.samples)) / parts
@@ -77,8 +78,8 @@ class StageTimes:
         if stage not in UPDATE:
             return fixed + self.costs.forward(shape, site, load, precision=precision, budget=choice.budget)
         return fixed + self.costs.accumulate(
-            shape, site, load, adapter=work.adapter, recompute=choice.recompute, precision=precision,
-            budget=choice.budget,
+            shape, site, load, adapter=work.adapter_of(role_of(stage)), recompute=choice.recompute, precision=precision,
+            budget=choice.budget, backwards=2 if stage == "train" and choice.whitens(work) else 1,
         )  # fmt: skip
 
     def prefill(self, site: Site, load: TokenLoad) -> float:

@@ -88,7 +88,7 @@ class StepEnds:
         split = choice.split(role, work.reading)
         site = self.setting.site(split, side.first, side.size)
         cells, path = max(1, count // split.width), self.gradient_path(choice, role)
-        return self.costs.update(work.shapes[role], site, adapter=work.adapter, cells=cells, path=path)
+        return self.costs.update(work.shapes[role], site, adapter=work.adapter_of(role), cells=cells, path=path)
 
     def gradient_path(self, choice: Candidate, role: str = "train") -> TensorPath:
         """How the devices that train a role add up their gradients."""
@@ -137,8 +137,8 @@ class StepEnds:
         if key not in self.known:
             shape, site = work.shapes[role], self.setting.site(split, side.first, side.size)
             if role in UPDATE:
-                base = work.precision_of("train")
-                held = memory.states(shape, site, adapter=work.adapter, base=base, optimizer=work.optimizer)
+                adapter, optimizer = work.adapter_of(role), work.optimizer_of(role)
+                held = memory.states(shape, site, adapter=adapter, base=work.precision_of(role), optimizer=optimizer)
                 needed = choice.streamed or all(other == role or other in work.reading for other in side.roles)
                 size = 2 * (held.optimizer + (0.0 if needed else held.weights))
             else:

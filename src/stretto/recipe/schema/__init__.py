@@ -14,5 +14,6 @@ from stretto.recipe.schema.model import *
 from stretto.recipe.schema.recipe import *
 from stretto.recipe.schema.rewards import *
 from stretto.recipe.schema.running import *
+from stretto.recipe.schema.sources import *
 from stretto.recipe.schema.task import *
 from stretto.recipe.schema.training import *

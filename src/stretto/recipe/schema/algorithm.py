@@ -13,6 +13,15 @@ from pydantic import Field
 from stretto.recipe.schema.base import Choice, Count, NotNegative, Plugin, Positive, Section
 
 
+class AdaptiveKl(Section):
+    """A coefficient that moves until the KL is what is wanted."""
+
+    target: Positive = 0.1
+    """The KL per token to hold, as `kl/reference` reports it."""
+    horizon: Count = 10_000
+    """Trajectories after which a KL of at least 1.2 times the target has raised the coefficient by about a fifth."""
+
+
 class Kl(Section):
     """The pull towards the reference."""
 
@@ -23,6 +32,8 @@ class Kl(Section):
     expected gradients pull to the reference."""
     where: Literal["loss", "reward"] = "loss"
     """A term of the loss, or a part of the reward."""
+    adaptive: AdaptiveKl | None = None
+    """Moves `coef`, which is then where it begins, after every step; for a KL in the reward."""
 
 
 class Correction(Section):
@@ -54,6 +65,10 @@ class Gae(Section):
     """Discount per token."""
     lam: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
     """Lambda: 1 trusts rewards alone, 0 the critic's next value."""
+    length_alpha: Positive | None = None
+    """Lambda of the policy by length instead: 1 - 1 / (length_alpha * trained tokens of the trajectory), at least 0."""
+    critic_lam: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Lambda of what the critic learns to say; null: `lam`."""
     value_clip: Positive = 0.2
     """How far the critic may move from the value it gave when the answer was sampled."""
 
@@ -111,12 +126,36 @@ class Ppo(ClippedAlgorithm):
     """How values become advantages."""
 
 
+class Distill(ClippedAlgorithm):
+    """A teacher's word on every token that the policy samples; `roles.teacher` names it."""
+
+    name: Literal["distill"] = "distill"
+    top_k: Count | None = None
+    """null: the teacher is asked about the sampled token alone. A number: the exact KL over its so many likeliest."""
+    reward_weight: NotNegative = 0.0
+    """Weight of the rewards, centred in the group, beside the teacher; 0: they are only reported."""
+
+
 class AstarPo(AlgorithmSection):
     """Regression on a table of optimal values; nothing is clipped."""
 
     name: Literal["astar_po", "astar_po_course"] = "astar_po"
     vstar: Vstar = Vstar()
     """The table."""
+
+
+class Imitation(AlgorithmSection):
+    """The answers of the data are imitated; nothing is sampled (`stretto sft`)."""
+
+    name: Literal["sft"] = "sft"
+
+
+class PairwiseRanking(AlgorithmSection):
+    """A reward model, from pairs of a better and a worse answer (`stretto reward-model`)."""
+
+    name: Literal["reward_model"] = "reward_model"
+    centring: NotNegative = 0.0
+    """Weight of the squared sum of a pair's scores, which keeps scores around 0; 0.01 is usual."""
 
 
 class OwnAlgorithm(ClippedAlgorithm):

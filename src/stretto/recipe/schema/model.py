@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stretto.recipe.schema.base import Count, Natural, Positive, Section
+from stretto.recipe.schema.training import UpdateSection
 
 SCRATCH_TEMPLATE = (
     "{% for message in messages %}"
@@ -114,9 +115,20 @@ class RoleModel(Section):
     """A model for another role than the one that is trained."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
-    """A hub id or a folder; `scratch`: the model as it was before training, with a head of noise, to try a plan out."""
+    """A hub id or a folder; `scratch`: the model as it was before training, with a new head."""
     shape: str | Shape | None = None
     """The model's shape, as in `model.shape`."""
+
+
+class Critic(RoleModel):
+    """The value model of PPO."""
+
+    adapter: Adapter | None = None
+    """LoRA instead of all weights; on the base of a `model.adapter` it shares that base, and takes little memory."""
+    optimizer: UpdateSection | None = UpdateSection()
+    """How its gradient becomes an update; null for a critic that comes trained and stays as it is."""
+    warmup_steps: Natural = 0
+    """First steps in which the critic learns and the policy does not."""
 
 
 class Roles(Section):
@@ -124,7 +136,9 @@ class Roles(Section):
 
     reference: Literal["adapter-off"] | RoleModel | None = "adapter-off"
     """What KL is measured against: `adapter-off` is the model as it was before training; others can only be planned."""
-    critic: RoleModel | None = None
-    """The value model of PPO: a token classifier of one label, which is not trained yet."""
+    critic: Critic | None = None
+    """The value model of PPO: a classifier of tokens or sequences with one label, or a language model, given a head."""
+    teacher: RoleModel | None = None
+    """What `distill` learns from: a causal language model with the same tokenizer, frozen, in the reference's place."""
     reward_model: RoleModel | None = None
     """A sequence classifier of one label, frozen, which runs as a stage of its own; read by rewards of kind model."""

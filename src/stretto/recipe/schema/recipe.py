@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from stretto.recipe.schema.algorithm import AlgorithmSection, PolicyGradient
 from stretto.recipe.schema.base import Plugin, Section
@@ -29,8 +27,8 @@ class Recipe(Section):
     """What it is asked."""
     environment: EnvironmentSection = SingleTurnSection()
     """What happens between prompt and verdict."""
-    rewards: Annotated[tuple[RewardPart, ...], Field(min_length=1)] = (NumericReward(),)
-    """The verdict, as a weighted sum of named parts."""
+    rewards: tuple[RewardPart, ...] = (NumericReward(),)
+    """The verdict, as a weighted sum of named parts; left out where nothing is sampled to learn from, none."""
     algorithm: AlgorithmSection = PolicyGradient()
     """How a reward becomes a gradient."""
     batch: BatchSection = BatchSection()

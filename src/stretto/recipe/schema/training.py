@@ -50,8 +50,8 @@ class BatchSection(Section):
     """Lengths that `plan`, `placement.strategy: auto` and forecasts count with."""
 
 
-class Optimizer(Section):
-    """How a gradient becomes an update."""
+class UpdateSection(Section):
+    """How a gradient becomes an update, whichever model it is of."""
 
     name: Literal["adamw", "adamw16bit", "adamw8bit"] = "adamw"
     """AdamW. Beside a bf16 weight and its gradient it keeps 12 bytes; adamw16bit keeps 6 and adamw8bit 4, with moments
@@ -68,6 +68,11 @@ class Optimizer(Section):
     """Course of the learning rate after the warm-up."""
     warmup: Natural = 0
     """Updates of linear warm-up."""
+
+
+class Optimizer(UpdateSection):
+    """How the gradient of the model that is trained becomes an update, and how gradients are made and added up."""
+
     checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward; auto switches it on when memory runs out."""
     reduce: Literal["exact", "bfloat16"] = "exact"

@@ -25,14 +25,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from stretto.algorithms.base import Algorithm
+from stretto.algorithms.base import Algorithm, TokenStreams
 from stretto.errors import RecipeError, TrainingError
 from stretto.models import attention
 from stretto.models.load import Policy
-from stretto.models.logprob_head import accum_dtype, logprobs_of
+from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
-from stretto.training.packing import MicroBatch, divide
+from stretto.training.packing import MicroBatch
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Sample, Weights
@@ -82,7 +82,7 @@ class GatheredForward(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
         hidden = self.policy.hidden(tokens, positions, layout)
-        return logprobs_of(hidden[sources], self.policy.head(), targets, temperature=self.temperature, kept=kept)
+        return self.policy.read(hidden[sources], targets, temperature=self.temperature, kept=kept)
 
 
 def on_the_same_tensors(policy: Policy) -> Policy:
@@ -280,7 +280,7 @@ class ShardedTrainer(Trainer):
 
     def _each_row(self, samples: Sequence[Sample], do: Callable[..., None]) -> None:
         """Does something with this process's rows of a piece; those that have one less take part in the last one."""
-        rows, rank, size = divide(samples, self.token_budget), self.shards.rank, self.shards.size
+        rows, rank, size = self.rows_of(samples), self.shards.rank, self.shards.size
         mine = deque(rows[rank::size])
         try:
             for _ in range(-(-len(rows) // size)):
@@ -294,22 +294,22 @@ class ShardedTrainer(Trainer):
     def _row(self, samples: Sequence[Sample], *, counts: bool) -> None:
         begun = time.perf_counter()
         batch = self._pack(samples, self.policy)
-        logprobs, entropy = self._forward(batch, self.policy)
-        losses = self._losses(logprobs, batch.rows)
+        logprobs, entropy, rows = self._forward(batch, self.policy)
+        losses = self._losses(logprobs, rows)
         self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})
         if counts:
             self.meter.count(batch, logprobs.detach(), entropy, losses)
             self.meter.time(batch, time.perf_counter() - begun)
 
-    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
         """Through the slices, unless it is another model that is asked, which every process has in full."""
         shards = self._slices_of(policy)
         if shards is None:
             return super()._forward(batch, policy)
-        result: tuple[Tensor, Tensor] = shards.rows(
+        logprobs, entropy = shards.rows(
             batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept
         )
-        return result
+        return logprobs, entropy, batch.rows
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         """What is left of a gradient after it was summed over the processes is this one's slice."""

@@ -1,0 +1,80 @@
+"""The part of a worker that writes checkpoints, beside the calls that come meanwhile.
+
+What is written, and read again, is told by `workers.model_state`. The driver (`workers.checkpoints`) asks until it is
+done, and fetches what its host does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+from torch import nn
+
+from stretto.errors import CheckpointError
+from stretto.models.load import Policy
+from stretto.storage.atomic import storing
+from stretto.threads import begun
+from stretto.training.trainer import Trainer
+from stretto.workers import model_state
+from stretto.workers.shared_folder import HostFolder, Listing
+from stretto.workers.worker_spec import WorkerSpec
+
+
+class CheckpointCalls:
+    """Files of a checkpoint, written and handed over."""
+
+    assignment: WorkerSpec
+    policy: Policy
+    files: HostFolder
+    writing: Future[list[str]] | None
+
+    def trained(self, model: str) -> Trainer:
+        """What trains a model."""
+        raise NotImplementedError
+
+    def _awake(self, model: str) -> Mapping[str, nn.Parameter]:
+        raise NotImplementedError
+
+    def save(
+        self, model: str, folder: Path, there: Listing, part: int, of: int, exports: bool, base: Path | None
+    ) -> None:
+        """Begins to write what the next step of a model depends on, or one of several parts of it, into `state/` of the
+        driver's folder, in which it has found `there`. Where it `exports`, the policy for others, too, whose `base` is
+        the run's copy.
+
+        It goes on in a thread, because nothing of it changes before the next update, for which the driver waits. Where
+        models sleep in host memory, their tensors move, so there it is over when this returns.
+        """
+        self._awake(model)
+        states = model_state.held(self.trained(model))
+
+        def write() -> list[str]:
+            with storing(folder, CheckpointError):
+                place = self.files.at(folder, there)
+                model_state.write(model, *states, place, part=part, of=of)
+                if exports:
+                    self.policy.save(place, base=base)
+            return self.files.names()
+
+        self.writing = begun(write)
+        if self.assignment.sleeps:
+            wait([self.writing])
+
+    def saved(self) -> list[str] | None:
+        """What the driver is to fetch of what was written, or none as long as that goes on."""
+        assert self.writing is not None
+        return self.writing.result() if self.writing.done() else None
+
+    def read(self, name: str, start: int) -> bytes:
+        """A piece of a file that the driver is to fetch; an empty one at its end."""
+        return self.files.read(name, start)
+
+    def append(self, name: str, piece: bytes) -> None:
+        """A piece of a file that is restored from."""
+        self.files.append(name, piece)
+
+    def clear(self) -> None:
+        """Removes files that were fetched, or restored from."""
+        self.files.clear()
