@@ -18,7 +18,7 @@ KINDS = {
     "dapo that drops": {"algorithm": {"name": "dapo"}, "batch__max_rounds": 3},
     "two updates": {"algorithm": {"name": "rloo"}, "batch__updates": 2},
     "reward ppo": {
-        "roles": {"critic": {"name": "scratch"}},
+        "roles": {"critic": {"name": "scratch", "optimizer": None}},
         "algorithm": {"name": "ppo", "kl": {"coef": 0.1, "where": "reward"}},
     },
     "lora on two parts": {

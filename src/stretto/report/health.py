@@ -61,7 +61,9 @@ def health(run: RunRecord, *, now: float | None = None) -> list[Finding]:
     """Everything that keeps a run from being sound, alarms first; a sound run has one line that says so."""
     found = [*_alive(run, time.time() if now is None else now), *_judged(run), *_taught(run)]
     if not any(each.level == "alarm" for each in found) and run.steps:
-        found.insert(0, Finding(level="fine", text="Steps end, answers are judged, and groups teach something."))
+        judged = any("reward/mean" in row for row in recent(run))  # none where rows are learned from
+        text = "Steps end, answers are judged, and groups teach something." if judged else "Steps end."
+        found.insert(0, Finding(level="fine", text=text))
     return sorted(found, key=lambda each: ("alarm", "fine", "notice").index(each.level))
 
 
