@@ -148,7 +148,9 @@ def test_the_timeline_is_a_trace_of_every_stage(run):
 def test_events_say_what_happened(run):
     kinds = [(event["kind"], event["step"]) for event in lines(run.folder / "events.jsonl")]
     saved, asked = (lambda step: ("checkpoint", step)), (lambda step: ("evaluated", step))
-    assert kinds == [("started", 0), asked(0), saved(1), asked(2), saved(2), saved(3), asked(4), saved(4)]
+    # A checkpoint is said once it is on the disk, which may be after what the next step says.
+    assert kinds[0] == ("started", 0) and [kind for kind in kinds if kind[0] == "evaluated"] == [*map(asked, (0, 2, 4))]
+    assert [kind for kind in kinds[1:] if kind[0] == "checkpoint"] == [*map(saved, (1, 2, 3, 4))] and len(kinds) == 8
 
 
 def test_tensorboard_has_a_file(run):
