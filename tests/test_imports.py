@@ -54,8 +54,8 @@ ARROWS = {
     "engines": BASE | {"models", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
-    | {"algorithms.base", "checks.machine", "engines", "models", "placement.plan", "placement.transport", "threads"}
-    | {"training", "weights"}
+    | {"algorithms.base", "checks.machine", "engines", "models", "openmp", "placement.plan", "placement.transport"}
+    | {"threads", "training", "weights"}
     # A checkpoint's tensors are written where they are.
     | {"storage.atomic", "storage.manifest", "storage.tensors"},
     # Neither strategies by name, nor Ray, nor how a model is cut: one device and several run alike.
