@@ -25,6 +25,9 @@ waits within a step are: `scripts/evidence/busy` compares other bounds."""
 PASSIVE = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 """Sleep at once, for machines on which others compete for every core."""
 
+SOFT = 1
+"""omp_pause_soft: a region that comes later starts threads anew."""
+
 _SET: dict[str, str] = {}
 """What was set here, as far as nobody has changed it since."""
 
@@ -46,18 +49,15 @@ def wait_passively(environment: MutableMapping[str, str] = os.environ) -> bool:
     return True
 
 
-SOFT = 1
-"""omp_pause_soft: a region that comes later starts threads anew."""
-
-
 def release_threads() -> None:
     """Ends the threads that have computed for the calling one, which is to leave that to another thread.
 
     Each thread that computes gets threads of its own. As soon as a process has more of them than cores, libgomp has
     all of them spin for a moment only, whoever works: with a model so small that an operation takes microseconds they
-    wait for each other for a third of a step. Where there is no libgomp nothing happens.
+    wait for each other for a third of a step. It is asked through torch, since wheels call its file by several names.
+    Where torch has no libgomp nothing happens.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__ is not None:
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libgomp.so.1")).omp_pause_resource_all(SOFT)
+            ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so")).omp_pause_resource_all(SOFT)

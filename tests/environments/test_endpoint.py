@@ -230,7 +230,7 @@ def test_a_reply_with_tool_calls_is_known_again_by_their_ids():
 
 
 def test_a_server_that_runs_for_long_forgets_the_oldest_tool_calls():
-    caller = Caller(model=None, trajectory=None)
+    caller = Caller(model=None, trajectory=None, key="key")
     for number in range(REMEMBERED + 3):
         caller.remember(f"call_{number}", {"role": "assistant", "content": str(number)})
     assert len(caller.replies) == REMEMBERED and "call_2" not in caller.replies

@@ -58,8 +58,8 @@ class Caller:
     """What answers."""
     trajectory: asyncio.Task[Any]
     """What waits for the environment."""
-    key: str | None = None
-    """Their API key, once there is one."""
+    key: str
+    """Their API key."""
     replies: dict[str, Reply] = field(default_factory=dict)
     """Id of a tool call -> the reply that it stands in, so that a client that passes it back continues that."""
     requests: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Caller:
     def remember(self, tool_call: str, reply: Reply) -> None:
         """Keeps the reply of a tool call, and forgets the oldest of more than a conversation has."""
         self.replies[tool_call] = reply
-        while len(self.replies) > REMEMBERED:
+        if len(self.replies) > REMEMBERED:
             del self.replies[next(iter(self.replies))]
 
     def fail(self, error: Exception) -> None:
@@ -100,9 +100,8 @@ class Addresses:
         server = await self._serving()
         if (caller := self._running.get(model)) is None:
             raise RolloutError("its trajectory has ended, so this model has no address any more")
-        key = caller.key = caller.key or new_key()
-        self.callers[key] = caller
-        return Address(url=server.url, key=key)
+        self.callers[caller.key] = caller
+        return Address(url=server.url, key=caller.key)
 
     @contextmanager
     def running(self, model: ServedModel, key: str | None = None) -> Iterator[None]:
@@ -110,13 +109,12 @@ class Addresses:
         raised here."""
         task = asyncio.current_task()
         assert task is not None
-        caller = self._running[model] = Caller(model=model, trajectory=task, key=key)
+        caller = self._running[model] = Caller(model=model, trajectory=task, key=key or new_key())
         try:
             yield
         finally:
             del self._running[model]
-            if caller.key is not None:
-                self.callers.pop(caller.key, None)
+            self.callers.pop(caller.key, None)
             for request in caller.requests:
                 request.cancel()
             if caller.failure is not None:

@@ -77,6 +77,8 @@ class Renderer:
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Tokens:
         """The tokens that start a conversation, up to where the model speaks."""
+        if not self._is_foreign:
+            return self.encode_opening(self.opening(messages))
         key = (str(self.tokenizer.chat_template), chat_of(messages, ask=True, tools=tools))
         if key not in self._opened:
             try:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -26,7 +27,7 @@ BURIAL_SECONDS = 5.0
 """How long a killed process may take to disappear."""
 
 
-class ClosedAtEnd:
+class ClosedAtEnd(ABC):
     """What is closed where an `async with` ends."""
 
     async def __aenter__(self) -> Self:
@@ -37,9 +38,9 @@ class ClosedAtEnd:
     ) -> None:
         await self.close()
 
+    @abstractmethod
     async def close(self) -> None:
         """Leaves nothing behind."""
-        raise NotImplementedError
 
 
 class Process:
