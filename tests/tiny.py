@@ -164,6 +164,9 @@ class Recorder:
         return 0.0
 
 
+ABOUT_ROWS = {"tokens/shared", "micro_batches", "micro_batches/overhead"}
+"""Metrics of an update that say how samples were laid into rows, and not what was learned from them."""
+
 SETTINGS = {"token_budget": 10_000, "temperature": 1.0, "clip": None, "checkpointing": False}
 """Everything in one row, nothing clipped, nothing recomputed."""
 
@@ -195,6 +198,11 @@ def step(policy, algorithm, *pieces, **settings):
         token_budget=trainer.token_budget,
         recomputes=trainer.recomputes,
     )
+
+
+def learned(metrics):
+    """Those that do not depend on how samples were laid into rows."""
+    return {key: value for key, value in metrics.items() if key not in ABOUT_ROWS}
 
 
 def naive_logprobs(policy, talk, *, temperature=1.0):

@@ -11,6 +11,7 @@ from stretto.algorithms.base import build
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import wide_master
 from stretto.training.trainer import Trainer
+from tiny import learned
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def test_a_cell_of_two_trains_as_one_device_does(case, cell):
     close = 1e-9 if PRECISION[case] == EXACT else 1e-4 if case.startswith("adamw") else 0.1
     for mine, theirs in zip(told["reports"], reports, strict=True):
         assert mine.keys() == theirs.keys()
-        assert mine == pytest.approx(theirs, rel=close, abs=close)
+        assert learned(mine) == pytest.approx(learned(theirs), rel=close, abs=close)
     assert told["weights"].keys() == weights.keys()
     for name, weight in weights.items():
         assert told["weights"][name].dtype == weight.dtype
@@ -71,4 +72,4 @@ def test_a_cell_of_two_trains_as_one_device_does(case, cell):
 def test_each_process_holds_half_and_a_restored_state_is_gone_on_from(case, cell):
     told = torch.load(cell / f"{case}.pt")
     assert 0.4 < told["held"] < 0.6
-    assert told["again"] == told["reports"]
+    assert list(map(learned, told["again"])) == list(map(learned, told["reports"]))

@@ -160,7 +160,7 @@ def _refuse_other_ends(run: RunAnswers, export: Path, tokenizer: Any) -> None:
         ended = {int(answer.tokens[-1]) for answer in run.answers if answer.stop == "stop"} & run.stop
         same = ends <= run.stop and ended <= ends
     else:
-        found = GenerationConfig.from_pretrained(export).eos_token_id
+        found = GenerationConfig.from_pretrained(export, trust_remote_code=False).eos_token_id
         ends = frozenset([found] if isinstance(found, int) else found or [])
         same = ends == run.stop
     if not same:

@@ -107,9 +107,7 @@ def resume(
     before, root = load_run_recipe(folder)
     recipe, _ = load_run_recipe(folder, changes)
     refuse_unknown(allow, before, recipe)
-    RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root)).restore(
-        before.model_dump(mode="json")
-    )
+    _recipe_record(recipe, folder, root, allow).restore(before.model_dump(mode="json"))
     with held(folder):
         told = f"beginning again; what was there is in {set_aside(folder)}" if restart else ""
         return _run_with_restarts(
@@ -165,8 +163,15 @@ async def _run(
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
-            if stand.latest and done >= recipe.run.steps and not lacks_evaluation(recipe, done, metrics):
-                return finished(screen, folder, stand.latest, done)
+            if (
+                stand.latest
+                and recipe == before
+                and done >= recipe.run.steps
+                and not lacks_evaluation(recipe, done, metrics)
+            ):
+                checkpoints.restore_part(stand.latest, _recipe_record(recipe, folder, root, allow))
+                with InputsRecorder(folder, recipe, root, given):
+                    return finished(screen, folder, stand.latest, done)
         import_plugins(recipe, root)  # those that are as they were
         course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
@@ -267,7 +272,12 @@ def _stateful(
 ) -> tuple[Stateful, ...]:
     """What a checkpoint holds; restored, it refuses what differs and was not allowed to."""
     parts.prompts.takes_others = any(allowed("task.source", [key]) or allowed(key, ["task.source"]) for key in allow)
-    return (RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root)), *parts.stateful)
+    return (_recipe_record(recipe, folder, root, allow), *parts.stateful)
+
+
+def _recipe_record(recipe: Recipe, folder: Path, root: Path, allow: Sequence[str]) -> RecipeRecord:
+    """What refuses another recipe than the one of a checkpoint, or of the folder."""
+    return RecipeRecord(recipe, allow=allow, held=FixedRecord(folder=folder, root=root))
 
 
 def startup_deadline(recipe: Recipe, folder: Path) -> AbstractContextManager[None]:

@@ -169,6 +169,11 @@ class Checkpoints:
         self._current = manifest.step
         return manifest.step
 
+    @staticmethod
+    def restore_part(path: Path, part: Stateful) -> None:
+        """Puts one part back, for those who need no other."""
+        part.restore(read_state(*_files(path, part.name)))
+
     def _fill(
         self,
         draft: Path,
