@@ -101,7 +101,7 @@ def test_runs_at_once_share_the_cores_or_the_gpus(monkeypatch):
 def test_runs_at_once_are_processes_and_survive_a_kill_of_the_sweep(tmp_path):
     recipe = written(tmp_path, **SMALL | {"run__steps": 40})
     command = [sys.executable, "-m", "stretto", "sweep", str(recipe), "seed=0,1", "--at-once", "2", "--folder", "s"]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     files = [tmp_path / "s" / f"seed={seed}" / "metrics.jsonl" for seed in (0, 1)]
     until = time.monotonic() + 60
     while not all(path.is_file() for path in files):

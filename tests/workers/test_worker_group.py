@@ -71,7 +71,7 @@ def crew_of(launcher, *, folder=None, **changes):
     plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=DEVICES)
     plan = replace(plan, **changes)
     patience = CallDeadlines(start=1, generate=0.05, train=0.05, publish=0.05)
-    return WorkerGroup(plan, launcher, lambda device: device, patience=patience, folder=folder)
+    return WorkerGroup(plan, launcher, lambda device, start_by: device, patience=patience, folder=folder)
 
 
 async def saved_by(worker_group, folder):
@@ -167,7 +167,7 @@ def test_a_start_of_several_workers_says_what_it_waits_for_and_one_of_one_nothin
         told = []
         plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
         late = CallDeadlines(start=1, generate=1, train=1, publish=1)
-        await WorkerGroup(plan, Sayings(), lambda device: device, patience=late, note=told.append).start()
+        await WorkerGroup(plan, Sayings(), lambda device, start_by: device, patience=late, note=told.append).start()
         return told
 
     told = asyncio.run(scenario(DEVICES))
@@ -315,7 +315,7 @@ def test_who_waits_for_one_that_died_is_called_off(dead):
         devices = (*DEVICES, "localhost/cpu:2")
         plan = plan_of(Placement(strategy="flatten"), roles={"generate", "train"}, devices=devices)
         patience = CallDeadlines(start=20, generate=20, train=20, publish=20)
-        worker_group = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
+        worker_group = WorkerGroup(plan, OneStore(), lambda device, start_by: device, patience=patience)
         worker_group.members = {device: Meets(device, dead=index == dead) for index, device in enumerate(devices)}
         with pytest.raises(WorkerLost, match=f"{devices[dead]}: its process has died"):
             await worker_group.meet()
@@ -349,7 +349,7 @@ def test_who_adds_up_with_one_that_died_is_called_off():
     async def scenario():
         plan = plan_of(Placement(strategy="elastic"), roles={"generate", "train"}, devices=DEVICES)
         patience = CallDeadlines(start=20, generate=20, train=20, publish=20)
-        worker_group = WorkerGroup(plan, OneStore(), lambda device: device, patience=patience)
+        worker_group = WorkerGroup(plan, OneStore(), lambda device, start_by: device, patience=patience)
         worker_group.members = {device: HangsWithoutTheOthers(device, dead=device == DEVICES[1]) for device in DEVICES}
         await worker_group.meet()
         for meeting in worker_group.meetings["train"]:

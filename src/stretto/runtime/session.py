@@ -160,21 +160,14 @@ async def _run(
         for text in (*[told] * bool(told), f"run folder {folder}"):
             screen.note(text)
         stand, done, metrics = _stand(checkpoints, folder, recipe, again=again, note=screen.note)
+        pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
             point_adapters(folder, recipe, root)
-            if (
-                stand.latest
-                and recipe == before
-                and done >= recipe.run.steps
-                and not lacks_evaluation(recipe, done, metrics)
-            ):
-                checkpoints.restore_part(stand.latest, _recipe_record(recipe, folder, root, allow))
-                with InputsRecorder(folder, recipe, root, given):
-                    return finished(screen, folder, stand.latest, done)
+            if stand.latest and recipe == before and done >= recipe.run.steps and not pending:
+                return _already_finished(stand.latest, folder, recipe, root, allow=allow, screen=screen, given=given)
         import_plugins(recipe, root)  # those that are as they were
         course = planned(recipe := resolve_dtype(recipe, root, screen.note), root, screen.note)
-        pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         # The recipe is on disk before anything heavy starts, so that a run killed in its first second can be resumed.
         with _journal(recipe, folder, root=root, plan=course, done=after, pending=pending, note=screen.note) as journal:
             fetch_models(recipe, root, screen.note)
@@ -213,6 +206,22 @@ def _stand(
     every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
     stand = standing(checkpoints, every=every, note=note)
     return stand, *((step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {}))
+
+
+def _already_finished(
+    latest: Path,
+    folder: Path,
+    recipe: Recipe,
+    root: Path,
+    *,
+    allow: Sequence[str],
+    screen: Progress,
+    given: UserFunctions,
+) -> Finished:
+    """A resume that has nothing left to do; it refuses what any resume refuses, and an old run has a record then."""
+    Checkpoints.restore_part(latest, _recipe_record(recipe, folder, root, allow))
+    with InputsRecorder(folder, recipe, root, given):
+        return finished(screen, folder, latest, step_of(latest))
 
 
 def _record(folder: Path, recipe: Recipe, root: Path, course: PlannedRun) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,13 +30,17 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
     """vLLM on a worker's device, loaded."""
     settings = settings_of(policy, section, spec)
     given = spec.recipe.deadlines
+    left = given.start if spec.start_by is None else max(1.0, spec.start_by - time.time())
     return VllmEngine(
         policy,
         starter(engine_python(section, spec.root), spec),
         name=f"vLLM on {spec.device}",
         settings=settings,
         deadlines=VllmDeadlines(
-            start=EARLIER * given.start, generate=EARLIER * given.generate, publish=EARLIER * given.publish
+            start=EARLIER * given.start,
+            generate=EARLIER * given.generate,
+            publish=EARLIER * given.publish,
+            first=EARLIER * left,
         ),
     )
 

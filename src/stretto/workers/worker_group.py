@@ -55,7 +55,7 @@ class WorkerGroup:
         self,
         plan: Plan,
         launcher: Launcher,
-        assign: Callable[[str], WorkerSpec],
+        assign: Callable[[str, float], WorkerSpec],
         *,
         patience: CallDeadlines,
         folder: Path | None = None,
@@ -75,7 +75,7 @@ class WorkerGroup:
         self.trained = trained_models(plan)
         # Cells whose devices ask one model together, each with a slice of it.
         self.sliced = {
-            cell.name for cell in plan.cells if plan.in_slices(cell) and assign(cell.devices[0]).cuts_reference
+            cell.name for cell in plan.cells if plan.in_slices(cell) and assign(cell.devices[0], 0.0).cuts_reference
         }
         self.members: dict[str, WorkerTransport] = {}
         self.lanes: dict[str, EngineQueue] = {}
@@ -159,8 +159,9 @@ class WorkerGroup:
 
     async def launch(self, device: str) -> WorkerTransport:
         """A worker for a device, loaded."""
-        async with self._deadline("start", device, self._starting):
-            return await self.launcher.start(self.assign(device))
+        seconds = self._starting
+        async with self._deadline("start", device, seconds):
+            return await self.launcher.start(self.assign(device, time.time() + seconds))
 
     def _lane(self, cell: str) -> EngineQueue:
         device, seconds = self.device[cell], self.patience.generate

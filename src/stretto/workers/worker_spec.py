@@ -45,6 +45,8 @@ class WorkerSpec:
     """Whether gradients are whitened at the end of a step, instead of credit before it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
+    start_by: float | None = None
+    """Unix time until which it has to load, if anybody waits for that."""
     logs: Path | None = None
     """Where what other programs say is kept: the run's folder, if there is one and this host has it."""
 

@@ -15,7 +15,7 @@ from tiny import scratch_policy
 SETTINGS = VllmSettings(
     versions=("0.32",), dtype="bfloat16", context=64, cache_bytes=1 << 20, rank=4, device="cpu"
 )  # fmt: skip
-PATIENCE = VllmDeadlines(start=9.0, generate=9.0, publish=9.0)
+PATIENCE = VllmDeadlines(start=9.0, generate=9.0, publish=9.0, first=9.0)
 ADAPTER = Adapter(rank=4, alpha=12.0)
 
 

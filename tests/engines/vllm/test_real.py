@@ -108,7 +108,7 @@ def test_an_engine_that_hangs_at_its_start_ends_the_run_at_the_deadline(tmp_path
     since = time.monotonic()
     _, error = run.communicate()
     assert run.returncode == 3 and time.monotonic() - since < 60
-    assert "start has not answered" in error and "| no peers" in error
+    assert "start has not answered" in error and "| no peers" in error and "deadlines.start" in error
     assert engines(mark) == []
 
 
@@ -143,7 +143,7 @@ def engine(request, tmp_path_factory):
             versions=("0.32",), dtype="float32", context=256, cache_bytes=1 << 28,
             rank=None if request.param is None else 4, device="cpu",
         ),
-        deadlines=VllmDeadlines(start=300, generate=60, publish=60),
+        deadlines=VllmDeadlines(start=300, generate=60, publish=60, first=300),
     )  # fmt: skip
     found.checksums(dict(policy.network.named_parameters()))
     yield found

@@ -72,6 +72,8 @@ class VllmDeadlines:
     """For a round of decoding."""
     publish: float
     """For taking in weights, or telling them."""
+    first: float
+    """For loading the first time, when what comes before it has taken of the start already."""
 
 
 class VllmEngine:
@@ -102,7 +104,7 @@ class VllmEngine:
         self.room = new_folder()
         self.process: EngineTransport | None = None
         try:
-            self._begin()
+            self._begin(deadlines.first)
         except BaseException:
             self.close()
             raise
@@ -170,15 +172,19 @@ class VllmEngine:
             self._publish()
         except EngineDiedError as died:  # the next process begins with these weights
             self._come_back(died)
-        return self.holds()
+        return self._receipt()
 
     def holds(self) -> Receipt:
         """The version by the name that the process itself knows, and what its deaths have cost since this was asked."""
+        receipt = self._receipt()
+        self.lost = 0.0
+        return receipt
+
+    def _receipt(self) -> Receipt:
         told = self._surviving(lambda: self._call("version", self.patience.publish))["version"]
-        lost, self.lost = self.lost, 0.0
         if told != self.called:
             raise refusal(self.version, f"{self.name} samples from weights {told}, {self.called} were published")
-        return Receipt(version=self.version, manifest={}, shared=False, lost=lost)
+        return Receipt(version=self.version, manifest={}, shared=False, lost=self.lost)
 
     def checksums(self, names: Collection[str]) -> dict[str, str]:
         """Of parameters that were compared with what vLLM multiplies with, which is read back for this.
@@ -272,7 +278,7 @@ class VllmEngine:
                 why = f"{died}\n    it died {self.deaths} times in a row"
                 raise EngineError(f"{why}\n    fix: see its log, for example for too little memory") from died
             try:
-                self._begin()
+                self._begin(self.patience.start)
                 self._compare(whole=True)
                 self._submit()
                 break
@@ -280,8 +286,8 @@ class VllmEngine:
                 died = again
         self.lost += time.monotonic() - since
 
-    def _begin(self) -> None:
-        """Starts a process with the policy as it is."""
+    def _begin(self, seconds: float) -> None:
+        """Starts a process with the policy as it is, which may take so long to load."""
         if self.process is not None:
             self.process.close()
         self.known.clear()
@@ -292,7 +298,7 @@ class VllmEngine:
         write_base(self.policy, model)
         try:
             self.process = self.start()
-            told = self._call("start", self.patience.start, model=str(model), **asdict(self.settings))
+            told = self._call("start", seconds, model=str(model), **asdict(self.settings))
         finally:
             shutil.rmtree(model, ignore_errors=True)
         self.kv_tokens = told["cache_tokens"]
