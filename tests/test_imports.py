@@ -80,7 +80,9 @@ ARROWS = {
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
     | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
-    | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"},
+    | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"}
+    # What a publish sends is counted where it passes.
+    | {"engines.vllm.engine", "engines.vllm.process", "weights.carrier"},
     "deploy": BASE | {"placement", "storage.atomic"},
     "export": BASE
     | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}

@@ -18,7 +18,7 @@ from stretto.bench.jobs import JobResult
 from stretto.bench.peer_generate import Forcing
 from stretto.bench.peer_generate import rollout as generate_rollout
 from stretto.bench.prepare import prepare, read_prompts
-from stretto.bench.run import BenchRequest, find, measure, require
+from stretto.bench.run import BenchRequest, measure, require
 from stretto.cli.main import main
 from stretto.engines.base import Completion
 from stretto.engines.native.engine import NativeEngine
@@ -269,7 +269,9 @@ def test_forced_answers_end_where_they_must_and_nowhere_else():
 @pytest.mark.parametrize(
     ("bench", "changes", "field"),
     [
-        ("publish", {}, "bench"),
+        ("publish", {}, "--prompts"),
+        ("publish", {"prompts": None}, "--samples"),
+        ("publish", {"prompts": None, "samples": None, "turns": 3}, "--turns"),
         ("steps", {}, "bench"),
         ("step", {"cases": ("full-1",)}, "--case"),
         ("step", {"steps": 50}, "--steps"),
@@ -281,11 +283,6 @@ def test_a_wish_that_cannot_be_met_is_refused_before_anything_starts(bench, chan
     with pytest.raises(RecipeError) as error:
         measure(wish(bench, **changes), note=len, run=None)
     assert error.value.problems[0].field == field
-
-
-def test_a_bench_that_waits_for_its_part_says_so():
-    with pytest.raises(RecipeError, match="not available yet"):
-        find("publish")
 
 
 def test_a_missing_peer_is_named_with_the_command_that_installs_it():

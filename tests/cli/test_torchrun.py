@@ -34,13 +34,14 @@ def test_the_first_of_several_says_what_to_do_and_the_others_end():
     assert not first_of(LAUNCHED | {"RANK": "1"}, command="train r.yaml")
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
+@pytest.mark.parametrize("command", [("train",), ("resume",), ("train", "engine.kind=vllm")], ids=" ".join)
 @pytest.mark.parametrize(("rank", "code"), [("0", 2), ("1", 0)])
 def test_the_command_line_ends_at_once(tmp_path, monkeypatch, capsys, command, rank, code):
     monkeypatch.chdir(tmp_path)
     for name, value in (LAUNCHED | {"RANK": rank}).items():
         monkeypatch.setenv(name, value)
-    assert main([command, str(written(tmp_path))]) == code
+    name, *changes = command
+    assert main([name, str(written(tmp_path)), *changes]) == code
     out, error = capsys.readouterr()
     assert out == ""
     assert ("without the launcher" in error) == (rank == "0")
@@ -57,20 +58,33 @@ def test_one_copy_under_a_launcher_trains(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("copies", "code"), [(2, 1), (1, 0)])
-def test_torchrun_does_not_hang(tmp_path, copies, code):
-    program = Path(sys.executable).parent
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("launcher", "copies", "changes"),
+    [
+        ("torchrun --standalone --nproc_per_node 1", 1, ()),
+        ("torchrun --standalone --nproc_per_node 2", 2, ()),
+        ("torchrun --standalone --nproc_per_node 2", 2, ("engine.kind=vllm",)),
+        ("accelerate launch --cpu --num_processes 2 --no_python", 1, ()),  # without GPUs it starts one
+        ("accelerate launch --multi_gpu --num_processes 2 --no_python", 2, ("engine.kind=vllm",)),
+    ],
+)
+def test_a_launcher_does_not_hang(tmp_path, launcher, copies, changes):
+    programs = Path(sys.executable).parent
+    first, *options = launcher.split()
+    if not (programs / first).exists():
+        pytest.skip(f"{first} is not installed")
     written(tmp_path, run__steps=1)
-    command = [program / "torchrun", "--standalone", "--nproc_per_node", str(copies)]
     done = subprocess.run(
-        [*command, program / "stretto", "train", "tiny.yaml"],
+        [programs / first, *options, programs / "stretto", "train", "tiny.yaml", *changes],
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=60,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == (copies > 1), done.stderr
     assert done.stderr.count("started 2 copies of this command") == (copies == 2)
-    assert "Traceback" not in done.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
+    if first == "torchrun":
+        assert "Traceback" not in done.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
     assert (tmp_path / "runs").exists() == (copies == 1)

@@ -111,6 +111,12 @@ STRATEGIES = (
 SCALING = (replace(WIDE, name="cells-43"), replace(WIDE, name="cells-512", prompt=512))
 """Of `stretto bench scaling`; prompts are those of one cell."""
 
+PUBLISH = (
+    BenchCase(name="adapter", prompt=43, adapter=True, prompts=1, samples=1),
+    BenchCase(name="full", prompt=43, prompts=1, samples=1),
+)
+"""Cases of `stretto bench publish`; what is trained, and so handed over, is all there is to them."""
+
 STUDY_SECONDS, STUDY_NAME = 15.3, "a published A*PO study, 3B, one H100"
 """Of a step of that study, V* from 5 new answers to each prompt included, as its authors report it."""
 

@@ -30,6 +30,7 @@ SIDES = {
     "plans alone": "stretto.bench.cells:alone",
     "plans agree": "stretto.bench.cells:agree",
     "cells in turn": "stretto.bench.cells:cells_in_turn",
+    "publish": "stretto.bench.publishing:publish",
     "plain step": "stretto.bench.peer_plain:step",
     "plain replay": "stretto.bench.peer_plain:replay",
     "trl step": "stretto.bench.peer_trl:step",
@@ -59,7 +60,7 @@ class Job:
     batch: int | None = None
     """Answers that a peer trains at once, where it asks the user for that number."""
     plans: tuple[str, ...] = ()
-    """Several cells: the names of the plans that are followed."""
+    """Several cells: the names of the plans that are followed. `publish`: the way of handing over."""
     shape: str | None = None
     """`prepare`: the shape of random weights, instead of a model."""
 
@@ -107,7 +108,7 @@ def run_apart(job: Job) -> JobResult:
     """Has the job done in a fresh process. What that prints goes to a file in the job's folder."""
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = job.side.replace(" ", "-") + (f"-{job.batch}" if job.batch else "") + "".join(f"-{p}" for p in job.plans)
+    stem = "-".join([job.side, *([str(job.batch)] if job.batch else []), *job.plans]).replace(" ", "-")
     asked, answer, log = (folder / f"{stem}.{ending}" for ending in ("job.json", "result.json", "log"))
     asked.write_text(json.dumps(asdict(job)), encoding="utf-8")
     answer.unlink(missing_ok=True)

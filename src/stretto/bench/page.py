@@ -25,7 +25,7 @@ def section(document: Document, *, date: str, command: str) -> str:
         f"{machine['memory_gb']} GB, load {machine['load']} before the run, device {' and '.join(devices)}; {versions}."
     )
     parts = [where, "", f"    {command}", "", *_figures(rows)]
-    for beside in (_beside(rows), _cells(rows), _agreement(rows)):
+    for beside in (_beside(rows), _cells(rows), _agreement(rows), _publishes(rows)):
         parts += ["", *beside] if beside else []
     if replays := [row for row in rows if "replay" in row]:
         parts += ["", *_replays(replays)]
@@ -64,7 +64,7 @@ def _figures(rows: Sequence[Document]) -> list[str]:
                 row["unit"],
                 number(row["stretto"]),
                 number(row["peer"]),
-                f"{row['ratio']:.2f}",
+                times(row["ratio"]),
                 row["peer_name"],
             )
             for row in rows
@@ -162,6 +162,28 @@ def _agreement(rows: Sequence[Document]) -> list[str]:
     )
 
 
+def _publishes(rows: Sequence[Document]) -> list[str]:
+    """What publishes are made of, for the rows that are about them."""
+    head = ("case", "publish, s", "hand-over, s", "proof, s", "MB handed over", "of the prediction")
+    publishes = [row for row in rows if "bytes" in row]
+    return (
+        []
+        if not publishes
+        else table(
+            head,
+            [
+                (
+                    row["case"],
+                    *(number(row["seconds"][part]) for part in ("publish", "hand-over", "proof")),
+                    number(row["bytes"] / 1e6),
+                    row["constants"],
+                )
+                for row in publishes
+            ],
+        )
+    )
+
+
 def _replays(rows: Sequence[Document]) -> list[str]:
     """What both sides made of the same tokens."""
     names = ("reward", "loss", "grad_norm")
@@ -175,6 +197,13 @@ def _pair(sides: Mapping[str, float], form: str) -> str:
     return ", ".join(form.format(sides[side]) for side in ("stretto", "peer") if side in sides)
 
 
-def number(value: float) -> str:
-    """Three digits that count."""
+def times(ratio: float | None) -> str:
+    """How many times better, or that nothing was compared."""
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def number(value: float | None) -> str:
+    """Three digits that count; a dash where there is no number."""
+    if value is None:
+        return "-"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from stretto.bench import machine
 from stretto.bench.cases import (
+    PUBLISH,
     ROLLOUT,
     SCALING,
     STEP,
@@ -26,6 +27,7 @@ from stretto.bench.cases import (
 )
 from stretto.bench.compare import BenchSettings, Note, Row, rollout_rows, step_rows, study_rows
 from stretto.bench.jobs import Run, run_apart
+from stretto.bench.publish_rows import publish_rows
 from stretto.bench.spread import CELLS, scaling_rows, strategies_rows
 from stretto.checks.machine.engine_python import has_vllm
 from stretto.errors import RecipeError
@@ -53,6 +55,7 @@ class Bench:
 BENCHES = {
     "rollout": Bench(cases=ROLLOUT, rows=rollout_rows),
     "step": Bench(cases=STEP, rows=step_rows, packages=("trl", "datasets")),
+    "publish": Bench(cases=PUBLISH, rows=publish_rows, packages=("ray",), extra="ray", cells=CELLS),
     "study": Bench(cases=STUDY, rows=study_rows, packages=("bitsandbytes",), extra="quant"),
     "strategies": Bench(cases=STRATEGIES, rows=strategies_rows, packages=("ray",), extra="ray", cells=CELLS),
     "scaling": Bench(cases=SCALING, rows=scaling_rows, packages=("ray",), extra="ray", cells=CELLS, wide=True),
@@ -61,8 +64,6 @@ TURNS = 2
 """How often the sides take turns unless told otherwise."""
 PEERS = ("trl", "plain")
 """What a step stands beside, the usual one first."""
-WAITING = ("publish",)
-"""Benches of parts that are not there yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +105,14 @@ def measure(wish: BenchRequest, *, note: Note, run: Run = run_apart) -> dict[str
         raise RecipeError.of("--peer", f"there is no peer {wish.peer!r} here", f"{' or '.join(PEERS)}, with bench step")
     if run is run_apart and wish.peer == PEERS[0]:
         require(bench.packages, bench.extra)
+    if wish.bench == "publish" and (given := [name for name in ("prompts", "samples") if getattr(wish, name)]):
+        raise RecipeError.of(f"--{given[0]}", "has no effect on this bench, which answers no prompts", "leave it out")
     if wish.bench == "step":
         _groups_in_batches(wish, cases[0])
     if bench.cells and wish.threads not in (None, 1):
         raise RecipeError.of("--threads", f"each of the {bench.cells} cells of this bench has one", "leave it out")
     if bench.cells and wish.turns is not None:
-        reason = "has no effect on this bench, whose plans take turns step by step on the same workers"
+        reason = "has no effect on this bench, which measures all its steps with the same workers"
         raise RecipeError.of("--turns", reason, "leave it out, and use --steps for more of them")
     threads = 1 if bench.cells else wish.threads or machine.threads()
     about = machine.describe(threads=bench.cells or threads)  # first, so that `load` is not our own
@@ -135,9 +138,7 @@ def find(name: str) -> Bench:
     """The bench of this name."""
     if name in BENCHES:
         return BENCHES[name]
-    known = ", ".join(BENCHES)
-    reason = f"{name} is not available yet" if name in WAITING else f"there is no bench {name!r}"
-    raise RecipeError.of("bench", reason, f"use one of {known}")
+    raise RecipeError.of("bench", f"there is no bench {name!r}", f"use one of {', '.join(BENCHES)}")
 
 
 def require(packages: Sequence[str], extra: str = "bench") -> None:

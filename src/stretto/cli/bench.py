@@ -48,7 +48,9 @@ WritePage = Annotated[Path | None, typer.Option(metavar="PAGE", help="Also put t
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="rollout|step|study|strategies|scaling", help="What to measure.")],
+    name: Annotated[
+        str, typer.Argument(metavar="rollout|step|publish|study|strategies|scaling", help="What to measure.")
+    ],
     recipe: ScaledRecipe = None,
     changes: Changes = None,
     cluster: MostDevices = None,
@@ -162,10 +164,11 @@ def _scaling(
 
 def _line(row: dict[str, Any]) -> str:
     """A row for people."""
-    from stretto.bench.page import number
+    from stretto.bench.page import number, times
 
     figures = f"{number(row['stretto'])} against {number(row['peer'])} {row['unit']}"
-    return f"{row['case']:<16} {row['ratio']:.2f}x  {figures}  ({row['peer_name']})"
+    ratio = "-" if row["ratio"] is None else f"{times(row['ratio'])}x"
+    return f"{row['case']:<16} {ratio}  {figures}  ({row['peer_name']})"
 
 
 def _beside(row: dict[str, Any]) -> list[str]:
@@ -182,4 +185,7 @@ def _beside(row: dict[str, Any]) -> list[str]:
     speed += [f"matmul rate {number(row['matmul_gflops_per_second'])} GFLOP/s"] if speed else []
     rates = [f"{number(row[rate])} {how}" for rate, how in DIVERGENCES.items() if rate in row]
     speed += [f"divergences per 1,000 tokens {' and '.join(rates)}"] if rates else []
-    return [", ".join(line) for line in (work, speed) if line]
+    if "bytes" in row:
+        seconds = ", ".join(f"{part} {number(took)} s" for part, took in row["seconds"].items())
+        work.append(f"{number(row['bytes'] / 1e6)} MB, {seconds}; of the prediction: {row['constants']}")
+    return [", ".join(line) for line in (work, speed, row.get("failed", {}).values()) if line]
