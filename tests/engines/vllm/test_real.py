@@ -85,6 +85,21 @@ def test_five_steps_with_an_adapter_on_two_cells_and_a_death_in_the_middle(tmp_p
     assert engines(mark) == []
 
 
+def test_an_engine_that_is_killed_again_and_again_ends_the_run_with_its_last_lines(tmp_path):
+    mark, folder = uuid.uuid4().hex, tmp_path / "run"
+    run = begun(folder, *SMALL, *LATER, "run.steps=240", mark=mark, name=RECIPE.with_name("tiny.yaml"))
+    while not steps_of(folder) and run.poll() is None:
+        time.sleep(0.2)
+    while run.poll() is None:
+        for engine in engines(mark):
+            os.kill(engine, signal.SIGKILL)
+        time.sleep(0.2)
+    _, error = run.communicate()
+    assert run.returncode == 1, error
+    assert "was ended by SIGKILL\n    | " in error and "it died 3 times in a row" in error and "Traceback" not in error
+    assert engines(mark) == []
+
+
 def test_two_steps_with_all_weights_on_one_device_under_a_launcher(tmp_path):
     mark, folder = uuid.uuid4().hex, tmp_path / "run"
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "1", "--no-python", sys.executable)
