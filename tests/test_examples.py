@@ -78,7 +78,7 @@ def test_the_scripted_engine_says_what_the_script_says_and_prints_the_verdicts(e
 
 @pytest.mark.slow
 def test_the_sweep_prints_a_row_for_each_learning_rate(elsewhere, capsys):
-    runpy.run_path(str(EXAMPLES / "sweep.py"))["main"]([*TINY, "evaluate.prompts=4"])
+    runpy.run_path(str(EXAMPLES / "sweep.py"))["main"]([*TINY, "evaluate.prompts=4", "evaluate.every=1"])
     head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:4]]
     assert head[:3] == ["run", "steps", "accuracy"]
     (folder,) = (elsewhere / "runs").iterdir()

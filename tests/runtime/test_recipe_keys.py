@@ -57,6 +57,7 @@ COURSES = [
 EXPLAINED = {
     "guards.non_finite": "read when an update is not finite; tested with the loop",
     "guards.reward_error_share": "read when a reward fails; tested with the loop",
+    "guards.stop_on": "read when a guard warns; tested with the guards",
     "model.adapter.kind": "has one value",
     "batch.max_rounds": "refused, or read by algorithms that drop groups",
     "roles.critic.adapter.kind": "has one value",
