@@ -51,8 +51,9 @@ demo: install
 test: install
 	@scripts/check
 
+# Not --quiet: it would keep warnings from being counted.
 docs: install
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site     site/index.html"
 
 dist: install

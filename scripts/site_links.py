@@ -1,8 +1,9 @@
 """Links of docs/ that leave it, for `make docs`: what they lead to goes into the site, too.
 
-The pages link to README.md, to code and to tests with relative paths, as the repository has them. The site holds copies of these:
-a Markdown file as a page below project/, another file as plain text below source/, a folder of code as its `__init__.py`. So the
-site is complete without knowing where the repository is on the web. MkDocs calls the two functions that begin with `on_`.
+The pages link to README.md, to code and to tests with relative paths, as the repository has them. The site holds copies
+of these: a Markdown file as a page below project/, another file as plain text below source/, a folder of code as its
+`__init__.py`. So the site is complete without knowing where the repository is on the web. MkDocs calls the two
+functions that begin with `on_`.
 """
 
 from __future__ import annotations
