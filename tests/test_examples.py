@@ -1,7 +1,11 @@
 """Every example runs, does what its first lines say, and leaves a run behind."""
 
 import json
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from stretto.recipe.load import load_recipe
 from stretto.tasks.source import load_prompts
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+NOTEBOOK = EXAMPLES / "quickstart.ipynb"
 LETTERS = EXAMPLES / "own_reward" / "letters.yaml"
 TINY = [
     "model.scratch.width=16",
@@ -129,3 +134,43 @@ def test_a_game_of_textarena_is_trained_on_for_three_steps(elsewhere):
         assert len(talk["tokens"]) == len(talk["trained"]) == len(talk["logprobs"])
         assert all((logprob < 0) == trained for logprob, trained in zip(talk["logprobs"], talk["trained"], strict=True))
     assert any(row["conversations"][0]["text"].count("<|assistant|>") > 1 for row in rows), "several turns"
+
+
+def cells_of_the_notebook():
+    return json.loads(NOTEBOOK.read_text())["cells"]
+
+
+def test_the_notebook_is_one_without_outputs():
+    document = json.loads(NOTEBOOK.read_text())
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
+    code = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
+    assert len(code) >= 5 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_every_link_of_the_notebook_leads_somewhere():
+    text = "".join(
+        line for cell in cells_of_the_notebook() if cell["cell_type"] == "markdown" for line in cell["source"]
+    )
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links and all((EXAMPLES / link).exists() for link in links)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom_learns_and_draws(elsewhere):
+    """Its cells in a fresh process, as a kernel would run them; the last one's value is the picture."""
+    cells = ["".join(cell["source"]) for cell in cells_of_the_notebook() if cell["cell_type"] == "code"]
+    script = elsewhere / "cells.py"
+    runner = "import json, pathlib\nnames = {'__name__': '__main__'}\n"
+    runner += "*cells, last = json.loads(pathlib.Path('cells.json').read_text())\n"
+    runner += "for number, cell in enumerate(cells):\n    exec(compile(cell, f'cell {number}', 'exec'), names)\n"
+    runner += "body, value = last.rsplit('\\n', 1)\nexec(body, names)\n"
+    runner += "pathlib.Path('picture.svg').write_text(eval(value, names)._repr_svg_())\n"
+    (elsewhere / "cells.json").write_text(json.dumps(cells))
+    script.write_text(runner)
+    path = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src")}
+    done = subprocess.run([sys.executable, str(script)], cwd=elsewhere, env=path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.lr" in done.stdout and "batch.samples: 1 is too few" in done.stdout
+    assert float(done.stdout.partition("held-out accuracy ")[2].split(",")[0]) > 0.1
+    assert (elsewhere / "picture.svg").read_text().count("<polyline") == 2
