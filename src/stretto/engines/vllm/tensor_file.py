@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from torch import Tensor
 SHARED = Path("/dev/shm")
 """Where files lie in memory."""
 
+PREFIX = "stretto-engine-"
+"""How folders are called; the number of the process that made one follows."""
+
 ALIGNED = 64
 """Each tensor begins at a multiple of so many bytes."""
 
@@ -29,8 +33,24 @@ Row = Sequence[Any]
 
 
 def new_folder() -> Path:
-    """A folder in memory, which this user alone may read."""
-    return Path(tempfile.mkdtemp(prefix="stretto-engine-", dir=SHARED if os.access(SHARED, os.W_OK) else None))
+    """A folder in memory, which this user alone may read. Those of processes that were killed are removed first."""
+    place = Path(SHARED if os.access(SHARED, os.W_OK) else tempfile.gettempdir())
+    for left in place.glob(f"{PREFIX}*"):
+        number = left.name.removeprefix(PREFIX).partition("-")[0]
+        if number.isdigit() and not _alive(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+
+
+def _alive(number: int) -> bool:
+    """Whether a process of this number is there, whoever's it is."""
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> list[Row]:
