@@ -52,7 +52,7 @@ ARROWS = {
     "environments": BASE | {"sandbox", "engines.base", "threads"},
     "models": BASE | {"kernels", "recipe.validation_errors"},
     "kernels": BASE | {"models"},
-    "engines": BASE | {"models", "training.packing"},
+    "engines": BASE | {"models", "storage.lock", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
     | {"algorithms.base", "checks.machine", "engines", "models", "openmp", "placement.plan", "placement.transport"}

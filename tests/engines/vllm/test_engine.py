@@ -60,7 +60,7 @@ def dies(*times):
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch, tmp_path):
     """Files that pass tensors lie here, and none stays."""
-    monkeypatch.setattr("stretto.engines.vllm.tensor_file.SHARED", tmp_path)
+    monkeypatch.setattr("stretto.engines.vllm.memory_folder.SHARED", tmp_path)
 
 
 @pytest.mark.parametrize("adapter", [ADAPTER, None], ids=["adapter", "full"])

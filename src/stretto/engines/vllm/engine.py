@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from stretto.engines.base import Completion, Request
+from stretto.engines.vllm.memory_folder import new_folder
 from stretto.engines.vllm.process import EngineTransport
 from stretto.engines.vllm.published import adapter_tensors, base_tensors, head_tensor, write_adapter, write_base
-from stretto.engines.vllm.tensor_file import new_folder, read_bucket, write_bucket
+from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
 from stretto.errors import EngineDiedError, EngineError
 from stretto.models.load import Policy
 from stretto.types import Receipt, Weights

@@ -1,17 +1,13 @@
 """Tensors in a file that two processes map: how weights reach an engine, and how its own come back to be compared.
 
-The file lies in memory where the system has a place for that. A bucket holds many tensors in a row, with a table that
-says where each is; nothing is pickled, and a table that does not fit its file is refused. The engine's own Python reads
-this file too, so it imports nothing of the project.
+A bucket holds many tensors in a row, with a table that says where each is; nothing is pickled, and a table that does
+not fit its file is refused. The engine's own Python reads this file too, so it imports nothing of the project.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,38 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SHARED = Path("/dev/shm")
-"""Where files lie in memory."""
-
-PREFIX = "stretto-engine-"
-"""How folders are called; the number of the process that made one follows."""
-
 ALIGNED = 64
 """Each tensor begins at a multiple of so many bytes."""
 
 Row = Sequence[Any]
 """[name, type, shape, first byte]; a table is a list of these."""
-
-
-def new_folder() -> Path:
-    """A folder in memory, which this user alone may read. Those of processes that were killed are removed first."""
-    place = Path(SHARED if os.access(SHARED, os.W_OK) else tempfile.gettempdir())
-    for left in place.glob(f"{PREFIX}*"):
-        number = left.name.removeprefix(PREFIX).partition("-")[0]
-        if number.isdigit() and not _alive(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
-
-
-def _alive(number: int) -> bool:
-    """Whether a process of this number is there, whoever's it is."""
-    try:
-        os.kill(number, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> list[Row]:
