@@ -1,4 +1,4 @@
-"""A sample of the learning curves: one seed each; the whole table is scripts/evidence/learning."""
+"""A sample of the learning curves: one seed each, half the recipe's steps; the whole table is scripts/evidence/learning."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence" / "learning"
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_tiny_recipe_learns_from_its_reward_and_from_nothing_else():
-    command = [sys.executable, str(SCRIPT), "--seeds", "1", "--cases", "grpo", "coin", "frozen"]
+    command = [sys.executable, str(SCRIPT), "--seeds", "1", "--steps", "120", "--cases", "grpo", "coin", "frozen"]
     done = subprocess.run(command, capture_output=True, text=True)
     print(done.stdout, done.stderr)
     cells = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines() if line.startswith("|")]

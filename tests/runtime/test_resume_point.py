@@ -166,7 +166,9 @@ def test_a_damaged_one_is_skipped_for_a_sound_one_before_it(tmp_path, damage):
 
 
 @pytest.mark.parametrize(
-    ("done", "every"), [(0, 2), (1, 2), (2, 2), (50, 100)], ids=["at once", "step 1", "at the save", "long before"]
+    ("done", "every"),
+    [(0, 2), (1, 2), (2, 2), (4, 2), (50, 100)],
+    ids=["at once", "step 1", "at the save", "while the first was written", "long before"],
 )
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, done, every):
     store = folder_with(tmp_path, done=done)
