@@ -1,4 +1,4 @@
-"""A sample of the learning curves: one seed each, half the recipe's steps; the whole table is scripts/evidence/learning."""
+"""A sample of the learning curves: one seed each, half of the steps; the whole table is scripts/evidence/learning."""
 
 import subprocess
 import sys
