@@ -54,7 +54,6 @@ COMMAND = re.compile(r"^(?:\S*/)?stretto (?=\S)")
 
 RULES = (
     reserved.keys_wait_for_their_part,
-    reserved.kinds_are_available,
     reserved.logs_exist,
     idle.keys_have_an_effect,
     idle.warmup_rate_is_used,

@@ -79,7 +79,7 @@ ARROWS = {
     | {"placement.plan", "placement.rates", "report.chart", "storage.json_lines"}
     | {"placement.strategies", "planner", "recipe.describe", "rewards.answer", "rewards.combine", "runtime"}
     | {"scheduler.asyncio_driver", "scheduler.speed_estimator", "storage.manifest", "tasks.source", "threads"}
-    | {"training.packing", "training.trainer", "workers.api", "workers.launchers.inprocess", "workers.models"}
+    | {"training.packing", "training.whitening", "workers.api", "workers.launchers.inprocess", "workers.models"}
     | {"workers.stacks", "workers.vllm", "workers.worker", "workers.worker_group", "workers.worker_spec"}
     # What a publish sends is counted where it passes.
     | {"engines.vllm.engine", "engines.vllm.process", "weights.carrier"},

@@ -88,6 +88,7 @@ def test_the_first_page_shows_the_demo_that_make_runs():
         assert said in shown[1]
 
 
+@pytest.mark.slow
 def test_studies_that_can_run_may_have_more_gpus(online):
     able = [path for path in STUDIES if not problems(path)]
     assert len(able) >= 2

@@ -125,6 +125,7 @@ def test_a_peer_that_fails_at_a_batch_is_left_out_and_named(stepped):
     assert any("too small" in text for text in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["prompt-43", "prompt-43-fp32"])
 def test_a_bench_says_where_bfloat16_is_slow(case, monkeypatch):
     monkeypatch.setattr(precision, "times_slower", lambda: 9.0)

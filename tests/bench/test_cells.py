@@ -11,6 +11,7 @@ import pytest
 from stretto.bench import cells, run
 from stretto.bench.cases import STRATEGIES, answer_lengths
 from stretto.bench.forced_lengths import ForcedLengthsEngine, ForcedLengthsWorker
+from stretto.bench.page import section
 from stretto.bench.prepare import prepare
 from stretto.bench.run import BenchRequest, measure
 from stretto.bench.spread import PRECISE
@@ -72,6 +73,7 @@ def scaling():
     return measure(BenchRequest(bench="scaling", **FEW, steps=2), note=len, run=here)
 
 
+@pytest.mark.slow
 def test_every_strategy_stands_beside_flatten(strategies):
     document, told = strategies
     rows = document["rows"][:-1]
@@ -90,6 +92,7 @@ def test_every_strategy_stands_beside_flatten(strategies):
     assert any("plans alone separate" in text for text in told)
 
 
+@pytest.mark.slow
 def test_strategies_come_to_one_gradient_from_the_same_answers_and_draw_the_same(strategies):
     agreement = strategies[0]["rows"][-1]
     assert len(agreement["differences"]) == 6
@@ -97,6 +100,25 @@ def test_strategies_come_to_one_gradient_from_the_same_answers_and_draw_the_same
     assert agreement["ratio"] > 1
     assert agreement["answers"] == 4
     assert set(agreement["other_answers"].values()) == {0}
+
+
+@pytest.mark.slow
+def test_four_models_of_unequal_size_take_the_same_step_wherever_they_lie():
+    """Plans whose stages flow whiten gradients, the others credit; critic and reward model have sizes of their own."""
+    request = BenchRequest(bench="strategies", cases=("four-unequal",), **FEW)
+    document = measure(request, note=len, run=here)
+    *rows, agreement = document["rows"]
+    assert [row["strategy"] for row in rows] == ["flatten", "interleave I1", "interleave I2", "separate", "elastic"]
+    assert all(
+        {"seconds/value", "seconds/fit", "seconds/reward", "seconds/reference"} <= row["stages"].keys() for row in rows
+    )
+    assert agreement["stretto"] == max(agreement["differences"].values()) < PRECISE
+    assert set(agreement["other_answers"].values()) == {0}
+    for row in rows:
+        assert row["expected"]["memory_gb"].keys() == row["memory_gb"].keys()
+    text = section(document, date="today", command="bench")
+    assert "| four-unequal interleave I2 | " in text
+    assert "planned, measured" in text
 
 
 @pytest.mark.slow

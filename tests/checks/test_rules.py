@@ -493,7 +493,6 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     assert silent - of_rows == {
         "adapter_can_go_on",  # needs a folder with an adapter
         "functions_are_there",
-        "kinds_are_available",  # no kind waits for its part now
         "logs_can_be_written",
         "own_algorithm_reads_them",
         "strategy_exists",

@@ -12,6 +12,7 @@ import pytest
 from running import lines, metrics, written
 from stretto.cli.main import main
 from stretto.runtime.interrupt import HEARD, TOLD
+from tiers import slow_but
 
 EVAL_KEYS = ["accuracy", "interval", "pass_at_k", "length_mean", "n"]
 
@@ -108,7 +109,7 @@ def test_a_run_that_fails_says_why_and_exits_with_its_code(command, tmp_path, ch
     assert text in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", slow_but(signal.SIGTERM, of=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_a_run_that_is_asked_to_end_leaves_a_checkpoint_says_how_to_go_on_and_does(command, tmp_path, number):
     """The reward signals once, from its worker process, at the second step."""
     code = (

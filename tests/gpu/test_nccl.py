@@ -9,8 +9,7 @@ from torch.distributed import HashStore, TCPStore
 
 from stretto.errors import TrainingError
 from stretto.placement.transport import TensorPath
-from stretto.workers.launchers.ray import store_at
-from stretto.workers.process_group import ProcessGroup, Rendezvous, cancel_groups
+from stretto.workers.process_group import ProcessGroup, Rendezvous, cancel_groups, store_at
 
 SECONDS = 60
 

@@ -140,19 +140,6 @@ def test_all_mistakes_in_a_list_of_kinds_come_at_once():
 
 
 @pytest.mark.parametrize(
-    ("path", "record"),
-    [kind for kind in KINDS if not kind[1].available],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_a_kind_that_is_not_available_yet_says_so_once_and_can_be_planned_with_if_it_says_so(path, record):
-    for planning in (False, True):
-        _, found = examine(at(path, named(record)), root=Path.cwd(), probes=PROBES, planning=planning)
-        told = [problem.field for problem in found if "not available yet" in problem.reason]
-        key = record.label()[-1]
-        assert told == ([] if planning and record.plannable else [f"{path}.{key}"])
-
-
-@pytest.mark.parametrize(
     "data",
     [
         {"rewards": [{"name": "accuracy", "kind": "numeric", "pick": "last", "weight": 1.0, "deadline": 5}]},
@@ -194,5 +181,5 @@ def test_the_kinds_are_those_that_the_rooms_have():
         "module:name",
     }
     for record in EnvironmentSection.records():
-        if record.available and ":" not in record.values("kind")[0]:
+        if ":" not in record.values("kind")[0]:
             assert callable(resolve(record(**named(record))))

@@ -5,6 +5,8 @@ import random
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from recorded import conversation, metrics_row, spans_of, trajectory, unpacked, write_run
 from stretto.report.html import LIMIT, ReportPage, by_interest
 from stretto.report.pack import packed_spans, packed_step
@@ -76,6 +78,7 @@ def test_a_page_may_load_nothing_and_run_nothing_else(tmp_path):
     assert not [a for tag, a in tags if "src" in a or (tag in ("link", "a", "iframe", "object"))]
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_of_64_answers_stay_below_the_limit(tmp_path):
     rng = random.Random(0)
     words = [f" word{index}" for index in range(500)]

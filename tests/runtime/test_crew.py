@@ -41,12 +41,17 @@ def test_every_strategy_ends_with_the_weights_of_one_device(strategy, tmp_path):
     ("strategy", "devices", "changes"),
     [
         ("flatten", 2, {}),
-        ("flatten", 3, {"algorithm": {"name": "dapo", "clip": [1e-5, 1e-5]}}),
-        ("interleave", 2, STAGES),
-        ("separate", 2, {"batch__updates": 3}),
-        ("elastic", 2, {"model__adapter": {"kind": "lora", "rank": 4, "alpha": 8}}),
-        ("elastic", 3, {"algorithm": {"name": "reinforce_pp"}}),
         ("elastic", 4, {"batch": {"prompts": 1, "samples": 3, "updates": 3}}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("flatten", 3, {"algorithm": {"name": "dapo", "clip": [1e-5, 1e-5]}}),
+                ("interleave", 2, STAGES),
+                ("separate", 2, {"batch__updates": 3}),
+                ("elastic", 2, {"model__adapter": {"kind": "lora", "rank": 4, "alpha": 8}}),
+                ("elastic", 3, {"algorithm": {"name": "reinforce_pp"}}),
+            ]
+        ),
     ],
 )
 def test_several_updates_a_step_are_those_of_one_device(strategy, devices, changes, tmp_path):
@@ -87,7 +92,12 @@ def test_an_adapter_is_trained_on_several_cells(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices"), [("flatten", 3), ("interleave", 2), ("interleave", 4), ("separate", 4), ("elastic", 2)]
+    ("strategy", "devices"),
+    [
+        ("interleave", 4),
+        ("elastic", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("flatten", 3), ("interleave", 2), ("separate", 4)]),
+    ],
 )
 def test_reward_models_and_critics_are_stages_that_change_nothing_wherever_they_are(strategy, devices, tmp_path):
     recipe = recipe_in(tmp_path, **STAGES)
@@ -99,7 +109,7 @@ def test_reward_models_and_critics_are_stages_that_change_nothing_wherever_they_
     assert {"seconds/reward", "seconds/reference", "seconds/value"} <= metrics.keys()
 
 
-@pytest.mark.parametrize("name", ["dapo", "grpo"])
+@pytest.mark.parametrize("name", slow_but("dapo", of=["dapo", "grpo"]))
 def test_groups_are_dropped_by_what_a_reward_model_says_alike_everywhere(name, tmp_path):
     changes = {"optimizer__lr": RATE, "rewards": STAGES["rewards"][1:], "roles": {"reward_model": {"name": "scratch"}}}
     changes |= {"evaluate__every": 0, "checkpoint__best": None, "batch__oversample": 1.5 if name == "dapo" else 1.0}
@@ -109,7 +119,7 @@ def test_groups_are_dropped_by_what_a_reward_model_says_alike_everywhere(name, t
     assert distance(single, weights) < 1e-10
 
 
-@pytest.mark.parametrize("strategy", ["flatten", "elastic"])
+@pytest.mark.parametrize("strategy", slow_but("elastic", of=["flatten", "elastic"]))
 def test_a_cell_is_given_what_its_cache_holds_and_the_weights_stay_those_of_one_device(strategy, tmp_path, monkeypatch):
     given, terms_of = [], schedule.terms_of
     monkeypatch.setattr(schedule, "terms_of", lambda *rest: given.append(terms_of(*rest)) or given[-1])

@@ -124,9 +124,9 @@ def test_gradients_of_actor_and_critic_are_those_of_one_device_under_every_strat
 @pytest.mark.parametrize(
     ("plan", "changes", "change"),
     [
-        ("separate", {"batch__updates": 3}, None),
+        pytest.param("separate", {"batch__updates": 3}, None, marks=pytest.mark.slow),
         ("flatten", {"model__adapter": LORA, "roles__critic__adapter": dict(LORA)}, with_sleep),
-        ("elastic", {"roles__critic__warmup_steps": 2}, with_parts),
+        pytest.param("elastic", {"roles__critic__warmup_steps": 2}, with_parts, marks=pytest.mark.slow),
     ],
 )
 def test_several_updates_adapters_and_shared_optimizers_are_exact_with_a_critic(plan, changes, change, tmp_path):

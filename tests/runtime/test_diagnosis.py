@@ -8,6 +8,7 @@ import pytest
 
 from running import END, SYSTEM, Quiet, lines, recipe_in
 from stretto.runtime import session
+from tiers import slow_but
 
 NEVER = {"name": "format", "kind": "regex", "pattern": "x(1)"}
 RIGHT = {"name": "accuracy", "kind": "exact"}
@@ -71,7 +72,7 @@ def notes_of(folder, changes):
     return [note for note in progress.notes().splitlines() if note.startswith("step ")], finished.folder
 
 
-@pytest.mark.parametrize("name", SICK)
+@pytest.mark.parametrize("name", slow_but("answers are cut off", "nothing is ever right", of=list(SICK)))
 def test_a_sick_run_is_told_what_is_wrong(tmp_path, name):
     changes, words = SICK[name]
     notes, folder = notes_of(tmp_path, changes)
@@ -83,6 +84,7 @@ def test_a_sick_run_is_told_what_is_wrong(tmp_path, name):
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_told_nothing(tmp_path):
     notes, folder = notes_of(tmp_path, HEALTHY)
     assert notes == []

@@ -20,6 +20,7 @@ from stretto.runtime.minibatches import credit
 from stretto.runtime.warmup import warm_up
 from stretto.training.trainer import Trainer
 from stretto.types import Outcome, Prompt
+from tiers import slow_but
 from tiny import CPU, SCRATCH_FILES, SETTINGS, Recorder, distance, naive_logprobs, naive_step, step
 
 
@@ -99,7 +100,7 @@ def trajectories(name):
     return made
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", slow_but("number", "code", "memory", "branching", of=list(ENVIRONMENTS)))
 def test_replaying_the_ids_gives_the_engines_logprobs_and_a_shift_by_one_does_not(name):
     talks = [talk for each in trajectories(name) for talk in each.conversations]
     with closing(Trainer(model_of(name), build(AlgorithmSection()), Recorder(), **SETTINGS)) as trainer:
@@ -111,7 +112,7 @@ def test_replaying_the_ids_gives_the_engines_logprobs_and_a_shift_by_one_does_no
     assert np.abs(shifted - logprobs).mean() > 0.1
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", slow_but("number", "code", "memory", "branching", of=list(ENVIRONMENTS)))
 def test_exactly_what_was_sampled_is_trained_the_end_of_each_turn_included(name):
     made, turns = trajectories(name), 0
     for trajectory in made:
@@ -127,6 +128,7 @@ def test_exactly_what_was_sampled_is_trained_the_end_of_each_turn_included(name)
     assert turns > len(made), "some trajectory has more than one turn"
 
 
+@pytest.mark.slow
 def test_tools_were_called_and_answered():
     signals = [each.outcome.signals for each in trajectories("tools")]
     assert sum(each["tool_calls"] for each in signals) > sum(each["tool_errors"] for each in signals) > 0

@@ -85,7 +85,9 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("place", [("evaluated", 0), ("step", 1), ("evaluated", 2), ("step", 4)])
+@pytest.mark.parametrize(
+    "place", slow_but(("evaluated", 2), ("step", 4), of=[("evaluated", 0), ("step", 1), ("evaluated", 2), ("step", 4)])
+)
 def test_a_run_that_died_within_a_step_is_the_same_run_after_a_resume(short, tmp_path, place):
     def die(name, *told):
         if (name, told[0]) == place:
@@ -139,7 +141,12 @@ class Interrupted(NativeEngine):
 
 
 @pytest.mark.parametrize(
-    "at", [("start", 4), ("evaluated", 0), ("step", 1), ("step", 2), ("evaluated", 2), ("step", 3)]
+    "at",
+    slow_but(
+        ("start", 4),
+        ("step", 3),
+        of=[("start", 4), ("evaluated", 0), ("step", 1), ("step", 2), ("evaluated", 2), ("step", 3)],
+    ),
 )
 def test_an_interrupted_run_writes_a_checkpoint_and_goes_on_as_the_same_run(short, tmp_path, at):
     with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,8 @@ from stretto.errors import CheckpointError
 from stretto.models.load import Policy
 from stretto.storage.atomic import Disk
 from stretto.storage.checkpoint import Checkpoints
+from stretto.workers import model_state
+from stretto.workers.worker import Worker
 
 USUAL = {"run__steps": 5, "evaluate__every": 0}
 
@@ -67,6 +69,28 @@ def test_slow_checkpoints_change_nothing_and_there_is_one_at_a_time(whole, tmp_p
     for step, told in enumerate(said, start=1):
         assert set(told) <= set(range(step)), "said before it was there"
     assert [row["step"] for row in lines(run() / "events.jsonl") if row["kind"] == "checkpoint"] == [1, 2, 3, 4, 5]
+
+
+def test_a_worker_generates_while_its_own_files_are_written(tmp_path, monkeypatch):
+    written, generated = [], []
+    write, generate = model_state.write, Worker.generate
+
+    def slowly(*arguments, **named):
+        begun = time.monotonic()
+        time.sleep(0.3)
+        hashes = write(*arguments, **named)
+        written.append((begun, time.monotonic()))
+        return hashes
+
+    def noted(*arguments):
+        generated.append(time.monotonic())
+        return generate(*arguments)
+
+    monkeypatch.setattr(model_state, "write", slowly)
+    monkeypatch.setattr(Worker, "generate", noted)
+    start(tmp_path, **USUAL)
+    assert len(written) == 5
+    assert all(any(begun < moment < end for moment in generated) for begun, end in written[:-1])
 
 
 def test_a_checkpoint_of_every_other_step_lets_the_next_step_go_on(tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ async def some(parts, steps):
     ("devices", "changes"),
     [
         (2, {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}),
-        (3, {"algorithm": {"name": "dapo"}}),
+        pytest.param(3, {"algorithm": {"name": "dapo"}}, marks=pytest.mark.slow),
         (4, {"algorithm": {"name": "reinforce_pp", "clip": (0.01, 0.01)}}),
         # A seed with contrast in the first groups: where there is none, an update follows from rounding alone.
         (
@@ -85,7 +85,7 @@ async def some(parts, steps):
                 "algorithm": {"clip": (0.01, 0.01), "kl": {"coef": 0.1, "where": "reward"}},
             },
         ),
-        (2, {"algorithm": {"name": "gspo"}}),
+        pytest.param(2, {"algorithm": {"name": "gspo"}}, marks=pytest.mark.slow),
     ],
     ids=["grpo", "dapo", "reinforce_pp", "lora", "gspo"],
 )

@@ -165,6 +165,7 @@ def test_imitation_learns_and_its_answers_are_judged_where_there_are_rewards(tmp
     assert answer.failure is None and answer.tokens
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_a_rule_and_is_read_by_others(tmp_path):
     changes = {"batch__prompts": 20, "evaluate": {"every": 40, "prompts": 4}, "checkpoint": {"every": 40}}
     finished = start(tmp_path, PAIRS, run={"steps": 40}, **changes)

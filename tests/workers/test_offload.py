@@ -139,7 +139,11 @@ def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
     assert reports == others
 
 
-@pytest.mark.parametrize("changes", [{"model__adapter": None}, {"model__adapter": LORA}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({"model__adapter": None}, marks=pytest.mark.slow), {"model__adapter": LORA}],
+    ids=["full", "lora"],
+)
 @pytest.mark.parametrize(
     ("strategy", "devices"), [("interleave", 4), pytest.param("flatten", 2, marks=pytest.mark.slow)]
 )
@@ -183,7 +187,9 @@ def optimizer_asleep(plan):
     return replace(plan, cells=tuple(cells))
 
 
-@pytest.mark.parametrize("changes", [STAGES, {"model__adapter": LORA}, {"batch__updates": 2}])
+@pytest.mark.parametrize(
+    "changes", slow_but({"batch__updates": 2}, of=[STAGES, {"model__adapter": LORA}, {"batch__updates": 2}])
+)
 def test_an_optimizer_that_sleeps_until_its_update_changes_nothing_where_stages_flow(changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
     single, _ = asyncio.run(alone(recipe, tmp_path))

@@ -19,10 +19,11 @@ from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime.build import build_runtime
 from stretto.runtime.spans import Clock
+from stretto.workers.connectivity import on_loopback
 from stretto.workers.launchers.inprocess import worker_of
-from stretto.workers.launchers.ray import ONLY_HERE, PrivateRay, RayLauncher, on_loopback, store_at
+from stretto.workers.launchers.ray import ONLY_HERE, PrivateRay, RayLauncher
 from stretto.workers.orphans import marked
-from stretto.workers.process_group import Rendezvous, reach
+from stretto.workers.process_group import Rendezvous, reach, store_at
 
 DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,44 @@ def test_a_process_that_is_killed_takes_its_part_of_a_shared_optimizer_with_it(r
     with pytest.raises(TrainingError, match=f"{DEVICES[1]}: its process died, and its part of the optimizer with it"):
         asyncio.run(together(made, folder, "flatten", launcher=launcher, hurt=hurt, change=with_parts))
     assert marked(launcher.reaper.mark) == []
+
+
+class Slow:
+    """Leaves a note when it is closed, and has a call that takes as long as it is asked to."""
+
+    def __init__(self, assignment):
+        self.note = assignment.root / assignment.device.replace("/", "-")
+
+    def ready(self):
+        return True
+
+    def waits(self, seconds):
+        time.sleep(seconds)
+
+    def close(self):
+        self.note.touch()
+
+
+def test_a_worker_is_closed_before_its_process_ends_and_one_that_is_busy_is_not_waited_for(tmp_path):
+    """What it keeps outside of its process, such as the memory of an engine, nobody else would put away."""
+
+    async def scenario():
+        launcher = RayLauncher(DEVICES, seconds=60, make=Slow)
+        empty = {"recipe": None, "root": tmp_path, "base": None, "roles": frozenset(), "token_budget": 1}
+        try:
+            await launcher.open()
+            idle, busy = [await launcher.start(WorkerSpec(device=device, **empty)) for device in DEVICES]
+            await idle.call("ready")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(busy.call("waits", 300), 0.5)
+            begun = time.monotonic()
+            await asyncio.gather(idle.close(), busy.close())
+            return time.monotonic() - begun
+        finally:
+            await launcher.close()
+
+    assert asyncio.run(scenario()) < 20
+    assert [path.name for path in tmp_path.iterdir()] == ["localhost-cpu:0"]
 
 
 def test_a_process_sees_the_gpu_that_its_device_names(monkeypatch):

@@ -58,8 +58,10 @@ class BenchCase:
     """The longest."""
     reference: bool = False
     """A KL term asks a reference, which is the adapter switched off."""
-    judge: bool = False
-    """A reward model of the same shape scores each answer; its head is noise."""
+    judge: float = 0.0
+    """A reward model scores each answer, with so many times the layers of the model; its head is noise."""
+    critic: float = 0.0
+    """PPO: a critic is trained beside the model, with so many times its layers."""
     values: int = 0
     """More answers to each prompt, by the reference, from which V* is estimated in every step."""
 
@@ -103,8 +105,10 @@ STRATEGIES = (
     replace(WIDE, name="plain-512", prompt=512),
     replace(WIDE, name="reference-43", reference=True),
     replace(WIDE, name="reference-512", prompt=512, reference=True),
-    replace(WIDE, name="models-43", reference=True, judge=True),
-    replace(WIDE, name="models-512", prompt=512, reference=True, judge=True),
+    replace(WIDE, name="models-43", reference=True, judge=1.0),
+    replace(WIDE, name="models-512", prompt=512, reference=True, judge=1.0),
+    replace(WIDE, name="four-equal", adapter=False, cap=128, reference=True, judge=1.0, critic=1.0),
+    replace(WIDE, name="four-unequal", adapter=False, cap=128, reference=True, judge=0.25, critic=1.5),
 )
 """Cases of `stretto bench strategies`."""
 

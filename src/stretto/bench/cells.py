@@ -120,7 +120,7 @@ def alone(job: Job, *, launch: Launch = launched) -> JobResult:
     (name,) = job.plans
     rounds = read_prompts(job)[:2]
 
-    async def steps() -> tuple[list[ClusterStep], float, dict[str, int]]:
+    async def steps() -> tuple[list[ClusterStep], dict[str, Any]]:
         worker_groups = SharedWorkers(job, launch(DEVICES))
         try:
             await worker_groups.assemble([name])
@@ -130,12 +130,12 @@ def alone(job: Job, *, launch: Launch = launched) -> JobResult:
                 taken.append(await worker_groups.step(name))
             worker_group = worker_groups.parts[name].worker_group
             gained = {device: await told(worker_group.worker(device, 60)).gained() for device in worker_group.members}
-            return taken, worker_groups.started[name], gained
+            facts = {"started": worker_groups.started[name], "memory": gained, "expected": worker_groups.expected(name)}
+            return taken, facts
         finally:
             await worker_groups.close()
 
-    taken, started, gained = threads.run(steps())
-    facts = {"started": started, "memory": gained}
+    taken, facts = threads.run(steps())
     return JobResult(name=name, seconds=tuple(did.seconds for did in taken[1:]), facts=facts)
 
 

@@ -25,13 +25,18 @@ from stretto.bench.forced_lengths import ForcedLengthsWorker, Said, told
 from stretto.bench.jobs import Job
 from stretto.bench.ours import RATE, InTurn, rewards_of
 from stretto.bench.prepare import Asked, model_section
+from stretto.bench.sized_models import sized_name
 from stretto.engines.base import noise_key
 from stretto.placement.build import plan_of
+from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
+from stretto.planner.cost.lengths import LengthDistribution
+from stretto.planner.forecast import setting_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import (
     AlgorithmSection,
     Correction,
+    Critic,
     Kl,
     ModelReward,
     NativeEngineSection,
@@ -40,10 +45,12 @@ from stretto.recipe.schema import (
     Recipe,
     RoleModel,
     Roles,
+    UpdateSection,
 )
 from stretto.recipe.schema import BatchSection as BatchSection
 from stretto.runtime.batch import StepBatch
 from stretto.runtime.build import build_runtime
+from stretto.runtime.forecast import expectation
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import take_step
 from stretto.runtime.spans import Clock
@@ -175,6 +182,8 @@ class SharedWorkers:
         """Gives a plan's workers the weights that all begin with, and what a step is about."""
         parts = self.parts[name]
         await parts.worker_group.meet()
+        members = list(parts.worker_group.members)
+        await parts.worker_group.all(members, lambda each: told(each).follow(parts.whitens), seconds=60)
         await parts.worker_group.restore(self.start / STATE)
         await self.about(name, asked, said, shows=shows)
 
@@ -214,9 +223,25 @@ class SharedWorkers:
         )
 
     async def gradient(self, name: str) -> NDArray[np.float64]:
-        """The gradient of the plan's last step."""
+        """The gradient of the plan's last step, of all models that are trained."""
         worker_group = self.parts[name].worker_group
-        return await told(worker_group.worker(worker_group.trainers[0], 60)).gradient()
+        found = [
+            await told(worker_group.worker(trained.holders[0], 60)).gradient(model)
+            for model, trained in sorted(worker_group.trained.items())
+        ]
+        return np.concatenate(found)
+
+    def expected(self, name: str) -> Mapping[str, Any] | None:
+        """What the planner says of the plan's steps, with the lengths that are told."""
+        parts, lengths = self.parts[name], self.lengths.flatten().tolist()
+        section = Placement.model_validate({"cluster": f"{len(parts.plan.devices)}xcpu", **placed(name)})
+        recipe = self.recipe.model_copy(update={"placement": section})
+        setting = setting_of(recipe, Path(self.job.model), parse_cluster(section.cluster))
+        drawn = LengthDistribution(
+            mean=statistics.fmean(lengths), sigma=self.job.case.sigma, cap=max(lengths), recorded=tuple(sorted(lengths))
+        )
+        workload = replace(setting.workload, prompt=self.job.case.prompt, lengths=drawn)
+        return expectation(recipe, replace(setting, workload=workload), parts.plan)
 
     async def close(self) -> None:
         """Ends everything."""
@@ -228,17 +253,27 @@ class SharedWorkers:
 def recipe_of(job: Job, *, rate: float = RATE) -> Recipe:
     """The case as a recipe; no step is the last, so that nothing is decayed."""
     case = job.case
+    critic = Critic(name=sized_name(job, "critic"), optimizer=UpdateSection(lr=rate)) if case.critic else None
+    kl = Kl(coef=COEF if case.reference else 0.0, where="reward" if case.critic else "loss")
     return Recipe(
         seed=SEED,
         model=model_section(job.model, case),
-        roles=Roles(reward_model=RoleModel(name="scratch") if case.judge else None),
+        roles=Roles(reward_model=RoleModel(name=sized_name(job, "judge")) if case.judge else None, critic=critic),
         rewards=(*rewards_of(case.cap), *([ModelReward(name="model")] if case.judge else [])),
-        algorithm=AlgorithmSection(
-            name="grpo", correction=Correction(kind="none"), kl=Kl(coef=COEF if case.reference else 0.0)
-        ),
+        algorithm=AlgorithmSection(name="ppo" if case.critic else "grpo", correction=Correction(kind="none"), kl=kl),
         batch=BatchSection(prompts=case.prompts, samples=case.samples),
         engine=NativeEngineSection(max_new_tokens=case.cap),
         optimizer=Optimizer(lr=rate),
+    )
+
+
+def placed(name: str) -> dict[str, str]:
+    """A plan's name as the keys of `placement`: a strategy, its shares behind it where it has some."""
+    strategy, _, shares = name.partition(" ")
+    return (
+        {"strategy": "flatten"}
+        if name in ("one", "other")
+        else {"strategy": strategy} | ({"fractions": shares} if shares else {})
     )
 
 
@@ -246,7 +281,7 @@ def plan_named(name: str, recipe: Recipe) -> Plan:
     """A strategy on both devices; `one` and `other` are a plan on the first and on the second alone."""
     devices = {"one": DEVICES[:1], "other": DEVICES[1:]}.get(name, DEVICES)
     return plan_of(
-        Placement.model_validate({"strategy": "flatten" if name in ("one", "other") else name}),
+        Placement.model_validate(placed(name)),
         roles=roles_of(recipe),
         devices=devices,
         reading={"generate", "reference"} if recipe.model.adapter else {"generate"},

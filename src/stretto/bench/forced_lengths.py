@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from stretto.engines.base import Completion, Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy
 from stretto.recipe.schema import Recipe
-from stretto.training.trainer import StepReport
+from stretto.training.whitening import WhiteningTrainer
 from stretto.workers.api import WorkerApi
+from stretto.workers.models import make_trainer
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -79,8 +80,10 @@ class ForcedLengthsWorker(Worker):
     def __init__(self, assignment: WorkerSpec) -> None:
         self.memory = PeakMemory(assignment.torch_device.type)
         self.shows = False
-        self.shown: NDArray[np.float64] = np.zeros(0)
+        self.shown: dict[str, NDArray[np.float64]] = {}
         super().__init__(assignment, ForcedLengthsEngine)
+        for model in self.held_models:
+            self._watch(model)
 
     def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool) -> None:
         """What holds from now on; `shows` keeps the gradients of updates."""
@@ -88,23 +91,32 @@ class ForcedLengthsWorker(Worker):
         self.engine.tell(lengths, said)
         self.shows = shows
 
-    def apply(self, model: str, last: bool) -> StepReport:
-        """As always; the mean gradient is kept where it is to be shown."""
-        if self.shows:
-            trainer = self.trainer
-            total = trainer.accumulators if trainer.total is None else trainer.total
-            self.shown = sum(
-                (
-                    _flat(trainer.trained, gradients) / trainer.counted.denominator(kind)
-                    for kind, gradients in total.items()
-                ),
-                np.zeros(()),
-            )
-        return super().apply(model, last)
+    def follow(self, whitens: bool) -> None:
+        """Trains from now on as a plan asks that whitens gradients, or one that whitens credit; the optimizer stays."""
+        spec, before = self.assignment, self.trainer
+        if isinstance(before, WhiteningTrainer) != whitens:
+            before.close()
+            how: dict[str, Any] = {"token_budget": spec.token_budget, "whitens": whitens}
+            self.trainer = make_trainer(self.policy, spec.algorithm(), spec.recipe, self.optimizer, **how)
+            self.trainer.make_room, self.trainer.version = before.make_room, before.version
 
-    def gradient(self) -> NDArray[np.float64]:
-        """Of the last update, before clipping; one number after the other."""
-        return self.shown
+    def _watch(self, model: str) -> None:
+        """Lets a model's optimizer show what it is given."""
+        optimizer = self.trained(model).optimizer
+        if optimizer is None:
+            return
+        update = optimizer.step
+
+        def shown(gradients: Mapping[str, Tensor]) -> float:
+            if self.shows:
+                self.shown[model] = _flat(self.trained(model).trained, gradients)
+            return update(gradients)
+
+        optimizer.step = shown  # type: ignore[method-assign]
+
+    def gradient(self, model: str) -> NDArray[np.float64]:
+        """Of a model's last update, one number after the other."""
+        return self.shown[model]
 
     def gained(self) -> int:
         """Bytes that this process has come to need since it had loaded its modules."""
@@ -116,7 +128,8 @@ class ForcedLengthsApi(WorkerApi, Protocol):
 
     async def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool, /) -> None: ...
     async def about(self, recipe: Recipe, budget: int, /) -> None: ...
-    async def gradient(self) -> NDArray[np.float64]: ...
+    async def follow(self, whitens: bool, /) -> None: ...
+    async def gradient(self, model: str, /) -> NDArray[np.float64]: ...
     async def gained(self) -> int: ...
 
 

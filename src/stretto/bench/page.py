@@ -25,7 +25,7 @@ def section(document: Document, *, date: str, command: str) -> str:
         f"{machine['memory_gb']} GB, load {machine['load']} before the run, device {' and '.join(devices)}; {versions}."
     )
     parts = [where, "", f"    {command}", "", *_figures(rows)]
-    for beside in (_beside(rows), _cells(rows), _agreement(rows), _publishes(rows)):
+    for beside in (_beside(rows), _cells(rows), _expected(rows), _agreement(rows), _publishes(rows)):
         parts += ["", *beside] if beside else []
     if replays := [row for row in rows if "replay" in row]:
         parts += ["", *_replays(replays)]
@@ -137,6 +137,24 @@ def _cells(rows: Sequence[Document]) -> list[str]:
             ],
         )
     )
+
+
+def _expected(rows: Sequence[Document]) -> list[str]:
+    """What the planner said of a plan, beside what was measured, for the rows of which it said something."""
+    planned = [row for row in rows if row.get("expected")]
+    head = ("case", "s/step: planned, measured", "times flatten's", "idle", "GB of the fullest cell")
+    return [] if not planned else table(head, [_planned(row) for row in planned])
+
+
+def _planned(row: Document) -> list[str]:
+    expected = row["expected"]
+    pairs = (
+        (expected["seconds"]["step"], row["stretto"], "{:.2f}"),
+        (1 / row["expected_ratio"], 1 / row["ratio"], "{:.2f}"),
+        (expected["idle"], row["idle"], "{:.0%}"),
+        (max(expected["memory_gb"].values()), max(row["memory_gb"].values()), "{:.2f}"),
+    )
+    return [row["case"], *(f"{form.format(planned)}, {form.format(measured)}" for planned, measured, form in pairs)]
 
 
 def _agreement(rows: Sequence[Document]) -> list[str]:

@@ -21,6 +21,7 @@ from stretto.bench.cases import SEED, BenchCase, make_prompts
 from stretto.bench.flops import ModelSizes
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.random_model import random_policy
+from stretto.bench.sized_models import write_sized_models
 from stretto.environments.render import Renderer
 from stretto.models.load import DTYPES, Policy, choose_device, load
 from stretto.models.source import locate
@@ -50,6 +51,7 @@ def prepare(job: Job) -> JobResult:
     device = choose_device("auto")
     if not model.exists():
         starting_point(job, device).save(model)
+    write_sized_models(folder, case, model)
     section = model_section(str(model), case)
     policy = load(section, locate(section.name, model), seed=SEED, device=device)
     if case.adapter:  # its random half must be the same on both sides

@@ -29,15 +29,27 @@ OVERHEAD = 0.90
 def strategies_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Each strategy beside flatten, and how far their gradients are apart."""
     # Shares differ from all devices for everybody only where there is a reference.
-    names = tuple(name for name, each in STRATEGIES.items() if not each.presets or case.reference)
+    names = plan_names(case)
     desk = CaseJobs(setting, case)
     taken = desk.measure("plans in turn", plans=names)
     single = {name: desk.measure("plans alone", plans=(name,)) for name in names}
-    rows = [_strategy(case, name, taken, single[name]) | desk.common(taken, taken) for name in names]
+    rows = [_strategy(case, name, taken, single) | desk.common(taken, taken) for name in names]
     return [*rows, agreement(replace(setting, steps=1), case, names)]
 
 
-def _strategy(case: BenchCase, name: str, taken: JobResult, single: JobResult) -> Row:
+def plan_names(case: BenchCase) -> tuple[str, ...]:
+    """The plans of a case. Shares of the devices differ only where several models are asked, and for four models in
+    more than one way."""
+    names: list[str] = []
+    for name, each in STRATEGIES.items():
+        if each.presets and case.critic:
+            names += [f"{name} {shares}" for shares in each.presets]
+        elif not each.presets or case.reference:
+            names.append(name)
+    return tuple(names)
+
+
+def _strategy(case: BenchCase, name: str, taken: JobResult, single: Mapping[str, JobResult]) -> Row:
     """One strategy's row."""
     plans: Mapping[str, Any] = taken.facts["plans"]
     mine, flat = plans[name], plans["flatten"]
@@ -54,13 +66,22 @@ def _strategy(case: BenchCase, name: str, taken: JobResult, single: JobResult) -
         "idle": median(mine["idle"]),
         "seconds": mine["seconds"],
         "stages": stages(mine),
-        "started": single.facts["started"],
-        "memory_gb": {device: gained / 2**30 for device, gained in single.facts["memory"].items()},
+        "started": single[name].facts["started"],
+        "memory_gb": {device: gained / 2**30 for device, gained in single[name].facts["memory"].items()},
+        **_expected(single["flatten"], single[name]),
     }
-    if STRATEGIES[name].tail["move"]:
+    if STRATEGIES[name.partition(" ")[0]].tail["move"]:
         shares = [tail / seconds for tail, seconds in zip(flat["tail"], flat["seconds"], strict=True)]
         row |= {"gain": 1 - 1 / row["ratio"], "bound": median(shares)}
     return row
+
+
+def _expected(flat: JobResult, mine: JobResult) -> Row:
+    """What the planner says of a plan; nothing where it says nothing."""
+    beside, expected = flat.facts["expected"], mine.facts["expected"]
+    if beside is None or expected is None:
+        return {}
+    return {"expected": expected, "expected_ratio": beside["seconds"]["step"] / expected["seconds"]["step"]}
 
 
 def scaling_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:

@@ -25,7 +25,6 @@ __all__ = ["RULES", "Lookups", "check", "checked_recipe", "examine"]
 
 RULES: tuple[Rule, ...] = (
     reserved.keys_wait_for_their_part,
-    reserved.kinds_are_available,
     reserved.strategy_exists,
     own_code.functions_are_there,
     reserved.reference_is_the_base,

@@ -167,8 +167,6 @@ def _elsewhere(path: Path, data: object) -> Problem | None:
     names = [name for owner in owners for name in owner.values(owner.label()[-1])]
     wanted = ", ".join(f"{word}: {owners[0].values(word)[0]}" for word in owners[0].label())
     reason = f"has no effect on {key} {here}; it belongs to {', '.join(names)}"
-    if not any(owner.available for owner in owners):
-        return Problem(field=dotted(path), reason=f"{reason}, not available yet", fix="take it out")
     return Problem(field=dotted(path), reason=reason, fix=f"take it out, or use {wanted}")
 
 

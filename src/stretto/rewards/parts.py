@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from stretto import plugins
-from stretto.errors import Problem, RecipeError, VerdictError
+from stretto.errors import Problem, VerdictError
 from stretto.extras import missing_extra
 from stretto.recipe.schema import (
     ArcReward,
@@ -28,7 +28,6 @@ from stretto.recipe.schema import (
     RegexReward,
     RewardPart,
     SignalReward,
-    names_of,
 )
 from stretto.rewards import answer
 from stretto.rewards.base import Verdict
@@ -116,8 +115,7 @@ def build(part: RewardPart, pool: Pool) -> Verdict:
             return _arc(part, pool.programs)
         case FunctionReward():
             return _function(part, pool)
-    reason, fix = f"{part.kind} is not available yet", f"use one of {', '.join(names_of(RewardPart.records(), 'kind'))}"
-    raise RecipeError.of("rewards", reason, fix)
+    raise TypeError(f"{type(part).__name__} is in no case above")
 
 
 def observed(trajectory: Trajectory) -> Outcome:

@@ -108,12 +108,12 @@ class Runtime:
         """The algorithm that gives credit in this step."""
         return self.kl.algorithm if self.kl else self.algorithm
 
-    async def fetch(self) -> None:
-        """State and model of a worker that trains."""
+    async def fetch(self) -> dict[str, str]:
+        """State and model of a worker that trains, into the group's draft; the XXH3 of some of these files."""
         if self.worker_group.applying:
             raise CheckpointError("a step's updates were under way, and the workers may hold different weights")
-        if draft := self.worker_group.files.draft:
-            await self.worker_group.files.save(draft, base=self.base)
+        draft = self.worker_group.files.draft
+        return {} if draft is None else await self.worker_group.files.save(draft, base=self.base)
 
     async def restored(self, checkpoint: Path | None = None) -> None:
         """Everybody reads what a checkpoint holds of theirs."""

@@ -104,7 +104,7 @@ class CheckpointWriter:
             span = Span(stage="checkpoint", cell=LANE, start=start, seconds=seconds, step=step, version=version)
             self.journal.timeline(to_events([span], host="localhost"))
 
-        await self.parts.fetch()
+        hashes = await self.parts.fetch()
         path = await beside(
             self.checkpoints.save,
             step,
@@ -112,6 +112,7 @@ class CheckpointWriter:
             written=self.parts.worker_group.files.names,
             write_model=self.parts.write_model,
             metrics=metrics,
+            hashes=hashes,
             ready=ready,
         )
         self.journal.event("checkpoint", step=step, path=str(path))

@@ -23,7 +23,7 @@ from stretto.errors import StrettoError
 class Disk:
     """The file operations of a checkpoint; a test can interrupt them one by one behind this seam."""
 
-    def write(self, path: Path, make: Callable[[Path], None]) -> None:
+    def write(self, path: Path, make: Callable[[Path], object]) -> None:
         """Lets `make` put something at `path`."""
         make(path)
 

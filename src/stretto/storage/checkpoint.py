@@ -82,11 +82,13 @@ class Checkpoints:
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
         written: Sequence[str] = (),
+        hashes: Mapping[str, str] | None = None,
         ready: Callable[[], None] = lambda: None,
     ) -> Path:
         """Stores the run as it is after `step` and returns the folder.
 
-        Of parts that are `written` elsewhere, by those who hold them, `write_model` brings the files, too.
+        Of parts that are `written` elsewhere, by those who hold them, `write_model` brings the files, too; `hashes` are
+        the XXH3 of those of its files that need not be read again for it.
 
         Folders of this and later steps that were there before belong to a course of the run that was given up, and are
         removed; only the step that this store just saved or restored is not written again, unless its metrics changed.
@@ -100,7 +102,7 @@ class Checkpoints:
             if not self.has(step, metrics):
                 draft.mkdir()
                 try:
-                    self._fill(draft, step, parts, written, write_model, metrics)
+                    self._fill(draft, step, parts, written, write_model, metrics, hashes)
                     ready()
                 except BaseException:
                     with suppress(OSError):  # a full disk needs the room back at once
@@ -182,6 +184,7 @@ class Checkpoints:
         written: Sequence[str],
         write_model: Callable[[Path], None],
         metrics: Mapping[str, float],
+        hashes: Mapping[str, str] | None,
     ) -> None:
         """Everything a checkpoint holds, the manifest last, and all of it on the medium."""
         names = (*(part.name for part in parts), *written)
@@ -192,7 +195,7 @@ class Checkpoints:
         for part in parts:
             self._write_part(draft, part)
         share(draft)
-        listed = manifests.describe(draft, step=step, metrics=metrics, parts=names)
+        listed = manifests.describe(draft, step=step, metrics=metrics, parts=names, hashes=hashes)
         self._disk.write(draft / STATE / "manifest.json", lambda path: manifests.write(path, listed))
         for path in sorted(draft.rglob("*"), reverse=True):
             self._disk.sync(path)

@@ -1,8 +1,9 @@
 """What a checkpoint says of itself, and whether that is true.
 
 The manifest is the last file written into a checkpoint. It names the step, every part, and every file with size and
-SHA-256 (older ones have no SHA-256 of the model's files). It carries a seal over its own content, so that a flipped
-byte in it is noticed as well. Not covered is the path of an adapter's base, which is written anew after a move.
+XXH3, which takes no longer than reading the file (older ones have a SHA-256, of the model's files none). It carries a
+seal over its own content, so that a flipped byte in it is noticed as well. Not covered is the path of an adapter's
+base, which is written anew after a move.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from stretto.errors import CheckpointError
 from stretto.storage.atomic import to_json
 
-FORMAT = 2
-"""Version of the layout. In the first, nothing was written in parts; a checkpoint of a later one is refused."""
+FORMAT = 3
+"""Version of the layout; a checkpoint of a later one is refused. In the first, nothing was written in parts, and before
+the third files had a SHA-256."""
 
 GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP))
 """What the system says where a file is not there as it was written. All else (an I/O error, a network that is away, no
@@ -42,8 +46,10 @@ class Entry:
 
     size: int
     """Bytes."""
-    sha256: str | None
-    """Hash of the content; none for a file of the model in older checkpoints."""
+    xxh3: str | None = None
+    """Hash of the content; none in older checkpoints."""
+    sha256: str | None = None
+    """The same, of older ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +66,19 @@ class Manifest:
     """Every file but the manifest, by its path inside the checkpoint."""
 
 
-def describe(folder: Path, *, step: int, metrics: Mapping[str, float], parts: tuple[str, ...]) -> Manifest:
-    """The manifest of a folder as it stands."""
-    files = {}
+def describe(
+    folder: Path,
+    *,
+    step: int,
+    metrics: Mapping[str, float],
+    parts: tuple[str, ...],
+    hashes: Mapping[str, str] | None = None,
+) -> Manifest:
+    """The manifest of a folder as it stands. `hashes` are those of files that were hashed as they were written."""
+    files, known = {}, hashes or {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        files[name] = Entry(size=path.stat().st_size, sha256=_hash(path))
+        files[name] = Entry(size=path.stat().st_size, xxh3=known.get(name) or _hash(path, xxhash.xxh3_128))
     return Manifest(step=step, metrics=dict(metrics), parts=parts, files=files)
 
 
@@ -108,8 +121,9 @@ def verify(folder: Path) -> Manifest:
             size = path.stat().st_size
             if size != entry.size and name != ADAPTER:
                 raise CheckpointError(f"{path}: {size} bytes where the manifest says {entry.size}")
-            if entry.sha256 is not None and _hash(path) != entry.sha256:
-                raise CheckpointError(f"{path}: its content changed after it was written")
+            for listed, kind in ((entry.xxh3, xxhash.xxh3_128), (entry.sha256, hashlib.sha256)):
+                if listed is not None and _hash(path, kind) != listed:
+                    raise CheckpointError(f"{path}: its content changed after it was written")
         except OSError as error:
             raise _unread(path, error) from error
     return manifest
@@ -119,15 +133,18 @@ def _unread(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path}: cannot be read ({error.strerror})", damaged=error.errno in GONE)
 
 
-def _hash(path: Path) -> str:
-    if path.name == ADAPTER:
-        return _hash_of_adapter(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash(path: Path, kind: Callable[[], Any]) -> str:
+    if path.name != ADAPTER:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, kind).hexdigest()
+    hashed = kind()
+    hashed.update(_apart_from_base(path))
+    told: str = hashed.hexdigest()
+    return told
 
 
-def _hash_of_adapter(path: Path) -> str:
-    """Of everything but where its base is; of the bytes, where it is no mapping."""
+def _apart_from_base(path: Path) -> bytes:
+    """Everything of an adapter's description but where its base is; the bytes, where it is no mapping."""
     content = path.read_bytes()
     try:
         found = json.loads(content)
@@ -135,7 +152,7 @@ def _hash_of_adapter(path: Path) -> str:
         found = None
     if isinstance(found, dict):
         content = json.dumps({**found, BASE: None}, sort_keys=True).encode("ascii")
-    return hashlib.sha256(content).hexdigest()
+    return content
 
 
 def _seal(body: Mapping[str, Any]) -> str:

@@ -11,15 +11,35 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from stretto.errors import CheckpointError
+from stretto.storage import large_file
+
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the types of tensors."""
 
 
 def write_values(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -29,19 +49,26 @@ def write_values(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes the tensors; those that share memory are written apart."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        memory = plain.untyped_storage().data_ptr()
-        apart[name] = plain.clone() if memory in seen else plain
-        seen.add(memory)
-    try:
-        save_file(apart, path)
-    except SafetensorError as error:
-        raise OSError(None, str(error), str(path)) from error
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Writes the tensors as safetensors does, one after the other, and returns the file's XXH3; those that share memory
+    are written apart."""
+    header, end = dict[str, Any](), 0
+    # Wide ones first, so that each begins at a multiple of its width.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    told = json.dumps(header, separators=(",", ":")).encode("ascii")
+    told += b" " * (-len(told) % 8)
+    return large_file.write(
+        path, chain((struct.pack("<Q", len(told)), told), (_content(tensor) for _, tensor in ordered))
+    )
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor."""
+    plain = tensor.detach().cpu().contiguous().flatten()
+    return memoryview(plain.view(torch.uint8).numpy() if len(plain) else b"")  # type: ignore[arg-type]  # it is a buffer
 
 
 def read_state(values: Path, tensors: Path) -> dict[str, Any]:
@@ -56,11 +83,12 @@ def read_state(values: Path, tensors: Path) -> dict[str, Any]:
     return state
 
 
-def write_state(folder: Path, name: str, state: Mapping[str, Any], *, part: int = 0, of: int = 1) -> None:
-    """Writes a state into a folder, or the part of it that one of several holds."""
+def write_state(folder: Path, name: str, state: Mapping[str, Any], *, part: int = 0, of: int = 1) -> dict[str, str]:
+    """Writes a state into a folder, or the part of it that one of several holds; returns the XXH3 of large files."""
     stem = name if of == 1 else f"{name}-{part + 1}-of-{of}"
-    if tensors := write_values(folder / f"{stem}.json", state):
-        write_tensors(folder / f"{stem}.safetensors", tensors)
+    tensors = write_values(folder / f"{stem}.json", state)
+    file = f"{stem}.safetensors"
+    return {file: write_tensors(folder / file, tensors)} if tensors else {}
 
 
 def read_parts(folder: Path, name: str) -> list[dict[str, Any]]:

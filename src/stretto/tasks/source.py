@@ -31,7 +31,6 @@ from stretto.recipe.schema import (
     StringsSource,
     TaskSection,
     VerifiersSource,
-    names_of,
 )
 from stretto.tasks import arc, hf, jsonl, own, reasoning_gym, synthetic, verifiers
 from stretto.types import Prompt
@@ -71,8 +70,8 @@ READERS: dict[type[Source], Read] = {
 
 def peek(task: TaskSection, root: Path, rows: int = 5) -> Peek:
     """Looks at the settings and the first rows only. `root` is the recipe's folder. Never raises for bad data."""
-    prompts, problems = _read(task, root, rows) if task.source.available else ([], [])  # a rule refuses the others
-    seen = task.source.available and not isinstance(task.source, GymSource | OwnSource | VerifiersSource)
+    prompts, problems = _read(task, root, rows)
+    seen = not isinstance(task.source, GymSource | OwnSource | VerifiersSource)
     complete = len(prompts) < rows and not problems and seen
     return Peek(prompts=tuple(prompts), problems=tuple(problems), complete=complete)
 
@@ -92,11 +91,8 @@ def places(task: TaskSection, root: Path) -> Mapping[str, str]:
 
 def _read(task: TaskSection, root: Path, limit: int | None) -> tuple[list[Prompt], list[Problem]]:
     """All prompts, or about the first `limit`, and what is wrong."""
-    if reader := READERS.get(type(task.source)):
-        prompts, problems = reader(task, task.source, root, limit)
-        return [_with_examples(prompt, task.examples) for prompt in prompts], problems
-    kinds = ", ".join(names_of(Source.records(), "kind"))
-    raise RecipeError.of("task.source.kind", f"{task.source.kind} is not available yet", f"use one of {kinds}")
+    prompts, problems = READERS[type(task.source)](task, task.source, root, limit)
+    return [_with_examples(prompt, task.examples) for prompt in prompts], problems
 
 
 def _with_examples(prompt: Prompt, examples: Sequence[Example]) -> Prompt:

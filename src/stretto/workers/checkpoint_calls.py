@@ -18,7 +18,7 @@ from stretto.storage.atomic import storing
 from stretto.threads import begun
 from stretto.training.trainer import Trainer
 from stretto.workers import model_state
-from stretto.workers.shared_folder import HostFolder, Listing
+from stretto.workers.shared_folder import HostFolder, Listing, SavedFiles
 from stretto.workers.worker_spec import WorkerSpec
 
 
@@ -28,7 +28,7 @@ class CheckpointCalls:
     assignment: WorkerSpec
     policy: Policy
     files: HostFolder
-    writing: Future[list[str]] | None
+    writing: Future[SavedFiles] | None
 
     def trained(self, model: str) -> Trainer:
         """What trains a model."""
@@ -50,20 +50,20 @@ class CheckpointCalls:
         self._awake(model)
         states = model_state.held(self.trained(model))
 
-        def write() -> list[str]:
+        def write() -> SavedFiles:
             with storing(folder, CheckpointError):
                 place = self.files.at(folder, there)
-                model_state.write(model, *states, place, part=part, of=of)
+                hashes = model_state.write(model, *states, place, part=part, of=of)
                 if exports:
                     self.policy.save(place, base=base)
-            return self.files.names()
+            return SavedFiles(fetched=self.files.names(), hashes=hashes)
 
         self.writing = begun(write)
-        if self.assignment.sleeps:
+        if any(self.assignment.sleeps.values()):
             wait([self.writing])
 
-    def saved(self) -> list[str] | None:
-        """What the driver is to fetch of what was written, or none as long as that goes on."""
+    def saved(self) -> SavedFiles | None:
+        """What was written, or none as long as that goes on."""
         assert self.writing is not None
         return self.writing.result() if self.writing.done() else None
 

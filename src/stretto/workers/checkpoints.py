@@ -21,7 +21,7 @@ from stretto.storage.atomic import storing
 from stretto.storage.manifest import STATE
 from stretto.workers.api import POLICY, STATES, TRAINS
 from stretto.workers.scatter_gather import together
-from stretto.workers.shared_folder import emptied, fetch, listing, send
+from stretto.workers.shared_folder import SavedFiles, emptied, fetch, listing, send
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
@@ -65,8 +65,9 @@ class StateFiles:
         """Parts of a checkpoint that these workers write and read."""
         return names_of(self.worker_group.trained) or names_of([POLICY])
 
-    async def save(self, folder: Path, *, base: Path | None = None, model: bool = True) -> None:
+    async def save(self, folder: Path, *, base: Path | None = None, model: bool = True) -> dict[str, str]:
         """The policy for others, and below it in `state/` what the next step depends on. What was there before is gone.
+        Returns the XXH3 of files that were hashed as they were written.
 
         The workers go on with other calls meanwhile; an update waits. `base` is the run's copy of the base model.
         Devices that hold one whole optimizer are asked: not those that have fallen silent, nor those that were just
@@ -75,11 +76,11 @@ class StateFiles:
         self.written.clear()
         try:
             async with self.alone:
-                await self._save_somewhere(folder, base=base, model=model)
+                return await self._save_somewhere(folder, base=base, model=model)
         finally:
             self.written.set()
 
-    async def _save_somewhere(self, folder: Path, *, base: Path | None, model: bool) -> None:
+    async def _save_somewhere(self, folder: Path, *, base: Path | None, model: bool) -> dict[str, str]:
         worker_group = self.worker_group
         while True:
             gone = worker_group.silent | worker_group.recovery.lost
@@ -105,7 +106,8 @@ class StateFiles:
         *,
         base: Path | None = None,
         model: bool = False,
-    ) -> None:
+    ) -> dict[str, str]:
+        hashes = dict[str, str]()
         # Of a name that nobody had before: who is not waited for any longer may still write to another.
         place = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
         with storing(folder, CheckpointError):
@@ -117,9 +119,11 @@ class StateFiles:
                     worker = self.worker_group.worker(device, seconds)
                     exports = model and name == POLICY and part == 0
                     await worker.save(name, place, there, part, len(asked[name]), exports, base)
-                    for file in await self._saved(device, seconds):
+                    written = await self._saved(device, seconds)
+                    for file in written.fetched:
                         await fetch(place, file, worker.read)
                     await worker.clear()
+                    hashes.update(written.hashes)
 
                 # The policy last: its model lies beside the mark by which hosts know the folder.
                 for name in sorted(asked, key=lambda name: name == POLICY):
@@ -129,9 +133,10 @@ class StateFiles:
                 place.rename(folder)
             finally:
                 shutil.rmtree(place, ignore_errors=True)
+        return hashes
 
-    async def _saved(self, device: str, seconds: float) -> list[str]:
-        """The files to fetch once a worker has written. It is asked again and again, because other calls come between;
+    async def _saved(self, device: str, seconds: float) -> SavedFiles:
+        """The files once a worker has written. It is asked again and again, because other calls come between;
         what it is busy with then may take long, and only when that is overdue is it not waited for."""
         pause, most = PAUSES
         while True:
@@ -143,8 +148,8 @@ class StateFiles:
                         raise WorkerLost(device, "it does not answer")
             finally:
                 asking.cancel()
-            if (names := asking.result()) is not None:
-                return names
+            if (written := asking.result()) is not None:
+                return written
             await asyncio.sleep(pause)
             pause = min(2 * pause, most)
 

@@ -35,6 +35,12 @@ def own_address(toward: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def on_loopback() -> dict[str, str]:
+    """What keeps the groups of a cell's own processes there, which torch makes; others are told an address."""
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names[0]) if names else {}
+
+
 class ProbeServer:
     """A port that answers whoever connects."""
 

@@ -28,14 +28,15 @@ def held(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def write(
     model: str, trainer: Mapping[str, Any], optimizer: Mapping[str, Any], folder: Path, *, part: int, of: int
-) -> None:
-    """Writes a model's state, or one of several parts of it, below a folder."""
+) -> dict[str, str]:
+    """Writes a model's state, or one of several parts of it, below a folder; returns the XXH3 of large files."""
     told, moments = STATES[model]
     state = folder / STATE
     state.mkdir(exist_ok=True)
-    write_state(state, moments, optimizer, part=part, of=of)
+    hashes = write_state(state, moments, optimizer, part=part, of=of)
     if part == 0:
-        write_state(state, told, trainer)
+        hashes |= write_state(state, told, trainer)
+    return {f"{STATE}/{name}": told for name, told in hashes.items()}
 
 
 def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> dict[str, Any]:

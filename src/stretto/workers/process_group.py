@@ -7,6 +7,7 @@ By which path tensors pass is told by whoever calls the meeting (`backends`).
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,6 +89,14 @@ def cancel_groups(meeting: Rendezvous) -> None:
     """Lets nobody wait any longer for one who has died: neither those who have come, nor those who have met already
     and would not notice by themselves."""
     reach(meeting).set(DECIDED, OFF)
+
+
+def store_at(address: str) -> TCPStore:
+    """The store where workers meet. Told only an address, torch would listen on all of them."""
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.create_server((address, 0), family=kind, backlog=1024)
+    port = server.getsockname()[1]
+    return TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
 class ProcessGroup:

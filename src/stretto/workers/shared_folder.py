@@ -13,9 +13,20 @@ import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 PIECE = 16 * 2**20
 """Bytes that travel at once."""
+
+
+class SavedFiles(NamedTuple):
+    """What a worker has written."""
+
+    fetched: list[str]
+    """Names of the files that the driver is to fetch."""
+    hashes: dict[str, str]
+    """Name -> XXH3, of files that were hashed as they were written."""
+
 
 Listing = dict[str, tuple[int, int]]
 """File of a folder -> its size, and when it was changed."""

@@ -50,7 +50,7 @@ from stretto.workers.models import (
 from stretto.workers.offload import FITTED, PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.rehearsal import RehearsalCalls
-from stretto.workers.shared_folder import HostFolder, Listing, listing
+from stretto.workers.shared_folder import HostFolder, Listing, SavedFiles, listing
 from stretto.workers.worker_spec import WorkerSpec
 
 ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "reward"}
@@ -114,7 +114,7 @@ class Worker(RehearsalCalls, CheckpointCalls):
         self.groups: dict[str, ProcessGroup] = {}
         self.door: ProbeServer | None = None
         self.files = HostFolder()
-        self.writing: Future[list[str]] | None = None
+        self.writing: Future[SavedFiles] | None = None
 
     @property
     def held_models(self) -> list[str]:

@@ -191,7 +191,7 @@ def temperature_is_sane(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
 def engine_says_what_it_kept(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What is drawn from a part of the distribution can be trained on only where that part comes with it."""
     engine = recipe.engine
-    if engine.top_p < 1 and engine.available and not isinstance(engine, NativeEngineSection):
+    if engine.top_p < 1 and not isinstance(engine, NativeEngineSection):
         reason = f"{engine.kind} does not say which tokens {engine.top_p:g} leaves, so training would be on another "
         reason += "distribution than the one that is sampled"
         yield Problem(field="engine.top_p", reason=reason, fix="use 1.0, or engine.kind: native")

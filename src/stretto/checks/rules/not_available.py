@@ -14,7 +14,7 @@ from stretto.checks.rules.base import CheckContext, value_of
 from stretto.errors import Problem, RecipeError
 from stretto.extras import EXTRAS, missing_extra
 from stretto.placement.strategies import find_strategy
-from stretto.recipe.schema import Recipe, RoleModel, choices_in, names_of
+from stretto.recipe.schema import Recipe, RoleModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,6 @@ class OnlyValues:
     """True if other values can be planned with, though not run."""
 
 
-NOT_YET = "{value} is not available yet"
 ABSENT = "what this key asks for is not available yet"
 
 ONLY = (
@@ -76,15 +75,6 @@ def keys_wait_for_their_part(recipe: Recipe, scene: CheckContext) -> Iterator[Pr
         value = value_of(recipe, row.field)
         if value not in row.values and not (scene.planning and row.planned):
             yield Problem(field=row.field, reason=row.reason.format(value=value), fix=row.fix)
-
-
-def kinds_are_available(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Kinds of sections that have a name and no code yet say so themselves."""
-    for path, section in choices_in(recipe):
-        if not (section.available or (scene.planning and section.plannable)):
-            key = section.label()[-1]
-            reason, others = NOT_YET.format(value=getattr(section, key)), names_of(section.union().records(), key)
-            yield Problem(field=f"{path}.{key}", reason=reason, fix=f"use {' or '.join(others)}")
 
 
 def strategy_exists(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -46,10 +46,6 @@ class Choice(Section):
 
     told_by: ClassVar[tuple[str, ...]] = ("kind",)
     """The keys whose values tell the kinds apart; a later one is asked where several kinds are left."""
-    available: ClassVar[bool] = True
-    """False for a kind that the recipe format has a name for, and this version does not do."""
-    plannable: ClassVar[bool] = False
-    """True for one that is not available and can be planned with."""
 
     def __new__(cls, **keys: Any) -> Self:
         """An instance of the kind that the keys name, as `pathlib.Path` does."""
@@ -131,8 +127,8 @@ class Choice(Section):
 
 
 def names_of(records: Iterable[type[Choice]], key: str) -> tuple[str, ...]:
-    """What may be written at a key to get one of these kinds, as far as they are available."""
-    found = [name for record in records if record.available for name in record.values(key)]
+    """What may be written at a key to get one of these kinds."""
+    found = [name for record in records for name in record.values(key)]
     return tuple(dict.fromkeys(found))
 
 

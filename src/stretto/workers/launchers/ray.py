@@ -13,10 +13,10 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +35,7 @@ from stretto.checks.machine.network import JOIN, LOOPBACK, NO_CLUSTER, cluster_n
 from stretto.errors import DeadlineError, RecipeError, StrettoError, TrainingError, WorkerLost
 from stretto.models.memory import ONE_HEAP
 from stretto.threads import Daemons, beside
+from stretto.workers.connectivity import on_loopback
 from stretto.workers.deadlines import CLOSING, at_most
 from stretto.workers.launchers.ray_resources import (
     ADDRESS,
@@ -47,6 +48,7 @@ from stretto.workers.launchers.ray_resources import (
     visible_to,
 )
 from stretto.workers.orphans import Reaper, answer_sigterm
+from stretto.workers.process_group import store_at
 from stretto.workers.stacks import ProcessStacks, asked, outside, own
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
@@ -107,10 +109,12 @@ class RayWorker:
     def __init__(self, device: str, actor: Any) -> None:
         self.device, self.actor = device, actor
         self.process, self.host = 0, ""
+        self.latest: Any = None
 
     async def call(self, what: str, *arguments: Any) -> Any:
         """In the worker's process."""
-        return await reached(self.device, self.actor.call.remote(what, arguments))
+        self.latest = self.actor.call.remote(what, arguments)
+        return await reached(self.device, self.latest)
 
     async def stacks(self, *, here: str) -> ProcessStacks:
         """Where its process stands; `here` is this host's address."""
@@ -119,8 +123,17 @@ class RayWorker:
         return await asked(self.device, self.actor.stacks.options(concurrency_group="beside").remote(), otherwise)
 
     async def close(self) -> None:
-        """Ends its process."""
+        """Ends its process, and before it what it keeps elsewhere, such as an engine. A busy one is just ended."""
+        if self.latest is not None and await beside(answered, self.latest):
+            with suppress(StrettoError):
+                await at_most(CLOSING, self.call("close"))
         await at_most(CLOSING, beside(ray.kill, self.actor, no_restart=True))
+
+
+def answered(reference: Any) -> bool:
+    """Whether a remote call has ended, well or not; calls of one actor end in turn."""
+    ended, _ = ray.wait([reference], timeout=0)
+    return bool(ended)
 
 
 async def reached(device: str, reference: Any) -> Any:
@@ -148,20 +161,6 @@ def written(files: Mapping[str, bytes], folder: Path) -> Path:
 def alive() -> list[dict[str, Any]]:
     """The nodes of the cluster, as Ray tells of them."""
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def store_at(address: str) -> TCPStore:
-    """The store where workers meet. Told only an address, torch would listen on all of them."""
-    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
-    server = socket.create_server((address, 0), family=kind, backlog=1024)
-    port = server.getsockname()[1]
-    return TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=server.detach())
-
-
-def on_loopback() -> dict[str, str]:
-    """What keeps the groups of a cell's own processes there, which torch makes; others are told an address."""
-    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names[0]) if names else {}
 
 
 class PrivateRay:
