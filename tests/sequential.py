@@ -24,6 +24,7 @@ from stretto.runtime.build import connect, environment_of, load_task, token_budg
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, note_stream, value_streams
 from stretto.runtime.plans import make_plan
 from stretto.sandbox.pool import Pool
+from stretto.types import trajectory_key
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU
@@ -58,11 +59,17 @@ class Sequential:
         )
         policy = self.worker.policy
         self.__dict__ |= connect(
-            recipe, task, plan, folder, environment=environment, tokenizer=policy.tokenizer, stop=policy.stop_tokens
+            recipe,
+            task,
+            plan,
+            folder,
+            environment=environment,
+            tokenizer=policy.tokenizer,
+            stop=policy.stop_tokens,
+            context=policy.context,
         )
         self.pool = Pool(paths=folders_of(folder))
         self.rewards = Rewards(recipe.rewards, self.pool)
-        self.context = policy.context
 
     async def ask(self, request):
         """The engine's answer to one request at a time."""
@@ -136,6 +143,9 @@ class Sequential:
         keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
         found = {}
         for name in STREAMS.keys() & self.algorithm.needs:
+            if name == "reference" and self.teacher_prompt is not None:
+                prompts = {trajectory_key(each): each.prompt for group in groups for each in group.trajectories}
+                keyed = [(key, self.teacher_prompt.asked(prompts[key[:3]], talk)) for key, talk in keyed]
             numbers = self.worker.score(STREAMS[name], [conversation for _, conversation in keyed])
             note_stream(found, name, {key: each for (key, _), each in zip(keyed, numbers, strict=True)})
         return found

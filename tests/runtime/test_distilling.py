@@ -1,16 +1,22 @@
 """Runs that learn from a teacher, alone and on cells of their own."""
 
 import asyncio
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from crewed import alone, distance, together
 from running import lines, recipe_in, start
 from sequential import Sequential
 from stretto.checks.deep import deep_problems
-from stretto.errors import RecipeError
+from stretto.environments.render import Renderer
+from stretto.errors import RecipeError, TrainingError
 from stretto.models.quantised import QuantisedLinear
 from stretto.recipe.describe import objective
+from stretto.runtime.teacher_prompt import TeacherPrompt
+from stretto.types import Prompt
+from tiny import conversation, naive_logprobs, scratch_policy
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +46,60 @@ def test_every_strategy_ends_with_the_weights_of_one_device(strategy, algorithm,
     assert distance(single, weights) < 1e-10
     assert [each["loss"] for each in crewed] == pytest.approx([each["loss"] for each in reports], rel=1e-9)
     assert metrics["seconds/reference"] > 0
+
+
+HINT = "{prompt} it is {reference}"
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"model__adapter": {"kind": "lora", "rank": 4, "alpha": 8}}], ids=["all", "lora"]
+)
+def test_a_policy_may_learn_from_itself_when_it_was_told_more(changes, tmp_path):
+    """The teacher is the policy before training; at first only what it is asked lies between the two."""
+    changes = {"model__dtype": "float64", "optimizer__lr": 1e-4, **changes}
+    taught = {"name": "scratch", "prompt": HINT}
+    recipe = recipe_in(tmp_path, algorithm={"name": "distill"}, roles__teacher=taught, **changes)
+    assert "before training, which is asked roles.teacher.prompt" in objective(recipe)
+    plain = Sequential(recipe, tmp_path)
+    try:
+        batch = asyncio.run(plain.sampled())
+        policy = plain.worker.policy
+        for trajectory in batch.accepted[0].trajectories:
+            (talk,) = trajectory.conversations
+            text = trajectory.prompt.messages[-1]["content"]
+            told = [{"role": "user", "content": f"{text} it is {trajectory.prompt.reference}"}]
+            opening = policy.tokenizer.apply_chat_template(told, add_generation_prompt=True, return_dict=False)
+            answer = talk.tokens[talk.trained]
+            asked = SimpleNamespace(
+                tokens=np.array([*opening, *answer]), trained=np.arange(len(opening) + len(answer)) >= len(opening)
+            )
+            said = naive_logprobs(policy, asked, temperature=recipe.engine.temperature).detach().numpy()
+            sample = next(
+                each
+                for each in batch.samples
+                if each.key[2] == trajectory.attempt and each.key[0] == trajectory.prompt.id
+            )
+            assert sample.advantage == pytest.approx(said - sample.conversation.logprobs[talk.trained], abs=1e-9)
+        single, _ = asyncio.run(alone(recipe, tmp_path))
+    finally:
+        asyncio.run(plain.close())
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "elastic"))
+    assert distance(single, weights) < 1e-10
+
+
+def test_a_teachers_prompt_that_cannot_be_asked_is_refused(teacher, tmp_path):
+    distill, field = {"name": "distill"}, "roles.teacher.prompt"
+    wrong = problems(tmp_path, algorithm=distill, roles__teacher={"name": teacher, "prompt": "{promt}"})
+    assert "no column 'promt'" in wrong[field]
+    elsewhere = {"kind": "game", "range": [0, 999]}
+    wrong = problems(
+        tmp_path, algorithm=distill, roles__teacher={"name": teacher, "prompt": HINT}, environment=elsewhere
+    )
+    assert "environment.kind is game" in wrong[field]
+    tokenizer = scratch_policy().tokenizer
+    long = TeacherPrompt("{prompt}" * 50, Renderer(tokenizer, stop=frozenset()), context=64)
+    with pytest.raises(TrainingError, match=r"roles.teacher.prompt: prompt p1 and its answer have \d+ tokens"):
+        long.asked(Prompt(id="p1", messages=({"role": "user", "content": "abc"},)), conversation([1, 2, 3, 4], [2, 3]))
 
 
 def test_the_kl_from_the_teacher_falls(teacher, tmp_path):

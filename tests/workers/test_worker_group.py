@@ -19,11 +19,16 @@ from stretto.workers import worker_group as worker_groups
 from stretto.workers.deadlines import CallDeadlines, opened
 from stretto.workers.launchers.inprocess import ThreadWorker
 from stretto.workers.process_group import ProcessGroup, reach
+from stretto.workers.shared_folder import SavedFiles
 from stretto.workers.stacks import ProcessStacks
 from stretto.workers.worker_group import WorkerGroup
 from tiny import CPU
 
 DEVICES = ("localhost/cpu:0", "localhost/cpu:1")
+
+
+NOTHING = SavedFiles(fetched=[], hashes={})
+"""What a worker has written that sees the driver's folder and hashes nothing."""
 
 
 class Saying:
@@ -39,7 +44,7 @@ class Saying:
             _, folder, *_ = arguments
             (folder / "state").mkdir()
             (folder / "state" / "from").write_text(self.device)
-        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "saved": []}
+        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "saved": NOTHING}
         return said.get(what, self.device)
 
     async def close(self):
@@ -191,7 +196,7 @@ class Slowly(Saying):
     async def call(self, what, *arguments):
         self.asked.append(what)
         if what == "saved" and not self.hangs:
-            return [] if self.may_end else None
+            return NOTHING if self.may_end else None
         return await super().call(what, *arguments)
 
 

@@ -284,7 +284,7 @@ def plan_named(name: str, recipe: Recipe) -> Plan:
         Placement.model_validate(placed(name)),
         roles=roles_of(recipe),
         devices=devices,
-        reading={"generate", "reference"} if recipe.model.adapter else {"generate"},
+        reading={"generate"} | ({"reference"} if recipe.model.adapter else set()) | ({"value"} & roles_of(recipe)),
     )
 
 

@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     roles.warmup_of_the_critic_ends,
     teacher.distillation_has_a_teacher,
     teacher.teacher_can_be_found,
+    teacher.teachers_prompt_can_be_filled,
     teacher.exact_distillation_sees_everything,
     roles.reward_model_is_read,
     roles.classifiers_can_be_found,

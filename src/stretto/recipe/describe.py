@@ -92,7 +92,10 @@ def _teacher(recipe: Recipe) -> Iterator[str]:
         return
     if section.reward_weight > 0 and section.top_k is None:
         yield f"and {section.reward_weight:g} * (R - mean(R of the group)) is added to A"
-    yield f"p_teacher = the probabilities of {_named(recipe.roles.teacher)}; lp in A is the engine's"
+    who, told = recipe.roles.teacher, ""
+    if who is not None and who.prompt is not None:
+        told = ", which is asked roles.teacher.prompt"
+    yield f"p_teacher = the probabilities of {_teaching(who)}{told}; lp in A is the engine's"
 
 
 def _exactly_taught(recipe: Recipe, section: Distill) -> Iterator[str]:
@@ -141,6 +144,11 @@ def _score(recipe: Recipe) -> Iterator[str]:
     for part in recipe.rewards:
         if part.kind == "model":
             yield f"{part.name} = the score of {_named(recipe.roles.reward_model)}"
+
+
+def _teaching(model: RoleModel | None) -> str:
+    """Who teaches."""
+    return "the policy as it was before training" if model and model.name == "scratch" else _named(model)
 
 
 def _named(model: RoleModel | None) -> str:

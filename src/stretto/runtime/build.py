@@ -39,6 +39,7 @@ from stretto.runtime.kl_control import KlController
 from stretto.runtime.plans import whitens_gradients
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.teacher_prompt import teacher_prompt
 from stretto.runtime.training_data import training_data
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
@@ -155,17 +156,19 @@ async def _assemble(
         raise
     task = without_long(recipe, task, tokenizer, context, note)
     return Runtime(
-        **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
+        **connect(
+            recipe, task, plan, root,
+            environment=environment, tokenizer=tokenizer, stop=stop, context=context, given=given,
+        ),
         pool=pool,
         rewards=rewards,
         hosts=hosts,
         base=base,
-        context=context,
         worker_group=worker_group,
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=SpeedEstimator(round_seconds=SLICE),
-    )
+    )  # fmt: skip
 
 
 def threads_of(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
@@ -280,6 +283,7 @@ def connect(
     environment: Environment,
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
+    context: int,
     given: UserFunctions = NONE_GIVEN,
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need neither a worker nor the processes that judge."""
@@ -299,8 +303,10 @@ def connect(
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
         "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
+        "teacher_prompt": teacher_prompt(recipe, tokenizer, stop=stop, context=context),
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
+        "context": context,
         "kl": KlController(recipe.algorithm, folders) if recipe.algorithm.kl.adaptive else None,
     }
 

@@ -27,6 +27,7 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.score import Scored, Verdicts, score
 from stretto.runtime.kl_control import KlController
 from stretto.runtime.stale_batch import BatchBuffer
+from stretto.runtime.teacher_prompt import TeacherPrompt
 from stretto.runtime.training_data import TrainingData
 from stretto.sandbox.pool import Pool
 from stretto.scheduler.length_predictor import LengthPredictor
@@ -67,6 +68,8 @@ class Runtime:
     """Prompts to evaluate on."""
     renderer: Renderer
     """Messages to tokens."""
+    teacher_prompt: TeacherPrompt | None
+    """What a teacher is asked, where that is something else than the policy is."""
     lengths: LengthPredictor
     """How long answers are expected to be."""
     ahead: BatchBuffer

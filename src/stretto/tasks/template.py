@@ -13,7 +13,7 @@ from string import Formatter
 from typing import Any
 
 from stretto.errors import Problem
-from stretto.types import Message
+from stretto.types import Message, Prompt
 
 FIELD = "task.prompt"
 """The recipe key that holds the template."""
@@ -66,6 +66,20 @@ def chat(text: str, system: str | None) -> tuple[Message, ...]:
     """One user message, after the system message if there is one."""
     user: Message = {"role": "user", "content": text}
     return (user,) if system is None else ({"role": "system", "content": system}, user)
+
+
+def columns_of(prompt: Prompt) -> dict[str, Any]:
+    """What another wording of a prompt may name: the task's columns, `prompt` for the text of its last message, and
+    `reference` for the reference answer if it has one."""
+    reference = {} if prompt.reference is None else {"reference": prompt.reference}
+    return {**prompt.tags, **reference, "prompt": prompt.messages[-1]["content"]}
+
+
+def reworded(prompt: Prompt, template: str) -> tuple[Message, ...]:
+    """The prompt's chat with another last message."""
+    *before, last = prompt.messages
+    said: Message = {**last, "content": fill(template, columns_of(prompt))}
+    return (*before, said)
 
 
 def pick_one(name: str, columns: Collection[str]) -> str:

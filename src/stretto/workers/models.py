@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,8 +84,12 @@ def load_teacher(spec: WorkerSpec, policy: Policy) -> Teacher:
     """The model that a recipe distils from."""
     recipe, section = spec.recipe, spec.recipe.roles.teacher
     assert section is not None and section.name is not None  # checks were there before
-    asked = recipe.model.model_copy(update={"name": section.name, "adapter": None, "quantize": "none"})
-    model = load(asked, locate(section.name, spec.root), seed=recipe.seed, device=spec.torch_device)
+    itself = section.name == "scratch"
+    name = recipe.model.name if itself else section.name
+    asked = recipe.model.model_copy(update={"name": name, "adapter": None, "quantize": "none"})
+    files = replace(locate(name, spec.root), adapter=None)
+    base = spec.base if itself else None
+    model = load(asked, files, seed=recipe.seed, device=spec.torch_device, base=base)
     model.network.requires_grad_(False)
     return Teacher(
         model,

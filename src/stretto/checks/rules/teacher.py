@@ -9,7 +9,8 @@ from stretto.algorithms.catalog import find_facts
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
-from stretto.recipe.schema import Distill, Recipe
+from stretto.recipe.schema import Distill, Recipe, SingleTurnSection
+from stretto.tasks.template import columns_of, problems
 
 HEADED = "ForCausalLM"
 """How transformers' classes of language models end."""
@@ -38,9 +39,12 @@ def teacher_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
     teacher, field = recipe.roles.teacher, "roles.teacher.name"
     if teacher is None or scene.planning or teacher.shape is not None:
         return
-    if teacher.name is None or teacher.name == "scratch":
+    if teacher.name is None or (teacher.name == "scratch" and teacher.prompt is None):
         reason = "is the policy before training, which has nothing to teach" if teacher.name else "is null"
-        yield Problem(field=field, reason=reason, fix=NAME_ONE)
+        other = ", or give it roles.teacher.prompt, which says more than the policy is told" if teacher.name else ""
+        yield Problem(field=field, reason=reason, fix=f"{NAME_ONE}{other}")
+        return
+    if teacher.name == "scratch":
         return
     try:
         found = facts(locate(teacher.name, scene.root))
@@ -50,6 +54,21 @@ def teacher_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
     if found is not None and found.architectures and not any(a.endswith(HEADED) for a in found.architectures):
         told = ", ".join(found.architectures)
         yield Problem(field=field, reason=f"{teacher.name} is a {told}, which is no language model", fix=NAME_ONE)
+
+
+def teachers_prompt_can_be_filled(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """Its names are columns of the task, and the answer stands right behind the prompt."""
+    teacher, field = recipe.roles.teacher, "roles.teacher.prompt"
+    if teacher is None or teacher.prompt is None:
+        return
+    if not isinstance(recipe.environment, SingleTurnSection):
+        reason = f"is for conversations that a prompt opens, and environment.kind is {recipe.environment.kind}"
+        yield Problem(field=field, reason=reason, fix="leave it out, or use single_turn")
+    for prompt in scene.prompts:
+        found = [replace(problem, field=field) for problem in problems(teacher.prompt, columns_of(prompt))]
+        if found:
+            yield from found
+            return
 
 
 def exact_distillation_sees_everything(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

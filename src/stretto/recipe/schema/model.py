@@ -131,6 +131,15 @@ class Critic(RoleModel):
     """First steps in which the critic learns and the policy does not."""
 
 
+class Teacher(RoleModel):
+    """The model that `distill` learns from."""
+
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    """What the teacher is asked in place of the prompt's last message, such as `{prompt} The answer is {reference}.`;
+    names are those of the task's columns. Only with `environment.kind: single_turn`. With it `name: scratch` is the
+    policy as it was before training."""
+
+
 class Roles(Section):
     """The other models of a step."""
 
@@ -138,7 +147,7 @@ class Roles(Section):
     """What KL is measured against: `adapter-off` is the model as it was before training; others can only be planned."""
     critic: Critic | None = None
     """The value model of PPO: a classifier of tokens or sequences with one label, or a language model, given a head."""
-    teacher: RoleModel | None = None
+    teacher: Teacher | None = None
     """What `distill` learns from: a causal language model with the same tokenizer, frozen, in the reference's place."""
     reward_model: RoleModel | None = None
     """A sequence classifier of one label, frozen, which runs as a stage of its own; read by rewards of kind model."""

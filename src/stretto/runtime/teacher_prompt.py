@@ -1,0 +1,60 @@
+"""A teacher that is asked something else than the policy: the prompt with an answer to copy from, an example, advice.
+
+The policy's answer stands behind the teacher's prompt as it was sampled, token by token, so a teacher says of the very
+same tokens how likely they are to whoever knows more. That lets a model teach itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from stretto.environments.render import Renderer
+from stretto.errors import TrainingError
+from stretto.recipe.schema import Recipe
+from stretto.tasks.template import reworded
+from stretto.types import Conversation, Prompt
+
+FIELD = "roles.teacher.prompt"
+"""The recipe key."""
+
+
+def teacher_prompt(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, stop: frozenset[int], context: int
+) -> TeacherPrompt | None:
+    """What the recipe's teacher is asked, where that is something else than the policy is."""
+    teacher = recipe.roles.teacher
+    if teacher is None or teacher.prompt is None:
+        return None
+    renderer = Renderer(tokenizer, stop=stop, arguments=recipe.task.template)
+    return TeacherPrompt(teacher.prompt, renderer, context=context)
+
+
+class TeacherPrompt:
+    """What a teacher is asked."""
+
+    def __init__(self, template: str, renderer: Renderer, *, context: int) -> None:
+        """`context` is the longest conversation that both models were made for."""
+        self.template, self.renderer, self.context = template, renderer, context
+
+    def asked(self, prompt: Prompt, conversation: Conversation) -> Conversation:
+        """A conversation that began with a prompt, as if it had begun with the teacher's."""
+        if not conversation.trained.any():
+            return conversation
+        begun = int(np.argmax(conversation.trained))
+        opening = self.renderer.open(reworded(prompt, self.template))
+        if (length := len(opening) + len(conversation.tokens) - begun) > self.context:
+            told = f"prompt {prompt.id} and its answer have {length} tokens with it, and the context has {self.context}"
+            raise TrainingError(
+                f"{FIELD}: {told}\n    fix: shorten the template, or leave such prompts out of the task"
+            )
+        nothing = np.zeros(len(opening))
+        return replace(
+            conversation,
+            tokens=np.concatenate([opening, conversation.tokens[begun:]]),
+            trained=np.concatenate([nothing.astype(bool), conversation.trained[begun:]]),
+            logprobs=np.concatenate([nothing, conversation.logprobs[begun:]]),
+            parent=None,
+        )
