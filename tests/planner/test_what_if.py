@@ -15,6 +15,7 @@ from stretto.planner.what_if import (
     verdict_seconds,
     with_budget,
 )
+from stretto.scheduler.speed_estimator import SHARE
 
 
 def run_of(strategy="flatten", devices=1, **more):
@@ -57,6 +58,14 @@ def test_decode_steps_come_out_of_whole_lanes():
     for longest, tokens, context in ((20, 100, 50), (30, 90, 60), (12, 80, 40), (25, 160, 50)):
         lanes.append((0.02 * longest + 0.001 * (tokens - longest) + 0.002 * context, longest, tokens, context))
     assert fitted_lanes(lanes, pieces) == (pytest.approx(0.02), pytest.approx(0.001))
+
+
+def test_lanes_that_are_much_alike_let_a_further_answer_take_a_forward_of_its_tokens():
+    pieces = {"train": PieceTimes(fixed=5.0, per_token=0.004)}
+    lanes = [(3.0 + noise, 20, 1000 + more, 50) for noise, more in ((0.1, 1), (-0.1, 3), (0.0, 2))]
+    tick, each = fitted_lanes(lanes, pieces)
+    assert each == 0.004 * SHARE
+    assert tick * 20 + each * 982 == pytest.approx(3.0 - each * 50, rel=1e-3)
 
 
 def test_a_step_is_generation_then_training_then_the_update():

@@ -23,6 +23,9 @@ from stretto.scheduler.state import StepState
 OUTLIER = 3.0
 """A piece that took this many times the median per token is not fitted: something else ran, or it was the first."""
 
+ALIKE = 0.05
+"""Lanes whose numbers of answers differ by less than this share say less of what a further answer takes than noise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTimes:
@@ -183,19 +186,21 @@ def gains(run: MeasuredRun, changes: Sequence[Change]) -> list[Gain]:
 
 def fitted_lanes(lanes: Sequence[tuple[float, int, int, int]], pieces: Mapping[str, PieceTimes]) -> tuple[float, float]:
     """Seconds of a decode step of one answer, and of each further one, from lanes: (seconds, tokens of the longest
-    answer, tokens of all, tokens of the prompts)."""
+    answer, tokens of all, tokens of the prompts). Where lanes are too much alike to tell these apart, a further answer
+    takes what a forward of one token takes."""
     again = SHARE * pieces["train"].per_token if "train" in pieces else 0.0
     rows = [(float(longest), float(tokens - longest), s - again * context) for s, longest, tokens, context in lanes]
     xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     xt, yt = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
     determinant = xx * yy - xy * xy
-    if determinant > 1e-9 * xx * yy:
+    if determinant > ALIKE**2 * xx * yy:
         tick, each = (yy * xt - xy * yt) / determinant, (xx * yt - xy * xt) / determinant
         if tick >= 0 and each >= 0:
             return tick, each
         if tick < 0:  # the best without what is below nothing
             return 0.0, max(0.0, yt / yy)
-    return max(0.0, xt / xx), 0.0
+    each = min(again, yt / yy) if yy else 0.0
+    return max(0.0, (xt - each * xy) / xx), each
 
 
 def verdict_seconds(busy: float, *, answers: int, workers: int) -> float:
