@@ -23,6 +23,7 @@ from stretto.runtime.batch import StepBatch
 from stretto.runtime.build import connect, environment_of, load_task, token_budget
 from stretto.runtime.minibatches import credit, keyed_conversations, merged, minibatches, note_stream, value_streams
 from stretto.runtime.plans import make_plan
+from stretto.runtime.teacher_prompt import teacher_prompt
 from stretto.sandbox.pool import Pool
 from stretto.types import trajectory_key
 from stretto.workers.worker import Worker
@@ -59,15 +60,10 @@ class Sequential:
         )
         policy = self.worker.policy
         self.__dict__ |= connect(
-            recipe,
-            task,
-            plan,
-            folder,
-            environment=environment,
-            tokenizer=policy.tokenizer,
-            stop=policy.stop_tokens,
-            context=policy.context,
+            recipe, task, plan, folder, environment=environment, tokenizer=policy.tokenizer, stop=policy.stop_tokens
         )
+        self.context = policy.context
+        self.teacher_prompt = teacher_prompt(recipe, policy.tokenizer, stop=policy.stop_tokens, context=policy.context)
         self.pool = Pool(paths=folders_of(folder))
         self.rewards = Rewards(recipe.rewards, self.pool)
 

@@ -62,6 +62,11 @@ WRONG = [
     (["algorithm.kl={coef: 0.1, adaptive: {}}"], "algorithm.kl.adaptive", "not available yet for a KL in the loss"),
     (["algorithm={name: distill}"], "roles.teacher", "learns from a teacher"),
     (["roles.teacher.name=causal"], "roles.teacher", "asks no teacher"),
+    (
+        ["algorithm={name: distill}", "roles.teacher={name: causal, prompt: 'it is {refrence}'}"],
+        "roles.teacher.prompt",
+        "no column 'refrence'",
+    ),
     (["algorithm={name: distill}", "roles.teacher.name=two"], "roles.teacher.name", "which is no language model"),
     (
         ["algorithm={name: distill, top_k: 2}", "roles.teacher.name=causal", "engine.top_p=0.9"],

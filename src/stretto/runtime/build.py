@@ -125,7 +125,7 @@ async def _assemble(
     hosts: EnvironmentHosts | None,
     draft: Path | None,
 ) -> Runtime:
-    begun = time.monotonic()
+    by = time.monotonic() + recipe.deadlines.start
     files = locate(recipe.model.name, root)
     lone = len(plan.devices) == 1
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
@@ -138,16 +138,16 @@ async def _assemble(
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
     threads = threads_of(recipe, plan, note)
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
-    left = begun + recipe.deadlines.start - time.monotonic()
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
+    left = by - time.monotonic()
     launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
     worker_group = WorkerGroup(
         plan, launcher, assign,
         patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl, note=note,
     )  # fmt: skip
     try:
-        await worker_group.start(by=begun + recipe.deadlines.start)
+        await worker_group.start(by=by)
         tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
         rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
@@ -156,10 +156,9 @@ async def _assemble(
         raise
     task = without_long(recipe, task, tokenizer, context, note)
     return Runtime(
-        **connect(
-            recipe, task, plan, root,
-            environment=environment, tokenizer=tokenizer, stop=stop, context=context, given=given,
-        ),
+        **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
+        context=context,
+        teacher_prompt=teacher_prompt(recipe, tokenizer, stop=stop, context=context),
         pool=pool,
         rewards=rewards,
         hosts=hosts,
@@ -168,7 +167,7 @@ async def _assemble(
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=SpeedEstimator(round_seconds=SLICE),
-    )  # fmt: skip
+    )
 
 
 def threads_of(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
@@ -283,7 +282,6 @@ def connect(
     environment: Environment,
     tokenizer: PreTrainedTokenizerBase,
     stop: frozenset[int],
-    context: int,
     given: UserFunctions = NONE_GIVEN,
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need neither a worker nor the processes that judge."""
@@ -303,10 +301,8 @@ def connect(
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
         "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
-        "teacher_prompt": teacher_prompt(recipe, tokenizer, stop=stop, context=context),
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
-        "context": context,
         "kl": KlController(recipe.algorithm, folders) if recipe.algorithm.kl.adaptive else None,
     }
 

@@ -148,8 +148,8 @@ def measure(run: RunRecord) -> MeasuredRun | None:
 def _piece_times(
     spans: Sequence[Span], budgets: Mapping[str, int], rows: Sequence[Mapping[str, float]]
 ) -> dict[str, PieceTimes]:
-    """Stage -> seconds of its micro-batches. Of training, the trainer has measured what each costs beside tokens; rows of
-    the same sizes that are only read have about the same share of it."""
+    """Stage -> seconds of its micro-batches. Of training, the trainer has measured what each costs beside tokens, and
+    of rows that are only read that is about the same share."""
     overheads = [row["micro_batches/overhead"] for row in rows if "micro_batches/overhead" in row]
     found = {}
     for stage in sorted({span.stage for span in spans if span.tokens and role_of(span.stage) in budgets}):
