@@ -275,7 +275,8 @@ def test_a_call_that_an_environment_left_behind_is_not_generated(collect):
     async def careless(prompt, model):
         messages = list(prompt.messages)
         if prompt.id == "p1":
-            asyncio.get_running_loop().create_task(model.chat([user("1+1+1")])).add_done_callback(left.append)
+            begun.append(asyncio.get_running_loop().create_task(model.chat([user("1+1+1")])))  # or nobody knows it
+            begun[-1].add_done_callback(left.append)
         for _ in range(4 - int(prompt.id[1:]) * 3):
             messages += [await model.chat(messages), user("1")]
         return Outcome(answer="done")
@@ -286,7 +287,7 @@ def test_a_call_that_an_environment_left_behind_is_not_generated(collect):
             served.extend(list(self.waiting)[:1])
             return super().step(budget_seconds)
 
-    left, served = [], []
+    begun, left, served = [], [], []
     trajectories = collect(launches(2), careless, engine=ShortestFirst(lambda request: [ZERO, STOP]))
     assert answered(trajectories) == ["done", "done"]
     assert [task.cancelled() for task in left] == [True]

@@ -77,9 +77,9 @@ class Renderer:
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Tokens:
         """The tokens that start a conversation, up to where the model speaks."""
-        if not self._is_foreign:
-            return self.encode_opening(self.opening(messages))
-        key = (str(self.tokenizer.chat_template), chat_of(messages, ask=True, tools=tools))
+        # What is applied here may hold what is no JSON, of which nobody knows what the template makes.
+        chat = chat_of(messages, ask=True, tools=tools) if self._is_foreign else repr([*map(dict, messages)])
+        key = (str(self.tokenizer.chat_template), chat)
         if key not in self._opened:
             try:
                 self._opened[key] = self.encode_opening(self.opening(messages, tools=tools))
