@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence" / "checkpoint_memory"
 
 
+@pytest.mark.timeout(520)
 def test_a_checkpoint_does_not_grow_the_driver():
     done = subprocess.run([sys.executable, SCRIPT, "100"], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
