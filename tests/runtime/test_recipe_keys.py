@@ -61,6 +61,7 @@ EXPLAINED = {
     "model.adapter.kind": "has one value",
     "batch.max_rounds": "refused, or read by algorithms that drop groups",
     "roles.critic.adapter.kind": "has one value",
+    "roles.teacher.prompt": "read where there is a teacher; tested with distillation",
     "roles.reference": "refused, but for the reference as it was before training",
 }
 """Keys that these runs do not read, and why that is right."""

@@ -83,24 +83,23 @@ def test_a_process_that_is_killed_takes_its_part_of_a_shared_optimizer_with_it(r
     assert marked(launcher.reaper.mark) == []
 
 
-class Slow:
-    """Leaves a note when it is closed, and has a call that takes as long as it is asked to."""
-
-    def __init__(self, assignment):
-        self.note = assignment.root / assignment.device.replace("/", "-")
-
-    def ready(self):
-        return True
-
-    def waits(self, seconds):
-        time.sleep(seconds)
-
-    def close(self):
-        self.note.touch()
-
-
 def test_a_worker_is_closed_before_its_process_ends_and_one_that_is_busy_is_not_waited_for(tmp_path):
     """What it keeps outside of its process, such as the memory of an engine, nobody else would put away."""
+
+    class Slow:
+        """Leaves a note when it is closed, and has a call that takes as long as it is asked to."""
+
+        def __init__(self, assignment):
+            self.note = assignment.root / assignment.device.replace("/", "-")
+
+        def ready(self):
+            return True
+
+        def waits(self, seconds):
+            time.sleep(seconds)
+
+        def close(self):
+            self.note.touch()
 
     async def scenario():
         launcher = RayLauncher(DEVICES, seconds=60, make=Slow)
