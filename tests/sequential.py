@@ -25,7 +25,6 @@ from stretto.runtime.minibatches import credit, keyed_conversations, merged, min
 from stretto.runtime.plans import make_plan
 from stretto.runtime.teacher_prompt import teacher_prompt
 from stretto.sandbox.pool import Pool
-from stretto.types import trajectory_key
 from stretto.workers.worker import Worker
 from stretto.workers.worker_spec import WorkerSpec
 from tiny import CPU
@@ -136,12 +135,11 @@ class Sequential:
 
     def streams(self, groups):
         """What other models say of the conversations of groups."""
-        keyed = keyed_conversations(trajectory for group in groups for trajectory in group.trajectories)
-        found = {}
+        trajectories, found = [trajectory for group in groups for trajectory in group.trajectories], {}
         for name in STREAMS.keys() & self.algorithm.needs:
+            keyed = keyed_conversations(trajectories)
             if name == "reference" and self.teacher_prompt is not None:
-                prompts = {trajectory_key(each): each.prompt for group in groups for each in group.trajectories}
-                keyed = [(key, self.teacher_prompt.asked(prompts[key[:3]], talk)) for key, talk in keyed]
+                keyed = self.teacher_prompt.asked_all(trajectories, keyed)
             numbers = self.worker.score(STREAMS[name], [conversation for _, conversation in keyed])
             note_stream(found, name, {key: each for (key, _), each in zip(keyed, numbers, strict=True)})
         return found

@@ -87,6 +87,14 @@ def test_a_policy_may_learn_from_itself_when_it_was_told_more(changes, tmp_path)
     assert distance(single, weights) < 1e-10
 
 
+def test_an_adapter_is_no_teacher_not_even_as_its_base(tmp_path):
+    adapter = {"kind": "lora", "rank": 4, "alpha": 8}
+    folder = start(tmp_path, run__steps=1, evaluate__every=0, model__adapter=adapter).model
+    recipe = recipe_in(tmp_path, algorithm={"name": "distill"}, roles__teacher={"name": str(folder)})
+    with pytest.raises(RecipeError, match="adapter"):
+        Sequential(recipe, tmp_path)
+
+
 def test_a_teachers_prompt_that_cannot_be_asked_is_refused(teacher, tmp_path):
     distill, field = {"name": "distill"}, "roles.teacher.prompt"
     wrong = problems(tmp_path, algorithm=distill, roles__teacher={"name": teacher, "prompt": "{promt}"})

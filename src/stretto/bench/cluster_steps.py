@@ -32,7 +32,7 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Plan
 from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.forecast import setting_of
-from stretto.recipe.describe import roles_of
+from stretto.recipe.describe import reading_roles, roles_of
 from stretto.recipe.schema import (
     AlgorithmSection,
     Correction,
@@ -270,11 +270,9 @@ def recipe_of(job: Job, *, rate: float = RATE) -> Recipe:
 def placed(name: str) -> dict[str, str]:
     """A plan's name as the keys of `placement`: a strategy, its shares behind it where it has some."""
     strategy, _, shares = name.partition(" ")
-    return (
-        {"strategy": "flatten"}
-        if name in ("one", "other")
-        else {"strategy": strategy} | ({"fractions": shares} if shares else {})
-    )
+    if strategy in ("one", "other"):
+        strategy = "flatten"
+    return {"strategy": strategy, "fractions": shares} if shares else {"strategy": strategy}
 
 
 def plan_named(name: str, recipe: Recipe) -> Plan:
@@ -284,7 +282,7 @@ def plan_named(name: str, recipe: Recipe) -> Plan:
         Placement.model_validate(placed(name)),
         roles=roles_of(recipe),
         devices=devices,
-        reading={"generate"} | ({"reference"} if recipe.model.adapter else set()) | ({"value"} & roles_of(recipe)),
+        reading=reading_roles(recipe),
     )
 
 

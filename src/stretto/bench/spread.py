@@ -28,7 +28,6 @@ OVERHEAD = 0.90
 
 def strategies_rows(setting: BenchSettings, case: BenchCase) -> list[Row]:
     """Each strategy beside flatten, and how far their gradients are apart."""
-    # Shares differ from all devices for everybody only where there is a reference.
     names = plan_names(case)
     desk = CaseJobs(setting, case)
     taken = desk.measure("plans in turn", plans=names)

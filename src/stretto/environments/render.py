@@ -77,7 +77,7 @@ class Renderer:
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Tokens:
         """The tokens that start a conversation, up to where the model speaks."""
-        # What is applied here may hold what is no JSON, of which nobody knows what the template makes.
+        # A chat for another process is JSON by now; one for this process may hold other things, which JSON makes alike.
         chat = chat_of(messages, ask=True, tools=tools) if self._is_foreign else repr([*map(dict, messages)])
         key = (str(self.tokenizer.chat_template), chat)
         if key not in self._opened:

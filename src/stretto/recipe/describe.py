@@ -225,6 +225,12 @@ def reads_policy(recipe: Recipe) -> bool:
     return recipe.model.adapter is not None and recipe.roles.teacher is None
 
 
+def reading_roles(recipe: Recipe) -> set[str]:
+    """Roles that read the trainer's own tensors where they lie on its device: a critic's values those of what trains
+    it."""
+    return {"generate"} | ({"reference"} if reads_policy(recipe) else set()) | ({"value"} & roles_of(recipe))
+
+
 def roles_of(recipe: Recipe) -> frozenset[str]:
     """Roles that a step of this recipe needs."""
     facts = find_facts(recipe.algorithm.name)

@@ -234,8 +234,7 @@ class StepExecutor:
         if piece.stage in STREAMS or piece.stage == "old":
             keyed = keyed_conversations(trajectories)
             if piece.stage == "reference" and (teacher := self.parts.teacher_prompt) is not None:
-                prompts = {trajectory_key(each): each.prompt for each in trajectories}
-                keyed = [(key, teacher.asked(prompts[key[:3]], conversation)) for key, conversation in keyed]
+                keyed = teacher.asked_all(trajectories, keyed)
             found = await self.worker_group.score(piece.cell, [conversation for _, conversation in keyed])
             told = {key: numbers for (key, _), numbers in zip(keyed, found, strict=True)}
             if piece.stage == "old":

@@ -12,22 +12,17 @@ from stretto.errors import RecipeError
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Plan
 from stretto.placement.strategies import DEFAULT
-from stretto.recipe.describe import reads_policy, roles_of
+from stretto.recipe.describe import reading_roles, roles_of
 from stretto.recipe.schema import Placement, Recipe
 
 
 def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
-    """Where everything lives, with so many devices in a training cell that a strategy makes.
-
-    The reference reads the trainer's tensors where it is the adapter switched off, and a critic's values come from the
-    tensors of what trains it.
-    """
-    roles = roles_of(recipe)
+    """Where everything lives, with so many devices in a training cell that a strategy makes."""
     plan = plan_of(
         recipe.placement,
-        roles=roles,
+        roles=roles_of(recipe),
         devices=devices_of(recipe.placement),
-        reading={"generate"} | ({"reference"} if reads_policy(recipe) else set()) | ({"value"} & roles),
+        reading=reading_roles(recipe),
         width={"train": width},
         engine=recipe.engine.kind,
         updates=recipe.batch.updates,

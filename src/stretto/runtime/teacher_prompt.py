@@ -6,6 +6,7 @@ same tokens how likely they are to whoever knows more. That lets a model teach i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,10 @@ from stretto.environments.render import Renderer
 from stretto.errors import TrainingError
 from stretto.recipe.schema import Recipe
 from stretto.tasks.template import reworded
-from stretto.types import Conversation, Prompt
+from stretto.types import Conversation, Prompt, Trajectory, trajectory_key
+
+Key = tuple[str, int, int, int]
+"""Trajectory and index of a conversation, as `Sample.key`."""
 
 FIELD = "roles.teacher.prompt"
 """The recipe key."""
@@ -38,6 +42,13 @@ class TeacherPrompt:
     def __init__(self, template: str, renderer: Renderer, *, context: int) -> None:
         """`context` is the longest conversation that both models were made for."""
         self.template, self.renderer, self.context = template, renderer, context
+
+    def asked_all(
+        self, trajectories: Sequence[Trajectory], keyed: Sequence[tuple[Key, Conversation]]
+    ) -> list[tuple[Key, Conversation]]:
+        """The conversations of some trajectories, under their keys, as the teacher sees them."""
+        prompts = {trajectory_key(trajectory): trajectory.prompt for trajectory in trajectories}
+        return [(key, self.asked(prompts[key[:3]], conversation)) for key, conversation in keyed]
 
     def asked(self, prompt: Prompt, conversation: Conversation) -> Conversation:
         """A conversation that began with a prompt, as if it had begun with the teacher's."""

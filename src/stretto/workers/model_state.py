@@ -36,7 +36,7 @@ def write(
     hashes = write_state(state, moments, optimizer, part=part, of=of)
     if part == 0:
         hashes |= write_state(state, told, trainer)
-    return {f"{STATE}/{name}": told for name, told in hashes.items()}
+    return {f"{STATE}/{name}": hashed for name, hashed in hashes.items()}
 
 
 def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> dict[str, Any]:

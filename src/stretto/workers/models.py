@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,9 +86,8 @@ def load_teacher(spec: WorkerSpec, policy: Policy) -> Teacher:
     itself = section.name == "scratch"
     name = recipe.model.name if itself else section.name
     asked = recipe.model.model_copy(update={"name": name, "adapter": None, "quantize": "none"})
-    files = replace(locate(name, spec.root), adapter=None)
     base = spec.base if itself else None
-    model = load(asked, files, seed=recipe.seed, device=spec.torch_device, base=base)
+    model = load(asked, locate(name, spec.root), seed=recipe.seed, device=spec.torch_device, base=base)
     model.network.requires_grad_(False)
     return Teacher(
         model,

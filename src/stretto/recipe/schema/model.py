@@ -131,7 +131,7 @@ class Critic(RoleModel):
     """First steps in which the critic learns and the policy does not."""
 
 
-class Teacher(RoleModel):
+class TeacherModel(RoleModel):
     """The model that `distill` learns from."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
@@ -147,7 +147,7 @@ class Roles(Section):
     """What KL is measured against: `adapter-off` is the model as it was before training; others can only be planned."""
     critic: Critic | None = None
     """The value model of PPO: a classifier of tokens or sequences with one label, or a language model, given a head."""
-    teacher: Teacher | None = None
+    teacher: TeacherModel | None = None
     """What `distill` learns from: a causal language model with the same tokenizer, frozen, in the reference's place."""
     reward_model: RoleModel | None = None
     """A sequence classifier of one label, frozen, which runs as a stage of its own; read by rewards of kind model."""
