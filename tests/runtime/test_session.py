@@ -1,5 +1,6 @@
 """A run folder holds everything that is documented, in that form, and its models load elsewhere."""
 
+import gc
 import json
 import math
 import shutil
@@ -278,7 +279,15 @@ def test_a_scripted_engine_can_play_the_model(tmp_path):
     def copies(request):
         return [*request.tokens[1:-2], END]
 
-    run = start(tmp_path, engine=scripted(copies), guards={"min_disk_gb": 0, "max_k3": None}, run__steps=1)
+    frozen = []
+    guards = {"min_disk_gb": 0, "max_k3": None}
+    run = start(
+        tmp_path,
+        at=lambda name, *values: frozen.append(gc.get_freeze_count()) if name == "step" else None,
+        engine=scripted(copies), guards=guards, run__steps=1,
+    )  # fmt: skip
+    # The collector does not walk through what is loaded while steps are made, and does so again afterwards.
+    assert frozen[0] > 100_000 and gc.get_freeze_count() == 0
     first, row = metrics(run.folder)
     assert (first["eval/accuracy"], row["reward/mean"], row["groups/dead"], row["grad_norm"]) == (1, 1, 3, 0)
     assert run.evaluations[0][1].interval[1] == pytest.approx(1)

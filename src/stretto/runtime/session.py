@@ -34,6 +34,7 @@ from stretto.runtime.drift import DriftGuards
 from stretto.runtime.endings import Finished, finished, sound, where_it_stands
 from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
+from stretto.runtime.garbage import loaded_objects_frozen
 from stretto.runtime.guards import free_disk
 from stretto.runtime.host_watch import HostWatch
 from stretto.runtime.inputs import InputsRecorder, refuse_changed
@@ -187,7 +188,7 @@ async def _run(
                     _record(folder, recipe, root, course)
                 desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
-                with InputsRecorder(folder, recipe, root, given), desk.host, desk.page:
+                with InputsRecorder(folder, recipe, root, given), desk.host, desk.page, loaded_objects_frozen():
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                     return await _finish(parts, desk, course, evaluations, root=root, after=done)
             except StateLostError:

@@ -10,6 +10,7 @@ what others need of it is sent to them. What may block in Ray is called beside t
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -85,6 +86,8 @@ class WorkerActor:
                     self.worker = make(replace(assignment, base=written(base, Path(folder))))
         except StrettoError as error:
             return ("error", error)
+        gc.collect()
+        gc.freeze()  # what is loaded stays; to look through it again and again costs a quarter of a second each time
         return ("answer", None)
 
     def where(self) -> Any:
