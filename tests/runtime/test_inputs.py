@@ -279,12 +279,12 @@ def test_a_large_model_is_read_beside_the_training_and_compared_by_size_until_th
     with pytest.raises(KeyError), InputsRecorder(run, recipe, tmp_path) as recording:
         recording._stopped.set()
         raise KeyError
-    items = read_record(run)[0]["model.name"]
+    items = read_record(run).inputs["model.name"]
     assert items["config.json"].sha256 and items["model.safetensors"].sha256 is None
     assert refused(run, recipe=recipe) == {}
     with InputsRecorder(run, recipe, tmp_path):
         pass
-    items = read_record(run)[0]["model.name"]
+    items = read_record(run).inputs["model.name"]
     assert items["model.safetensors"].sha256 == remembered(large) == digest(large)
     with large.open("r+b") as file:
         file.write(b"\1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.base import build
 from stretto.checks.machine.facts import cores
-from stretto.checks.machine.load import busy_cores, cpu_share
 from stretto.engines.queue import SLICE
 from stretto.environments import adapted
 from stretto.environments import resolve as resolve_environment
@@ -34,7 +32,9 @@ from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
+from stretto.runtime.cpu_threads import threads_of
 from stretto.runtime.fitting import fitting, refuse_none
+from stretto.runtime.inputs import threads_before
 from stretto.runtime.kl_control import KlController
 from stretto.runtime.plans import whitens_gradients
 from stretto.runtime.runtime import Runtime
@@ -126,8 +126,7 @@ async def _assemble(
     draft: Path | None,
 ) -> Runtime:
     by = time.monotonic() + recipe.deadlines.start
-    files = locate(recipe.model.name, root)
-    lone = len(plan.devices) == 1
+    files, lone = locate(recipe.model.name, root), len(plan.devices) == 1
     device = torch_device(plan.devices[0]) if lone else torch.device("cpu")
     environment = hosts or environment_of(recipe, root, given)
     shows = recipe.model.scratch is not None and bool(recipe.model.scratch.demonstration)
@@ -136,7 +135,7 @@ async def _assemble(
         recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note
     )
     budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
-    threads = threads_of(recipe, plan, note)
+    threads = threads_of(recipe, plan, note, before=threads_before(folder))
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     if launcher is None and lone:
         launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
@@ -164,24 +163,11 @@ async def _assemble(
         hosts=hosts,
         base=base,
         worker_group=worker_group,
+        threads=threads,
         budgets=budgets,
         rooms=dict(zip(generating, rooms, strict=True)),
         pace=SpeedEstimator(round_seconds=SLICE),
     )
-
-
-def threads_of(recipe: Recipe, plan: Plan, note: Note) -> Mapping[str, int]:
-    """Threads of each CPU device: what the cluster says, or one. A single device takes all cores that are free, or what
-    the user has set."""
-    told = {} if recipe.placement.cluster in OPEN else parse_cluster(recipe.placement.cluster).threads
-    if told or len(plan.devices) > 1 or kind_of(plan.devices[0]) is not DeviceKind.CPU:
-        return told
-    if os.environ.get("OMP_NUM_THREADS"):
-        return {}
-    share = cpu_share(cores(), busy_cores())
-    if share.threads < torch.get_num_threads() or share.competes:
-        note(str(share))
-    return {plan.devices[0]: min(share.threads, torch.get_num_threads())}
 
 
 def _assignment(

@@ -1,44 +1,34 @@
-"""What a run reads besides its recipe, by content: prompts, reward files, model files, its table of V*.
+"""The record of what a run reads besides its recipe, which a resume compares.
 
-`inputs.json` in the run's folder says what they were when the run began. A resume and an evaluation compare them before
+`inputs.json` in the run's folder says what it was when the run began. A resume and an evaluation compare it before
 anything is touched, and refuse what changed unless it was allowed, under the recipe key that names the thing. Large
 files that nobody has read yet are read in the background while the run trains. Other versions of packages are only
-noted: whether they compute the same is for their authors to say.
+noted: whether they compute the same is for their authors to say. The number of CPU threads is kept to.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stretto import plugins
 from stretto.errors import ChangedInputsError, Problem, RecipeError, StrettoError
-from stretto.models.files import files_in, files_read
-from stretto.models.source import locate
-from stretto.models.template_file import template_path
-from stretto.recipe.schema import Recipe, RoleModel, Roles
-from stretto.runtime.base_copy import Note, keeps_base
+from stretto.recipe.schema import Recipe, Roles
+from stretto.runtime.base_copy import Note
 from stretto.runtime.download import fetch_models
+from stretto.runtime.input_items import PROMPTS, InputFile, Items, Read, readers
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.recipe_changes import allowed
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
-from stretto.runtime.value_table import COPY
-from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace as replace_file
 from stretto.storage.atomic import to_json
 from stretto.storage.digests import LARGE, digest, remembered
-from stretto.tasks.source import load_prompts
-from stretto.types import Prompt
 
 NAME = "inputs.json"
 """The record's name in a run's folder."""
@@ -48,9 +38,6 @@ FORMAT = 1
 
 REMEDY = "put it back as it was, or pass --allow {key} to go on with it as it is now"
 """What to do about a change before a resume."""
-
-PROMPTS = "prompts"
-"""The unit of prompts; that of files is bytes."""
 
 SHOWN = 3
 """Changes of one key that are told one by one."""
@@ -63,114 +50,15 @@ PACKAGES = ("torch", "transformers", "tokenizers", "peft", "safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """One thing that is read."""
+class InputsRecord:
+    """What `inputs.json` says."""
 
-    what: str
-    """The path that is read, or where the prompts come from."""
-    size: int
-    """How much of it there is."""
-    unit: str
-    """The unit of `size`: bytes or prompts."""
-    sha256: str | None
-    """Of its content; none while a large file was not read yet."""
-
-    def versus(self, before: InputFile) -> str:
-        """Enough of both to tell them apart."""
-        here, there = ((item.sha256 or "not known")[:12] for item in (self, before))
-        return f"{self.size} {self.unit}, sha256 {here}; before {before.size}, {there}"
-
-
-Items = dict[str, InputFile]
-"""Name -> item. Names do not depend on where the run or its files are."""
-
-Read = Callable[[Path], str | None]
-"""File -> its digest, or none if it is not read now."""
-
-
-def readers(
-    recipe: Recipe, root: Path, folder: Path, given: UserFunctions = NONE_GIVEN
-) -> dict[str, Callable[[Read], Items]]:
-    """Recipe key -> what finds the items that it stands for. Nothing is read before one is called."""
-    folders, source = plugins.folders_of(root), recipe.task.source
-    path, name = (getattr(source, key, None) for key in ("path", "name"))
-    asked = "task.source.path" if path else "task.source.name" if source.kind == "hf" else "task.source"
-    found: dict[str, Callable[[Read], Items]] = {
-        asked: lambda read: prompt_items(load_prompts(recipe.task, root), path or name or source.kind),
-        "model.name": lambda read: _files(_model_paths(recipe, root, folder), read),
-    }
-    if template := template_path(recipe.task, root):
-        found["task.chat_template"] = lambda read: _files({template.name: template}, read)
-    own: dict[str, list[str]] = defaultdict(list)
-    for kind, field, name in plugins.plugins_of(recipe):
-        if kind not in ("source", "logger"):  # prompts are compared themselves, and what logs changes nothing
-            own[field].append(name)
-    functions = given.nameless
-    own["rewards"] += [part.kind for part in recipe.rewards if plugins.is_plugin(part.kind) or part.kind in functions]
-    own["environment.kind"] += [recipe.environment.kind] if recipe.environment.kind in functions else []
-    for field, names in own.items():
-        if names:
-            found[field] = partial(_code, tuple(names), folders, given)
-    for role in Roles.model_fields:
-        section = getattr(recipe.roles, role)
-        if isinstance(section, RoleModel) and section.name not in (None, "scratch"):
-            found[f"roles.{role}.name"] = partial(_model, str(section.name), root)
-    if getattr(recipe.algorithm, "vstar", None) is not None:
-        copy = folder / COPY
-        found["algorithm.vstar.table"] = lambda read: _files({COPY: copy} if copy.exists() else {}, read)
-    return found
-
-
-def prompt_items(prompts: Sequence[Prompt], where: str) -> Items:
-    """Every part of the prompts by its content, whatever their order."""
-    parts: dict[str, Callable[[Prompt], object]] = {
-        "ids": lambda prompt: prompt.id,
-        "messages": lambda prompt: list(prompt.messages),
-        "reference answers": lambda prompt: prompt.reference,
-        "other columns": lambda prompt: dict(prompt.tags),
-    }
-    ordered, found = sorted(prompts, key=lambda prompt: prompt.id), {}
-    for name, part in parts.items():
-        hashed = hashlib.sha256()
-        for prompt in ordered:
-            text = to_json([prompt.id, part(prompt)], sort_keys=True)
-            hashed.update(f"{len(text)}|{text}".encode())
-        found[name] = InputFile(what=where, size=len(ordered), unit=PROMPTS, sha256=hashed.hexdigest())
-    return found
-
-
-def _model_paths(recipe: Recipe, root: Path, folder: Path) -> dict[str, Path]:
-    """The files of the model that is trained: those of the run's own copy, where it has one."""
-    files = locate(recipe.model.name, root)
-    if keeps_base(recipe, files):
-        return {f"base/{name}": path for name, path in files_in(folder / "base").items()}
-    return files_read(files)
-
-
-def _model(name: str, root: Path, read: Read) -> Items:
-    """A model that is read as it is."""
-    return _files(files_read(locate(name, root)), read)
-
-
-def _code(kinds: Sequence[str], folders: Sequence[str], given: UserFunctions, read: Read) -> Items:
-    """The files of the user's that plug-ins are made of, and functions that were given as objects."""
-    named = [kind for kind in kinds if plugins.is_plugin(kind)]
-    files = {name: path for target in named for name, path in sources(target, folders).items()}
-    return _files(files, read) | {
-        kind: InputFile(what=kind, size=1, unit="functions", sha256=digest)
-        for kind, digest in given.sources(kinds).items()
-    }
-
-
-def _files(paths: Mapping[str, Path], read: Read) -> Items:
-    found = {}
-    for name, path in paths.items():
-        try:
-            size = path.stat().st_size
-            found[name] = InputFile(what=str(path), size=size, unit="bytes", sha256=read(path))
-        except OSError as error:
-            raise RecipeError.of(str(path), f"cannot be read: {error.strerror}", "make it readable") from error
-    return found
+    inputs: dict[str, Items]
+    """Recipe key -> what stands for it, as it was."""
+    packages: dict[str, str]
+    """Package -> version."""
+    threads: int | None
+    """CPU threads of a run on one CPU device; none for others, and in records of older versions."""
 
 
 # Comparing -----------------------------------------------------------------------------------------------------------
@@ -187,14 +75,14 @@ def refuse_changed(
     given: UserFunctions = NONE_GIVEN,
 ) -> None:
     """Refuses what is not as `inputs.json` says, but for what is allowed. `recipe` is the one that the record is of."""
-    recorded = read_record(folder)
-    if recorded is None:
+    record = read_record(folder)
+    if record is None:
         if any((folder / "checkpoints").glob("step-*")):
             note(f"this run has no {NAME}: whether data, rewards and model files are as they were is not compared")
         return
-    inputs, packages = recorded
+    packages = record.packages
     if others := [
-        f"{name} {now} (was {packages[name]})" for name, now in versions(recipe) if _differs(name, now, packages)
+        f"{name} {now} (was {packages[name]})" for name, now in versions(recipe) if packages.get(name, now) != now
     ]:
         note(
             f"other versions of packages than when this run began: {', '.join(others)}; its numbers may change a little"
@@ -202,14 +90,14 @@ def refuse_changed(
     compared = {
         key: find
         for key, find in readers(recipe, root, folder, given).items()
-        if key in inputs and not allowed(key, allow)
+        if key in record.inputs and not allowed(key, allow)
     }
     if {"model.name", *(f"roles.{role}.name" for role in Roles.model_fields)} & compared.keys():
         fetch_models(recipe, root, note)
     read = _patient(note)
     problems = []
     for key, find in compared.items():
-        if changes := list(_changes(inputs[key], find(read))):
+        if changes := list(_changes(record.inputs[key], find(read))):
             more = [f"and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
             reason = "; ".join([*changes[:SHOWN], *more])
             problems.append(Problem(field=key, reason=reason, fix=remedy.format(key=key)))
@@ -268,15 +156,11 @@ def versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield name, version(name)
 
 
-def _differs(name: str, now: str, packages: Mapping[str, str]) -> bool:
-    return packages.get(name, now) != now
-
-
 # Recording -----------------------------------------------------------------------------------------------------------
 
 
-def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
-    """What a run was trained with and the versions of packages; none if its folder does not say."""
+def read_record(folder: Path) -> InputsRecord | None:
+    """What a run was trained with; none if its folder does not say."""
     path = folder / NAME
     try:
         found = json.loads(path.read_text(encoding="ascii"))
@@ -286,7 +170,10 @@ def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
         inputs = {
             key: {name: InputFile(**item) for name, item in items.items()} for key, items in found["inputs"].items()
         }
-        return inputs, dict(found["packages"])
+        threads = found.get("threads")
+        return InputsRecord(
+            inputs=inputs, packages=dict(found["packages"]), threads=None if threads is None else int(threads)
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -296,11 +183,26 @@ def read_record(folder: Path) -> tuple[dict[str, Items], dict[str, str]] | None:
         ) from error
 
 
+def threads_before(folder: Path | None) -> int | None:
+    """The CPU threads that a run computed with, where it has a folder that says so."""
+    record = folder and read_record(folder)
+    return record.threads if record else None
+
+
 class InputsRecorder:
     """Writes `inputs.json`: at once what is small or known, and the rest as soon as it was read, beside other work."""
 
-    def __init__(self, folder: Path, recipe: Recipe, root: Path, given: UserFunctions = NONE_GIVEN) -> None:
-        self.folder, self.packages = folder, dict(versions(recipe))
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        root: Path,
+        given: UserFunctions = NONE_GIVEN,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """`threads` are those of the run's CPU device, if it has one alone."""
+        self.folder, self.packages, self.threads = folder, dict(versions(recipe)), threads
         self.unread: list[Path] = []
         self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder, given).items()}
         self._stopped = threading.Event()
@@ -345,5 +247,5 @@ class InputsRecorder:
 
     def _write(self) -> None:
         inputs = {key: {name: asdict(item) for name, item in items.items()} for key, items in self.inputs.items()}
-        content = {"format": FORMAT, "inputs": inputs, "packages": self.packages}
+        content = {"format": FORMAT, "inputs": inputs, "packages": self.packages, "threads": self.threads}
         replace_file(self.folder / NAME, [to_json(content, indent=1), "\n"])

@@ -84,6 +84,8 @@ class Runtime:
     """Longest conversation that the model was made for."""
     worker_group: WorkerGroup
     """The worker processes, or the worker thread."""
+    threads: Mapping[str, int]
+    """CPU device -> threads that it computes with, where that was chosen."""
     budgets: Mapping[str, int]
     """Device -> most tokens in a piece."""
     rooms: Mapping[str, int]

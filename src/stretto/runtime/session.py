@@ -18,6 +18,7 @@ from typing import Any
 from stretto import plugins, threads
 from stretto.checks.own_code import import_plugins
 from stretto.errors import RunStopped, StateLostError, StrettoError
+from stretto.models.memory import loaded_objects_frozen
 from stretto.recipe.load import Changes
 from stretto.recipe.schema import Recipe
 from stretto.recipe.time_limit import time_left
@@ -34,10 +35,9 @@ from stretto.runtime.drift import DriftGuards
 from stretto.runtime.endings import Finished, finished, sound, where_it_stands
 from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
-from stretto.runtime.garbage import loaded_objects_frozen
 from stretto.runtime.guards import free_disk
 from stretto.runtime.host_watch import HostWatch
-from stretto.runtime.inputs import InputsRecorder, refuse_changed
+from stretto.runtime.inputs import InputsRecorder, refuse_changed, threads_before
 from stretto.runtime.interrupt import StopRequest, interrupt_answered, stop_if_interrupted
 from stretto.runtime.live_page import LivePage
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
@@ -188,7 +188,8 @@ async def _run(
                     _record(folder, recipe, root, course)
                 desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
-                with InputsRecorder(folder, recipe, root, given), desk.host, desk.page, loaded_objects_frozen():
+                reads = InputsRecorder(folder, recipe, root, given, threads=parts.threads.get(course.plan.devices[0]))
+                with reads, desk.host, desk.page, loaded_objects_frozen():
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                     return await _finish(parts, desk, course, evaluations, root=root, after=done)
             except StateLostError:
@@ -221,7 +222,7 @@ def _already_finished(
 ) -> Finished:
     """A resume that has nothing left to do; it refuses what any resume refuses, and an old run has a record then."""
     Checkpoints.restore_part(latest, _recipe_record(recipe, folder, root, allow))
-    with InputsRecorder(folder, recipe, root, given):
+    with InputsRecorder(folder, recipe, root, given, threads=threads_before(folder)):
         return finished(screen, folder, latest, step_of(latest))
 
 

@@ -10,7 +10,6 @@ what others need of it is sent to them. What may block in Ray is called beside t
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import secrets
 import signal
@@ -34,7 +33,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 
 from stretto.checks.machine.network import JOIN, LOOPBACK, NO_CLUSTER, cluster_named, place_of, silence
 from stretto.errors import DeadlineError, RecipeError, StrettoError, TrainingError, WorkerLost
-from stretto.models.memory import ONE_HEAP
+from stretto.models.memory import ONE_HEAP, freeze_loaded
 from stretto.threads import Daemons, beside
 from stretto.workers.connectivity import on_loopback
 from stretto.workers.deadlines import CLOSING, at_most
@@ -86,8 +85,7 @@ class WorkerActor:
                     self.worker = make(replace(assignment, base=written(base, Path(folder))))
         except StrettoError as error:
             return ("error", error)
-        gc.collect()
-        gc.freeze()  # what is loaded stays; to look through it again and again costs a quarter of a second each time
+        freeze_loaded()
         return ("answer", None)
 
     def where(self) -> Any:

@@ -1,0 +1,41 @@
+"""How many threads each CPU device computes with. A run keeps to their number: it decides how sums are rounded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from stretto.checks.machine.facts import cores
+from stretto.checks.machine.load import busy_cores, cpu_share
+from stretto.placement.build import OPEN
+from stretto.placement.cluster import parse_cluster
+from stretto.placement.devices import DeviceKind, kind_of
+from stretto.placement.plan import Plan
+from stretto.recipe.schema import Recipe
+from stretto.runtime.base_copy import Note
+
+
+def threads_of(recipe: Recipe, plan: Plan, note: Note, *, before: int | None = None) -> Mapping[str, int]:
+    """Threads of each CPU device: what the cluster says, or one.
+
+    A single device takes what the user has set, or as many as `before`, when the run began, or all cores that are free.
+    """
+    said = {} if recipe.placement.cluster in OPEN else parse_cluster(recipe.placement.cluster).threads
+    device, *others = plan.devices
+    if said or others or kind_of(device) is not DeviceKind.CPU:
+        return said
+    threads = torch.get_num_threads()
+    if not os.environ.get("OMP_NUM_THREADS"):
+        if before is not None and before <= threads:
+            return {device: before}
+        share = cpu_share(cores(), busy_cores())
+        if share.threads < threads or share.competes:
+            note(str(share))
+        threads = min(share.threads, threads)
+    if before not in (None, threads):
+        note(
+            f"this run began with {before} threads and goes on with {threads}: its numbers may differ in the last bits"
+        )
+    return {device: threads}
