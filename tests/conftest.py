@@ -2,6 +2,7 @@
 and signals that do what they do in a terminal.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -50,6 +51,12 @@ def modules_are_found_where_they_were():
     before = [*sys.path]
     yield
     sys.path[:] = [path for path in before if path not in APPENDED]
+
+
+def pytest_collection_finish():
+    """The collector would walk again and again through the tests themselves, a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -275,7 +275,15 @@ def test_the_same_recipe_is_the_same_run_and_another_seed_another(tmp_path):
     assert course(seed=6) != first
 
 
-def test_a_scripted_engine_can_play_the_model(tmp_path):
+@pytest.fixture
+def nothing_frozen():
+    """Python's collector as a program has it by default."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_a_scripted_engine_can_play_the_model(tmp_path, nothing_frozen):
     def copies(request):
         return [*request.tokens[1:-2], END]
 

@@ -89,7 +89,10 @@ def freeze_loaded() -> None:
 
 @contextmanager
 def loaded_objects_frozen() -> Iterator[None]:
-    """The same, for as long as a run trains."""
+    """The same, for as long as a run trains. A program that has done so itself is left as it is."""
+    if gc.get_freeze_count():
+        yield
+        return
     freeze_loaded()
     try:
         yield
