@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from running import start
 from stretto.export.gguf_tokenizer import SPLITS
-from stretto.export.trained_model import find
+from stretto.export.saved_model import find
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -39,7 +39,7 @@ def merge(
     was trained. ExportError, and nothing is kept, if the proof fails.
     """
     from stretto.export.merge import merge as merged
-    from stretto.export.trained_model import find
+    from stretto.export.saved_model import find
 
     _refuse("--dtype", dtype, DTYPES)
     _refuse_count(prompts)
@@ -62,7 +62,7 @@ def export_gguf(
     `to` is by default RUN/gguf/step-NNNNNN-TYPE.gguf.
     """
     from stretto.export.gguf_file import TYPES, export
-    from stretto.export.trained_model import find
+    from stretto.export.saved_model import find
 
     _refuse("--quantise", quantise, ("auto", *TYPES))
     _refuse_count(prompts)
@@ -89,7 +89,7 @@ def push(
     """
     from stretto.export.push import HuggingFaceHub
     from stretto.export.push import push as pushed
-    from stretto.export.trained_model import find
+    from stretto.export.saved_model import find
 
     _refuse_count(prompts)
     model = find(place_of(run), step, note=note)
@@ -108,7 +108,7 @@ def chat(
 ) -> ChatSession:
     """A conversation with a run's model; `session.say(text, show)` answers. Left out settings are as in training."""
     from stretto.export.chat import ChatSession
-    from stretto.export.trained_model import find
+    from stretto.export.saved_model import find
 
     model = find(place_of(run), step, note=note)
     return ChatSession(model, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)

@@ -18,7 +18,7 @@ from huggingface_hub import ModelCardData
 from stretto import __version__
 from stretto.errors import RecipeError
 from stretto.export.proof import ExportProof
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.models.source import HUB_ID
 from stretto.recipe.describe import objective
 from stretto.recipe.resolve import dump
@@ -44,7 +44,7 @@ class CardFacts:
     """Tokens that end an answer."""
 
 
-def write_card(model: TrainedModel, facts: CardFacts) -> str:
+def write_card(model: SavedModel, facts: CardFacts) -> str:
     """The README.md of the model's repository."""
     text = files("stretto.export").joinpath("card.md").read_text("utf-8")
     adapter = model.recipe.model.adapter is not None and not facts.merged
@@ -64,7 +64,7 @@ def write_card(model: TrainedModel, facts: CardFacts) -> str:
     )
 
 
-def metadata(model: TrainedModel, facts: CardFacts, *, adapter: bool) -> str:
+def metadata(model: SavedModel, facts: CardFacts, *, adapter: bool) -> str:
     """The fields that the hub reads."""
     name = model.recipe.model.name
     on_hub = model.files.on_hub
@@ -88,7 +88,7 @@ def refuse_names(repo: str, licence: str | None) -> None:
         raise RecipeError.of("--licence", f"{licence!r} is no licence's name", "write one such as apache-2.0, or other")
 
 
-def recipe_text(model: TrainedModel) -> str:
+def recipe_text(model: SavedModel) -> str:
     """The recipe, without where files lay on the machine that trained."""
     return str(dump(model.recipe))
 
@@ -100,7 +100,7 @@ def quoted(text: str, language: str) -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _summary(model: TrainedModel, *, adapter: bool) -> str:
+def _summary(model: SavedModel, *, adapter: bool) -> str:
     what = "A LoRA adapter" if adapter else "A language model"
     verb = "for" if adapter else "made from"
     recipe = model.recipe
@@ -110,19 +110,19 @@ def _summary(model: TrainedModel, *, adapter: bool) -> str:
     )
 
 
-def _training(model: TrainedModel) -> str:
+def _training(model: SavedModel) -> str:
     source = model.recipe.task.source
     named = getattr(source, "name", None) or getattr(source, "path", None)
     prompts = f"Prompts: {source.kind}" + (f", {_code(str(named))}" if named else "")
     return f"{prompts}. The objective:\n\n{quoted(objective(model.recipe), 'text')}"
 
 
-def _rewards(model: TrainedModel) -> Iterator[str]:
+def _rewards(model: SavedModel) -> Iterator[str]:
     for part in model.recipe.rewards:
         yield f"- {_code(part.name)}: {_code(part.kind)}, weight {part.weight:g}"
 
 
-def accuracy(model: TrainedModel) -> str:
+def accuracy(model: SavedModel) -> str:
     """What the run has measured at this checkpoint, or nearest before it, beside the model before training."""
     measured = [row for row in rows(model) if row.get("eval/accuracy") is not None and row["step"] <= model.step]
     if not measured:
@@ -141,7 +141,7 @@ def _interval(row: Mapping[str, Any]) -> str:
     return "" if low is None or high is None else f"({low:.3f} to {high:.3f}) "
 
 
-def rows(model: TrainedModel) -> list[dict[str, Any]]:
+def rows(model: SavedModel) -> list[dict[str, Any]]:
     """The run's metrics, step by step."""
     return [dict(row) for row in read_rows(model.run / "metrics.jsonl")]
 

@@ -16,7 +16,7 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.environments.base import Reply
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.recipe.schema import NativeEngineSection
 from stretto.runtime.answers import VISIT
 from stretto.types import Message, Prompt
@@ -31,7 +31,7 @@ class ChatSession:
 
     def __init__(
         self,
-        model: TrainedModel,
+        model: SavedModel,
         *,
         temperature: float | None = None,
         max_new_tokens: int | None = None,

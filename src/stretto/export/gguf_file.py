@@ -25,7 +25,7 @@ from stretto.errors import RecipeError
 from stretto.export.gguf_tokenizer import GgufVocabulary, vocabulary_of
 from stretto.export.merge import AUTO, Note, choose_dtype, settle
 from stretto.export.proof import ExportProof, RunAnswers, ask_run, prove, unexplained_share
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.export.weights import TrainedWeights
 from stretto.models.load import Policy
 from stretto.storage.atomic import storing
@@ -70,7 +70,7 @@ class GgufExport:
 
 
 def export(
-    model: TrainedModel,
+    model: SavedModel,
     target: Path | None,
     *,
     kind: str,
@@ -206,7 +206,7 @@ def _repeats_embedding(name: str, config: Any) -> bool:
 
 
 def write_header(
-    model: TrainedModel,
+    model: SavedModel,
     policy: Policy,
     run: RunAnswers,
     vocabulary: GgufVocabulary,

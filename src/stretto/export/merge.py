@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stretto.errors import RecipeError
 from stretto.export.proof import MOST_PROMPTS, ExportProof, ask_run, prove, unexplained_share
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.export.weights import StoredWeights, TrainedWeights
 from stretto.models.load import DTYPES, Policy
 from stretto.storage.atomic import Disk, share, storing, to_json
@@ -58,13 +58,13 @@ class Merged:
 
 
 def merge(
-    model: TrainedModel,
+    model: SavedModel,
     target: Path,
     *,
     dtype: str = AUTO,
     most: int = MOST_PROMPTS,
     note: Note,
-    make: Callable[[TrainedModel], TrainedWeights] = TrainedWeights,
+    make: Callable[[SavedModel], TrainedWeights] = TrainedWeights,
 ) -> Merged:
     """Writes the whole model to a folder that does not exist yet, once it is proved to be the run's.
 
@@ -170,7 +170,7 @@ def _files_of(weights: TrainedWeights, itemsize: int) -> Iterator[list[str]]:
     yield names
 
 
-def write_settings(model: TrainedModel, policy: Policy, folder: Path, dtype: str) -> None:
+def write_settings(model: SavedModel, policy: Policy, folder: Path, dtype: str) -> None:
     """Configuration, tokenizer with the run's chat template, and how answers are generated: they end as the run's."""
     config = json.loads((model.folder / "config.json").read_text("utf-8"))
     config.pop("torch_dtype", None)  # what older versions of transformers call it

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from stretto.engines.base import Completion, Request
 from stretto.environments.render import Renderer
 from stretto.errors import ExportError
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.models.load import Policy, quietly_once
 from stretto.recipe.schema import NativeEngineSection
 from stretto.types import Prompt
@@ -91,7 +91,7 @@ class ExportProof:
 
 
 @torch.no_grad()
-def ask_run(model: TrainedModel, policy: Policy, *, most: int = MOST_PROMPTS) -> RunAnswers:
+def ask_run(model: SavedModel, policy: Policy, *, most: int = MOST_PROMPTS) -> RunAnswers:
     """What the run's model answers to its held-out prompts."""
     prompts = model.prompts(most)
     renderer = Renderer(policy.tokenizer, stop=policy.stop_tokens, arguments=model.recipe.task.template)

@@ -16,7 +16,7 @@ from stretto.errors import ExportError
 from stretto.export.card import CardFacts, recipe_text, refuse_names, write_card
 from stretto.export.merge import AUTO, PROOF, Note, merge, settle, write_ends
 from stretto.export.proof import ExportProof, ask_run, prove
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import ADAPTER, BASE, STATE
 
@@ -65,7 +65,7 @@ class Pushed:
 
 
 def push(
-    model: TrainedModel,
+    model: SavedModel,
     repo: str,
     *,
     licence: str | None,
@@ -103,7 +103,7 @@ def push(
 
 
 def _fill(
-    model: TrainedModel, draft: Path, *, merge_it: bool, most: int, note: Note
+    model: SavedModel, draft: Path, *, merge_it: bool, most: int, note: Note
 ) -> tuple[ExportProof, frozenset[int]]:
     """The model's files, proved; and the tokens that end its answers."""
     if merge_it:

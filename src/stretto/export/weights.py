@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from stretto.errors import RecipeError
-from stretto.export.trained_model import TrainedModel
+from stretto.export.saved_model import SavedModel
 from stretto.models.adapter_folder import AdapterFacts
 from stretto.models.files import WEIGHTS
 
@@ -88,7 +88,7 @@ class AdapterUpdate:
 class TrainedWeights:
     """The weights that a run's model amounts to."""
 
-    def __init__(self, model: TrainedModel) -> None:
+    def __init__(self, model: SavedModel) -> None:
         self.stored = StoredWeights(model.folder)
         self.updates = {} if model.files.adapter is None else adapter_updates(model.files.adapter)
         if missing := sorted(self.updates.keys() - set(self.stored.names)):

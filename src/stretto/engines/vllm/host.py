@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 @dataclass(kw_only=True)
-class Answer:
+class RunningRequest:
     """A request that is being decoded."""
 
     key: int
@@ -60,7 +60,7 @@ class EngineHost:
         self.engine: Any = None
         self.lora: Any = None
         self.name = ""
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, RunningRequest] = {}
         self.count = 0
 
     def start(self, *, model: str, versions: Sequence[str], **settings: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class EngineHost:
             )
             prompt = TokensPrompt(prompt_token_ids=asked["tokens"], cache_salt=self.name)
             self.engine.add_request(name, prompt, params, lora_request=self.lora)
-            self.answers[name] = Answer(key=asked["key"], version=self.name)
+            self.answers[name] = RunningRequest(key=asked["key"], version=self.name)
         return {}
 
     def step(self, *, seconds: float) -> dict[str, Any]:

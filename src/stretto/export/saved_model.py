@@ -1,7 +1,7 @@
 """Which model of a run is meant, and that model as the run samples from it.
 
 A run's checkpoint is a model's folder, or an adapter beside a base. `find` says where all of it is and loads nothing;
-`TrainedModel.load` makes the same `Policy` that the run's workers have, in a type of the caller's choice.
+`SavedModel.load` makes the same `Policy` that the run's workers have, in a type of the caller's choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEWEST, BEST = "newest", "best"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
+class SavedModel:
     """One checkpoint of a run, and all that its model consists of."""
 
     run: Path
@@ -72,7 +72,7 @@ class TrainedModel:
         return (task.heldout or task.training)[:most]
 
 
-def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda text: None) -> TrainedModel:
+def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda text: None) -> SavedModel:
     """The model of a run's newest sound checkpoint, of its best one, or of that of a step."""
     recipe, root = load_run_recipe(run)
     if recipe.model.quantize != "none":
@@ -81,7 +81,7 @@ def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda
     checkpoints = Checkpoints(run / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     checkpoint = _chosen(run, checkpoints, which, note)
     point_adapters(run, recipe, root)
-    return TrainedModel(
+    return SavedModel(
         run=run, recipe=recipe, root=root, checkpoint=checkpoint, files=_files(run, recipe, root, checkpoint)
     )
 
