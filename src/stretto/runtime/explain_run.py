@@ -242,14 +242,18 @@ def changes(run: RunRecord, measured: MeasuredRun) -> Iterator[Change]:
 
 def _strategies(run: RunRecord, measured: MeasuredRun) -> Iterator[Change]:
     """Every other strategy on the same devices."""
-    adapter = bool(run.setting("model.adapter"))
+    roles = {cell.role for cell in measured.plan.cells}
+    # Those that read the trainer's own tensors, as recipe.describe.reading_roles says it of a recipe.
+    reading = {"generate"} | ({"value"} & roles)
+    if run.setting("model.adapter") and not run.setting("roles.teacher"):
+        reading |= {"reference"}
     for name in STRATEGIES:
         try:
             plan = plan_of(
                 Placement(strategy=name),
-                roles={cell.role for cell in measured.plan.cells},
+                roles=roles,
                 devices=measured.plan.devices,
-                reading={"generate", "reference"} if adapter else {"generate"},
+                reading=reading,
                 engine=str(run.setting("engine.kind", "native")),
             )
         except StrettoError:
