@@ -115,7 +115,7 @@ class RoleModel(Section):
     """A model for another role than the one that is trained."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
-    """A hub id or a folder; `scratch`: the model as it was before training, with a new head where it says one number."""
+    """A hub id or a folder; `scratch`: the model as it was before training, with a new head if it says one number."""
     shape: str | Shape | None = None
     """The model's shape, as in `model.shape`."""
 
