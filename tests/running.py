@@ -41,7 +41,7 @@ RECIPE = {
     "run": {"steps": 3},
 }
 END, USER, ASSISTANT, SYSTEM, UNKNOWN, ZERO, ONE, EQUALS = range(8)
-TIMES = ("seconds/", "idle", "memory/", "micro_batches")
+TIMES = ("seconds/", "idle", "memory/", "micro_batches", "decode/")
 """Metrics that two equal runs need not share."""
 
 

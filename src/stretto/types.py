@@ -201,6 +201,9 @@ class Receipt:
     """True if it reads the trainer's tensors, so that there is nothing to prove."""
     lost: float = 0.0
     """Seconds that it took to come back after its process had died, since it was asked last."""
+    decoding: tuple[float, ...] = ()
+    """Sums over its decode steps since it was asked last: how many, their answers, the squares of these, seconds, and
+    seconds times answers; nothing where it does not say."""
 
 
 class Stateful(Protocol):

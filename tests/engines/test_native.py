@@ -35,6 +35,17 @@ def test_answers_are_those_of_each_request_alone(policy, requests_for):
         assert completion.stop != "stop" or completion.tokens[-1] in request.stop
 
 
+def test_decode_steps_are_timed_by_how_many_answers_they_serve(plain_policy, requests_for):
+    engine = NativeEngine(plain_policy, speculate=False)
+    engine.submit(requests_for(12))
+    done = drained(engine)
+    steps, answers, squares, seconds, products = engine.times.take()
+    assert answers == sum(len(completion.tokens) - 1 for completion in done.values())
+    assert steps >= max(len(completion.tokens) for completion in done.values()) - 1
+    assert squares >= answers**2 / steps and 0 < seconds < products
+    assert set(engine.times.take()) == {0.0}
+
+
 @pytest.mark.parametrize("slots", [1, 3, 7, None])
 def test_neither_slots_nor_order_nor_company_change_an_answer(plain_policy, requests_for, slots):
     requests = requests_for(16)

@@ -60,6 +60,14 @@ def test_decode_steps_come_out_of_whole_lanes():
     assert fitted_lanes(lanes, pieces) == (pytest.approx(0.02), pytest.approx(0.001))
 
 
+def test_lanes_that_are_all_alike_are_told_apart_by_what_the_engine_measured():
+    """Of a batch of a hundred answers that took 0.02 + 0.001 x 100 a step, and a first lane that took far longer."""
+    lane = (0.02 * 30 + 0.001 * 3000, 30, 3000, 0)
+    overhead = 0.02 * 30 / lane[0]
+    tick, each = fitted_lanes([(9.0, 30, 3000, 0), lane, lane, lane], {}, overhead=overhead)
+    assert (tick, each) == (pytest.approx(0.021), pytest.approx(0.001))
+
+
 def test_lanes_that_are_much_alike_let_a_further_answer_take_a_forward_of_its_tokens():
     pieces = {"train": PieceTimes(fixed=5.0, per_token=0.004)}
     lanes = [(3.0 + noise, 20, 1000 + more, 50) for noise, more in ((0.1, 1), (-0.1, 3), (0.0, 2))]

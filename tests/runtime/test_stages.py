@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import stretto
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
@@ -83,6 +84,11 @@ def test_the_critic_is_the_baseline_of_each_token(made, finished):
         found += np.array(talk["advantages"])[sampled].tolist()
     close = rounding(torch.float32, *[1, 1, 1] * 5)  # of norms, which compute in fp32
     np.testing.assert_allclose(found, (expected - np.mean(expected)) / np.std(expected, ddof=1), rtol=close, atol=close)
+
+
+def test_a_run_whose_answers_a_model_judged_is_asked_without_it(finished):
+    (answer,) = stretto.sample(finished, "0=")
+    assert answer.failure is None and answer.tokens
 
 
 def test_a_checkpoint_holds_nothing_of_frozen_models(finished, tmp_path):

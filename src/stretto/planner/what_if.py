@@ -184,11 +184,20 @@ def gains(run: MeasuredRun, changes: Sequence[Change]) -> list[Gain]:
     return sorted(found, key=lambda gain: gain.seconds)
 
 
-def fitted_lanes(lanes: Sequence[tuple[float, int, int, int]], pieces: Mapping[str, PieceTimes]) -> tuple[float, float]:
+def fitted_lanes(
+    lanes: Sequence[tuple[float, int, int, int]], pieces: Mapping[str, PieceTimes], *, overhead: float | None = None
+) -> tuple[float, float]:
     """Seconds of a decode step of one answer, and of each further one, from lanes: (seconds, tokens of the longest
-    answer, tokens of all, tokens of the prompts). Where lanes are too much alike to tell these apart, a further answer
-    takes what a forward of one token takes."""
+    answer, tokens of all, tokens of the prompts).
+
+    The engine may have measured the `overhead`: the share of decoding that does not grow with the answers. Otherwise
+    lanes have to tell; where they are too much alike, a further answer takes what a forward of one token takes.
+    """
     again = SHARE * pieces["train"].per_token if "train" in pieces else 0.0
+    if overhead is not None:
+        left = [(max(0.0, s - again * context), longest, tokens) for s, longest, tokens, context in lanes]
+        each = (1.0 - overhead) * median(seconds / tokens for seconds, _, tokens in left)
+        return overhead * median(seconds / longest for seconds, longest, _ in left) + each, each
     rows = [(float(longest), float(tokens - longest), s - again * context) for s, longest, tokens, context in lanes]
     xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     xt, yt = (sum(row[i] * row[2] for row in rows) for i in (0, 1))

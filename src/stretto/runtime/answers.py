@@ -70,6 +70,7 @@ def only_sampling(recipe: Recipe) -> Recipe:
         update={
             "environment": SingleTurnSection(),
             "rewards": (nobody,),
+            "roles": recipe.roles.model_copy(update={"reward_model": None}),
             "evaluate": recipe.evaluate.model_copy(update={"every": 0}),
             "checkpoint": recipe.checkpoint.model_copy(update={"best": None}),
         }

@@ -38,6 +38,8 @@ from stretto.scheduler.records import role_of
 
 STEPS = 8
 """Steps that are simulated, the newest."""
+COLD = 2
+"""First steps of a run, in which memory and processes are still made; they count only where there are few others."""
 WORTH = 0.03
 """The share of a step that a change has to save to be worth a line."""
 ENOUGH = 0.95
@@ -116,6 +118,7 @@ def measure(run: RunRecord) -> MeasuredRun | None:
     plan = _plan(run)
     rows = {int(row["step"]): row for row in recent(run) if row.get("seconds/step")}
     steps = [step for step in rows if step in run.sampled][-STEPS:]
+    steps = warm if len(warm := [step for step in steps if step > COLD]) >= COLD else steps
     if plan is None or not steps or plan.staleness or run.setting("batch.updates", 1) != 1:
         return None
     groups = {step: lengths_of(run.samples(step)) for step in steps}
@@ -125,7 +128,8 @@ def measure(run: RunRecord) -> MeasuredRun | None:
         return None
     budgets = _budgets(run, plan)
     pieces = _piece_times(spans, budgets, [row for step, row in rows.items() if step in groups])
-    tick, tick_each = fitted_lanes(lanes, pieces)
+    shares = [rows[step]["decode/overhead"] for step in groups if "decode/overhead" in rows[step]]
+    tick, tick_each = fitted_lanes(lanes, pieces, overhead=median(shares) if shares else None)
     workers = int(run.plan.get("reward_workers") or 1)
     judged = [span for span in spans if span.cell == JUDGES]
     answers = sum(len(sizes) for step in groups for _, sizes in groups[step])

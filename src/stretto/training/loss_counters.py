@@ -21,7 +21,7 @@ from stretto.algorithms.kl import k3
 from stretto.training.packing import MicroBatch
 
 FEW_ROWS, ALIKE = 6, 0.03
-"""Fewer rows, or rows whose sizes spread by less than this share, do not tell what one costs beside its tokens."""
+"""Fewer of a kind, or sizes that spread by less than this share, do not tell what one costs whatever its size."""
 
 
 class LossCounters:
@@ -73,14 +73,8 @@ class LossCounters:
     def row_overhead(self) -> float | None:
         """The share of the rows' seconds that does not grow with their tokens, by least squares; none where rows are
         too few or too alike to tell."""
-        count, tokens, squares, seconds, products = (
-            self.sums.get(f"rows{name}", 0.0) for name in ("", " tokens", " squares", " seconds", " products")
-        )
-        spread = count * squares - tokens * tokens
-        if count < FEW_ROWS or spread < (ALIKE * tokens) ** 2 or not seconds:
-            return None
-        per_token = (count * products - tokens * seconds) / spread
-        return min(1.0, max(0.0, 1.0 - per_token * tokens / seconds))
+        names = ("", " tokens", " squares", " seconds", " products")
+        return fixed_share(*(self.sums.get(f"rows{name}", 0.0) for name in names))
 
     def denominator(self, kind: Denominator) -> float:
         """What the sums of a term are divided by at the end of the step."""
@@ -109,6 +103,16 @@ class LossCounters:
             "micro_batches": sums["rows"],
             **({} if overhead is None else {"micro_batches/overhead": overhead}),
         }
+
+
+def fixed_share(count: float, sizes: float, squares: float, seconds: float, products: float) -> float | None:
+    """The share of some seconds that does not grow with the sizes of what took them, by least squares over their sums;
+    none where they are too few or their sizes too alike to tell."""
+    spread = count * squares - sizes * sizes
+    if count < FEW_ROWS or spread < (ALIKE * sizes) ** 2 or not seconds:
+        return None
+    slope = (count * products - sizes * seconds) / spread
+    return min(1.0, max(0.0, 1.0 - slope * sizes / seconds))
 
 
 def together(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

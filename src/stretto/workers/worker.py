@@ -269,7 +269,14 @@ class Worker(RehearsalCalls, CheckpointCalls):
             source="its optimizer" if claims else "its trainer",
         )
         told = self.engine.holds()
-        return Receipt(version=told.version, manifest={} if alone else read, shared=alone, lost=told.lost)
+        times = getattr(self.engine, "times", None)  # engines of others need not tell
+        return Receipt(
+            version=told.version,
+            manifest={} if alone else read,
+            shared=alone,
+            lost=told.lost,
+            decoding=times.take() if times is not None else (),
+        )
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of

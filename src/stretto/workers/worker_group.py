@@ -23,6 +23,7 @@ from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
 from stretto.threads import beside
+from stretto.training.loss_counters import fixed_share
 from stretto.training.trainer import StepReport
 from stretto.types import Conversation, Sample, TrainedLogprobs, Weights
 from stretto.weights.publish import verify_publish
@@ -46,6 +47,10 @@ T = TypeVar("T")
 
 EPOCHS = itertools.count(1)
 """Numbers of meetings; never the same one twice, because groups may share workers and their store."""
+
+
+NOTHING_DECODED = (0.0,) * 5
+"""`Receipt.decoding` of no step."""
 
 
 class WorkerGroup:
@@ -83,8 +88,8 @@ class WorkerGroup:
         # True from a step's first update until that step is over.
         self.applying = False
         self.updates = ModelUpdates(self)
-        # Seconds for which engines were missing because their processes had died.
-        self.engines_lost = 0.0
+        # Seconds for which engines were missing because their processes had died, and sums over decode steps.
+        self.engines_lost, self.decoding = 0.0, NOTHING_DECODED
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
@@ -220,12 +225,14 @@ class WorkerGroup:
         await self.updates.begin()
 
     def spent(self) -> dict[str, float]:
-        """What adding up gradients took since this was asked last, where several workers train, and what engines whose
-        process died."""
+        """What adding up gradients took since this was asked last, where several workers train, what engines whose
+        process died, and which share of decoding does not grow with the answers."""
         several = any(len(model.trainers) > 1 for model in self.trained.values())
         told = {"seconds/reduce": self.updates.reducing} if several else {}
         told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
-        self.updates.reducing = self.engines_lost = 0.0
+        overhead = fixed_share(*self.decoding)
+        told |= {} if overhead is None else {"decode/overhead": overhead}
+        self.updates.reducing, self.engines_lost, self.decoding = 0.0, 0.0, NOTHING_DECODED
         return told
 
     async def apply(self, *, last: bool = True) -> StepReport:
@@ -239,6 +246,8 @@ class WorkerGroup:
         where = "shared" if alone else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
         self.engines_lost += sum(receipt.lost for receipt in receipts)
+        decoded = [receipt.decoding for receipt in receipts if receipt.decoding]
+        self.decoding = tuple(map(sum, zip(self.decoding, *decoded, strict=True)))
         source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
             verify_publish(weights, receipt, engine=self.called(device), source=source)

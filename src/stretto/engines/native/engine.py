@@ -25,6 +25,7 @@ from stretto.engines.native.answer_notes import KeptSets, StopTexts
 from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
 from stretto.engines.native.decode_backend import Steps
+from stretto.engines.native.decode_times import DecodeTimes
 from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
 from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
 from stretto.engines.native.truncation import Truncation
@@ -72,7 +73,7 @@ class NativeEngine:
         self.speculate = bool(speculate)  # "auto" is yes: how much follows from what it brings
         self.truncation = truncation or Truncation()
         self.kept, self.stop_texts = KeptSets(), StopTexts(policy.tokenizer)
-        self.drafts = NgramDrafts()
+        self.drafts, self.times = NgramDrafts(), DecodeTimes()
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens, graphs=graphs)
@@ -102,8 +103,11 @@ class NativeEngine:
     def _decode_until(self, end: float) -> list[Completion]:
         while self.waiting or self.active:
             self._admit()
+            begun = time.monotonic()
             done = self._tick()
-            if done or time.monotonic() >= end:
+            now = time.monotonic()
+            self.times.note(len(self.active), now - begun)
+            if done or now >= end:
                 return done
         return []
 

@@ -1,0 +1,21 @@
+"""What decode steps take, by how many answers they serve."""
+
+from __future__ import annotations
+
+
+class DecodeTimes:
+    """Sums over decode steps, from which follows which part of their seconds grows with the answers."""
+
+    def __init__(self) -> None:
+        self.sums = (0.0,) * 5
+
+    def note(self, answers: int, seconds: float) -> None:
+        """A step that went on with so many answers; one that ended all of them decoded nothing."""
+        if answers:
+            added = (1.0, float(answers), float(answers) ** 2, seconds, answers * seconds)
+            self.sums = tuple(map(sum, zip(self.sums, added, strict=True)))
+
+    def take(self) -> tuple[float, ...]:
+        """Steps, answers, their squares, seconds, and seconds times answers, since this was asked last."""
+        taken, self.sums = self.sums, (0.0,) * 5
+        return taken
