@@ -46,7 +46,7 @@ class VllmEngineSection(EngineSection):
     python: str | None = None
     """The Python that has vLLM; left out, `.venv-vllm`, which `make engine` builds."""
     url: str | None = None
-    """A server of your own; not available yet."""
+    """A server of your own."""
 
 
 class OwnEngineSection(EngineSection):

@@ -108,7 +108,7 @@ class ModelSection(Section):
     adapter: Adapter | None = Adapter()
     """LoRA, or null for full fine-tuning."""
     shape: str | Shape | None = None
-    """Name of a known family or its numbers, for `plan`."""
+    """Name of a known family, or its numbers."""
 
 
 class RoleModel(Section):
