@@ -8,7 +8,7 @@ import pytest
 from stretto.environments import hosts as module
 from stretto.environments.base import Reply, ToolCall
 from stretto.environments.hosts import EnvironmentHosts
-from stretto.errors import EngineError, RecipeError
+from stretto.errors import EngineError, RecipeError, RolloutError
 from stretto.types import Outcome, Prompt
 
 CODE = """
@@ -101,6 +101,13 @@ def folder(tmp_path_factory):
     (root / "acts.py").write_text(CODE)
     (root / "tools.py").write_text(TOOLS)
     (root / "absent.py").write_text("import nothing_of_that_name\nasync def play(prompt, model): ...\n")
+    (root / "slow.py").write_text(
+        "import os, time\nfrom stretto import Outcome\n"
+        "if os.path.exists(os.path.join(os.path.dirname(__file__), 'marker')): time.sleep(60)\n"
+        "async def act(prompt, model):\n"
+        "    if prompt.reference == 'die': os._exit(3)\n"
+        "    return Outcome(answer='here')\n"
+    )
     (root / "deadly.py").write_text("import os\nos._exit(4)\nasync def play(prompt, model): ...\n")
     return root
 
@@ -200,6 +207,26 @@ def test_what_goes_wrong_in_a_host_costs_its_own_trajectories(folder, monkeypatc
 def test_an_environment_that_a_host_cannot_import_is_told_before_anything_else(kind, says, folder):
     with pytest.raises(RecipeError, match=f"environment.kind: .*{says}"):
         with_hosts(folder, lambda hosts: None, kind)
+
+
+def test_a_restart_that_nobody_waits_for_is_made_anew(folder):
+    marker = folder / "marker"
+
+    async def do(hosts):
+        with pytest.raises(RolloutError):
+            await hosts(asked("die"), Scripted())
+        marker.touch()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await hosts(asked(), Scripted())
+        marker.unlink()
+        async with asyncio.timeout(30):
+            return await hosts(asked(), Scripted())
+
+    try:
+        assert with_hosts(folder, do, "slow:act").answer == "here"
+    finally:
+        marker.unlink(missing_ok=True)
 
 
 def test_an_outcome_is_as_it_was(folder):

@@ -230,6 +230,29 @@ def test_a_run_may_be_made_longer_and_remembers_that(short, tmp_path):
     assert resume(run).model.name == "step-000006"
 
 
+def test_what_was_allowed_stays_allowed_until_the_next_checkpoint(short, tmp_path):
+    run = stopped(short, tmp_path / "run", after=2)
+
+    def die(name, *told):
+        if (name, told[0]) == ("step", 3):
+            raise Killed
+
+    changes = ["optimizer.lr=0.02", "checkpoint.every=10"]
+    with pytest.raises(Killed):
+        resume(run, at=die, changes=changes, allow=["optimizer.lr", "checkpoint.every"])
+    for _ in range(2):
+        with pytest.raises(Killed):
+            resume(run, at=die)
+    with pytest.raises(RecipeError):
+        resume(run, changes=["optimizer.clip=3"])
+    resume(run)
+    assert lines(run / "metrics.jsonl")[-1]["learning_rate"] == 0.02
+    path = run / "recipe.yaml"  # from then on by hand is noticed again
+    path.write_text(path.read_text().replace("lr: 0.02", "lr: 0.03"))
+    with pytest.raises(RecipeError):
+        resume(run)
+
+
 @pytest.mark.parametrize("made", [True, False], ids=["with a checkpoint", "before its first checkpoint"])
 def test_a_resume_with_another_recipe_is_refused_before_anything_is_touched(short, tmp_path, made):
     run = stopped(short, tmp_path / "run", after=4 if made else -1)

@@ -6,8 +6,9 @@ import time
 import pytest
 
 from running import assert_same_run, lines, metrics, resume, start
-from stretto.errors import CheckpointError
+from stretto.errors import CheckpointError, DeadlineError
 from stretto.models.load import Policy
+from stretto.runtime import saving
 from stretto.storage.atomic import Disk
 from stretto.storage.checkpoint import Checkpoints
 from stretto.workers import model_state
@@ -117,6 +118,17 @@ def test_an_error_in_the_background_ends_the_run_as_it_would_have(tmp_path, monk
     monkeypatch.undo()
     resume(run)
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
+
+
+def test_a_disk_that_never_answers_ends_the_run_by_name(tmp_path, monkeypatch):
+    answers, sync = threading.Event(), Disk.sync
+    monkeypatch.setattr(saving, "CLOSING", 0.1)
+    monkeypatch.setattr(Disk, "sync", lambda disk, path: (answers.wait(60), sync(disk, path)))
+    try:
+        with pytest.raises(DeadlineError, match=r"(?s)run0 is not there after 0\.5 s.*deadlines\.checkpoint"):
+            start(tmp_path, deadlines__checkpoint=0.5, **USUAL)
+    finally:
+        answers.set()
 
 
 def test_a_run_that_fails_waits_for_the_checkpoint_that_is_on_its_way(tmp_path, monkeypatch):

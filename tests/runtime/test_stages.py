@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import stretto
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
+import stretto
 from rounding import rounding
 from running import END, lines, recipe_in, start, tensors
 from stretto.checks.deep import deep_problems

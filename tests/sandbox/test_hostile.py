@@ -136,6 +136,14 @@ def test_a_hostile_program_is_never_right_and_never_late(ran, name):
     assert len(result.stdout) <= LIMITS.output_kb * 1024
 
 
+@pytest.mark.parametrize(
+    "name", ["limits, cores and niceness of its parent and of everybody", "signals through a descriptor of its own"]
+)
+def test_other_processes_are_out_of_reach(ran, name):
+    _, results, _ = ran
+    assert (results[name].verdict, results[name].stdout) == ("ok", "")
+
+
 def test_hostile_programs_leave_nothing_behind_and_change_nothing(ran):
     host, _, left = ran
     assert left == []

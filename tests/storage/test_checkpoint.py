@@ -150,6 +150,28 @@ def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_checkpoint(tmp_p
     assert outcomes == {1, 2}
 
 
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_kill_while_the_only_checkpoint_is_written_again_leaves_one(tmp_path, torn):
+    """As after an evaluation that was made up for: the same step, with other metrics."""
+    evaluated, outcomes, last = {"eval/accuracy": 1.0}, set(), 0
+    while last < 200:
+        last += 1
+        folder = tmp_path / str(last)
+        save(store_in(folder, keep=1), 1)
+        try:
+            save(store_in(folder, keep=1, disk=DyingDisk(last, torn=torn)), 1, metrics=evaluated)
+        except Killed:
+            after = store_in(folder, keep=1)
+            after.recover()
+            assert restored(after, after.latest()) == (1, [1, 1])
+            outcomes.add(bool(metrics_of(after.latest())))
+            save(after, 2)
+            assert [path.name for path in after.folder.iterdir()] == ["step-000002"]
+        else:
+            break
+    assert last > 10 and outcomes == {False, True}
+
+
 def test_an_error_while_writing_leaves_no_half_written_folder(tmp_path):
     store = store_in(tmp_path)
     save(store, 1)

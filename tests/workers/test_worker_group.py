@@ -18,6 +18,7 @@ from stretto.workers import deadlines as patience
 from stretto.workers import worker_group as worker_groups
 from stretto.workers.deadlines import CallDeadlines, opened
 from stretto.workers.launchers.inprocess import ThreadWorker
+from stretto.workers.model_updates import ModelUpdates
 from stretto.workers.process_group import ProcessGroup, reach
 from stretto.workers.shared_folder import SavedFiles
 from stretto.workers.stacks import ProcessStacks
@@ -216,6 +217,21 @@ def test_a_worker_that_writes_answers_other_calls_and_an_update_waits_for_it(tmp
         await asyncio.sleep(0.02)
         assert "sums" in slow.asked
         await asyncio.gather(updating, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_has_not_begun_when_its_step_is_told_to_end_never_does(monkeypatch):
+    async def scenario():
+        worker_group = await started()
+        monkeypatch.setattr(ModelUpdates, "_reduce", lambda *_: asyncio.sleep(0))
+        monkeypatch.setattr(ModelUpdates, "_update", lambda *_: pytest.fail("it began"))
+        assert not worker_group.updates.begun()
+        with pytest.raises(asyncio.CancelledError):
+            await worker_group.apply()
+        assert not worker_group.applying
+        worker_group.applying = True
+        assert worker_group.updates.begun() and not worker_group.updates.stopped
 
     asyncio.run(scenario())
 

@@ -229,7 +229,11 @@ class EnvironmentHosts:
             host = self.hosts[place]
             if host is None or not host.alive:
                 host = self.hosts[place] = HostProcess(self.kind, self.folders, self.turns)
-                await host.start(self.start_deadline)
+                try:
+                    await host.start(self.start_deadline)
+                except BaseException:  # one that nobody reads would be asked before all others
+                    await host.end()
+                    raise
             return host
 
     async def close(self) -> None:

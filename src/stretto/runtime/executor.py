@@ -254,9 +254,10 @@ class StepExecutor:
         return [sample for sample in samples if sample.key[2] == attempt]
 
     def _trained(self) -> list[int]:
-        """Every judged group that is trained on, in launch order."""
-        everything = range(self.first) if self.carried else sorted(self.scored)
-        return [index for index in everything if not self.drop(index)]
+        """Every judged group that is trained on, in launch order; where more were launched, the first that do."""
+        if self.carried:
+            return [index for index in range(self.first) if not self.drop(index)]
+        return [index for index in sorted(self.scored) if not self.drop(index)][: self.parts.recipe.batch.prompts]
 
     def drop(self, index: int) -> bool:
         """True if a judged group is not trained on."""

@@ -59,6 +59,10 @@ class InputsRecord:
     """Package -> version."""
     threads: int | None
     """CPU threads of a run on one CPU device; none for others, and in records of older versions."""
+    allowed: tuple[str, ...] = ()
+    """Keys that may differ from the recipe in the checkpoint of the step `since`: a resume there was allowed to."""
+    since: int = 0
+    """That step."""
 
 
 # Comparing -----------------------------------------------------------------------------------------------------------
@@ -172,7 +176,11 @@ def read_record(folder: Path) -> InputsRecord | None:
         }
         threads = found.get("threads")
         return InputsRecord(
-            inputs=inputs, packages=dict(found["packages"]), threads=None if threads is None else int(threads)
+            inputs=inputs,
+            packages=dict(found["packages"]),
+            threads=None if threads is None else int(threads),
+            allowed=tuple(map(str, found.get("allowed", ()))),
+            since=int(found.get("since", 0)),
         )
     except FileNotFoundError:
         return None
@@ -189,6 +197,12 @@ def threads_before(folder: Path | None) -> int | None:
     return record.threads if record else None
 
 
+def allowed_before(folder: Path, step: int) -> tuple[str, ...]:
+    """What a resume that went on from this step's checkpoint was allowed to change, if no other was written since."""
+    record = read_record(folder)
+    return record.allowed if record and record.since == step else ()
+
+
 class InputsRecorder:
     """Writes `inputs.json`: at once what is small or known, and the rest as soon as it was read, beside other work."""
 
@@ -200,8 +214,11 @@ class InputsRecorder:
         given: UserFunctions = NONE_GIVEN,
         *,
         threads: int | None = None,
+        allowed: Sequence[str] = (),
+        since: int = 0,
     ) -> None:
-        """`threads` are those of the run's CPU device, if it has one alone."""
+        """`threads` are those of the run's CPU device, if it has one alone; the rest as in `InputsRecord`."""
+        self.allowed, self.since = tuple(allowed), since
         self.folder, self.packages, self.threads = folder, dict(versions(recipe)), threads
         self.unread: list[Path] = []
         self.inputs = {key: find(self._read_small) for key, find in readers(recipe, root, folder, given).items()}
@@ -248,4 +265,5 @@ class InputsRecorder:
     def _write(self) -> None:
         inputs = {key: {name: asdict(item) for name, item in items.items()} for key, items in self.inputs.items()}
         content = {"format": FORMAT, "inputs": inputs, "packages": self.packages, "threads": self.threads}
+        content |= {"allowed": self.allowed, "since": self.since}
         replace_file(self.folder / NAME, [to_json(content, indent=1), "\n"])

@@ -13,7 +13,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from stretto.errors import CheckpointError
+from stretto.errors import CheckpointError, DeadlineError
 from stretto.report.timeline import Span, to_events
 from stretto.runtime import guards
 from stretto.runtime.runtime import Runtime
@@ -73,11 +73,13 @@ class CheckpointWriter:
         """Returns when no checkpoint is on its way any more, and raises what went wrong with it."""
         writing = self.writing
         if writing is not None:
-            try:
-                await asyncio.shield(writing)
-            finally:
-                if writing.done():
-                    self.writing = None
+            seconds = self.parts.recipe.deadlines.checkpoint
+            await asyncio.wait({writing}, timeout=seconds)
+            if not writing.done():
+                late = f"checkpoint: the one that is written to {self.journal.folder} is not there after {seconds:g} s"
+                raise DeadlineError(f"{late}\n    fix: look whether the disk answers, or raise deadlines.checkpoint")
+            self.writing = None
+            writing.result()
 
     def check(self) -> None:
         """Raises what has gone wrong so far."""

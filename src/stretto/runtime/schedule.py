@@ -103,7 +103,7 @@ class StepResult:
 async def run_step(parts: Runtime, clock: Clock, *, step: int) -> StepResult:
     """One step under its deadline; Ctrl-C ends it only before its first update."""
     with clock.watch.stage("step", step, clock.last):
-        return await unbroken(take_step(parts, clock, step=step), once=lambda: parts.worker_group.applying)
+        return await unbroken(take_step(parts, clock, step=step), once=parts.worker_group.updates.begun)
 
 
 async def take_step(
@@ -118,7 +118,7 @@ async def take_step(
         rows = await batch_of(parts, parts.data)
         executor, made = await turn(parts, clock, step=step, carried=rows, launches=False, noted=noted)
         parts.worker_group.applying = False
-        return StepResult(batch=executor.learned(made), updates=executor.reports)
+        return StepResult(batch=executor.learned(made), updates=executor.reports, suspects=executor.suspects)
     lags, ends, waiting = parts.plan.staleness > 0, step == parts.recipe.run.steps, parts.ahead.waiting
     if lags and waiting is None:
         cursor = parts.prompts.state()

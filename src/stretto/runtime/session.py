@@ -37,7 +37,7 @@ from stretto.runtime.evaluate import Evaluation
 from stretto.runtime.forecast import PlannedRun, compare_to_forecast, planned, write
 from stretto.runtime.guards import free_disk
 from stretto.runtime.host_watch import HostWatch
-from stretto.runtime.inputs import InputsRecorder, refuse_changed, threads_before
+from stretto.runtime.inputs import InputsRecorder, allowed_before, refuse_changed, threads_before
 from stretto.runtime.interrupt import StopRequest, interrupt_answered, stop_if_interrupted
 from stretto.runtime.live_page import LivePage
 from stretto.runtime.loop import RunOutput, lacks_evaluation, train
@@ -164,6 +164,7 @@ async def _run(
         pending, after = lacks_evaluation(recipe, done, metrics), done if again else None
         if again:
             _refuse(folder, recipe, before or recipe, root, done=done, allow=allow, note=screen.note, given=given)
+            allow = tuple(dict.fromkeys((*allow, *allowed_before(folder, done))))
             point_adapters(folder, recipe, root)
             if stand.latest and recipe == before and done >= recipe.run.steps and not pending:
                 return _already_finished(stand.latest, folder, recipe, root, allow=allow, screen=screen, given=given)
@@ -188,7 +189,7 @@ async def _run(
                     _record(folder, recipe, root, course)
                 desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
-                reads = InputsRecorder(folder, recipe, root, given, threads=parts.threads.get(course.plan.devices[0]))
+                reads = _inputs(parts, folder, root, given, allowed=allow, since=done)
                 with reads, desk.host, desk.page, loaded_objects_frozen():
                     evaluations = await train(parts, desk, done=done, metrics=metrics)
                     return await _finish(parts, desk, course, evaluations, root=root, after=done)
@@ -206,8 +207,15 @@ def _stand(
 ) -> tuple[ResumePoint, int, Mapping[str, float]]:
     """What a run begins from: its checkpoints, the step of the newest sound one, and the metrics of that."""
     every = (load_run_recipe(folder)[0] if again else recipe).checkpoint.every
+    checkpoints.recover()
     stand = standing(checkpoints, every=every, note=note)
     return stand, *((step_of(stand.latest), metrics_of(stand.latest)) if stand.latest else (0, {}))
+
+
+def _inputs(parts: Runtime, folder: Path, root: Path, given: UserFunctions, **more: Any) -> InputsRecorder:
+    """Records what this session reads and computes with."""
+    threads = parts.threads.get(parts.plan.devices[0])
+    return InputsRecorder(folder, parts.recipe, root, given, threads=threads, **more)
 
 
 def _already_finished(
@@ -222,7 +230,9 @@ def _already_finished(
 ) -> Finished:
     """A resume that has nothing left to do; it refuses what any resume refuses, and an old run has a record then."""
     Checkpoints.restore_part(latest, _recipe_record(recipe, folder, root, allow))
-    with InputsRecorder(folder, recipe, root, given, threads=threads_before(folder)):
+    with InputsRecorder(
+        folder, recipe, root, given, threads=threads_before(folder), allowed=allow, since=step_of(latest)
+    ):
         return finished(screen, folder, latest, step_of(latest))
 
 

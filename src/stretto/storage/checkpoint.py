@@ -30,6 +30,9 @@ PART = re.compile(r"[A-Za-z0-9_-]+")
 DROPPED = {"engine"}
 """Parts that checkpoints of older versions hold and nothing needs any more."""
 
+REPLACED = ".replaced"
+"""How the hidden name of a checkpoint ends while another one of the same step takes its place."""
+
 LESS = ("loss", "kl", "eval/loss", "eval/brier", "eval/ece")
 """How metrics begin of which less is better."""
 
@@ -108,10 +111,11 @@ class Checkpoints:
                     with suppress(OSError):  # a full disk needs the room back at once
                         self._disk.remove(draft)
                     raise
-                if os.path.lexists(target):
-                    self._discard(target)
+                replaced = self._hidden(target, REPLACED) if os.path.lexists(target) else None
                 self._disk.rename(draft, target)
                 self._disk.sync(self.folder)
+                if replaced is not None:
+                    self._disk.remove(replaced)
             self._current = step
             self._retain(step)
         return target
@@ -224,8 +228,17 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: cannot be read ({error.strerror})", damaged=False) from error
         return sorted((int(match[1]), path) for match, path in found if match)
 
+    def recover(self) -> None:
+        """Gives back its name to what was being replaced when a process was killed; for whoever owns the run."""
+        for path in self.folder.glob(f".step-*{REPLACED}"):
+            target = self.folder / path.name.removeprefix(".").removesuffix(REPLACED)
+            with storing(target, CheckpointError):
+                if not os.path.lexists(target):
+                    self._disk.rename(path, target)
+
     def _tidy(self) -> None:
         """Removes what a killed process left half-written or half-removed."""
+        self.recover()
         for path in self.folder.glob(".step-*"):
             self._disk.remove(path)
 
@@ -243,14 +256,19 @@ class Checkpoints:
 
         What cannot be read is no old checkpoint of this run that is done with, so it is not removed.
         """
+        if (hidden := self._hidden(path, ".removed")) is not None:
+            self._disk.remove(hidden)
+
+    def _hidden(self, path: Path, how: str) -> Path | None:
+        """Where a checkpoint is once its name is free; none if it cannot be read and so was set aside."""
         try:
             manifests.read(path)
         except CheckpointError:
             self.set_aside(path)
-            return
-        hidden = path.with_name(f".{path.name}.removed")
+            return None
+        hidden = path.with_name(f".{path.name}{how}")
         self._disk.rename(path, hidden)
-        self._disk.remove(hidden)
+        return hidden
 
     def _best_of(self, folders: Sequence[tuple[int, Path]]) -> Path | None:
         scores = {path: self._score(path) for _, path in folders}

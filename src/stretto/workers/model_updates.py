@@ -7,6 +7,7 @@ the policy alone is published, because engines sample from it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,8 +31,15 @@ class ModelUpdates:
         self.worker_group = worker_group
         # Model -> what came of its update, until every model has its own and everybody has them.
         self.updated: dict[str, StepReport] = {}
+        # True once a step was told to end: no update begins after that.
+        self.stopped = False
         # Seconds for which gradients have been added up so far; in steps they are part of `publish`.
         self.reducing = 0.0
+
+    def begun(self) -> bool:
+        """Whether a step that is told to end has begun what must not be left half done; if not, it will not."""
+        self.stopped = not self.worker_group.applying
+        return self.worker_group.applying
 
     async def begin(self) -> None:
         """Every training cell forgets what it has accumulated."""
@@ -48,6 +56,8 @@ class ModelUpdates:
         missing = [model for name, model in group.trained.items() if name not in self.updated]
         for model in missing:
             await self._reduce(model)
+        if self.stopped:
+            raise asyncio.CancelledError
         group.applying = True
         for model in missing:
             await self._update(model, last)

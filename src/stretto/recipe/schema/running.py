@@ -100,6 +100,8 @@ class Deadlines(Section):
     """Training one step."""
     publish: Seconds = 120.0
     """Publishing the weights."""
+    checkpoint: Seconds = 3600.0
+    """A checkpoint that is waited for: the one before it, or the last."""
 
 
 class RunSection(Section):

@@ -21,7 +21,7 @@ DENIED = {
     "the network, and sockets of the host": "socket socketcall connect bind listen accept accept4",
     "memory that no limit counts": "memfd_create memfd_secret shmget shmat msgget semget mq_open",
     "other processes": "ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd kcmp process_madvise "
-    "migrate_pages move_pages",
+    "migrate_pages move_pages setpriority ioprio_set",
     "views of the host": "unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount "
     "fspick mount_setattr open_by_handle_at name_to_handle_at",
     "parts of the kernel where faults were found before": "bpf userfaultfd perf_event_open io_uring_setup "
@@ -32,9 +32,13 @@ DENIED = {
 }
 """What a program may not reach -> the system calls that would."""
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+OF_OTHERS = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
+"""Limits and places on the cores, of the process whose id comes first; 0 is the one that asks."""
+SIGNALLED = (8, 10, 15)
+"""Commands of fcntl by which the kernel sends signals to another process: F_SETOWN, F_SETSIG, F_SETOWN_EX."""
 PR_SET_SECCOMP, MODE_FILTER = 22, 2
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
-NOT_EQUAL, MASKED_EQUAL = 1, 7
+NOT_EQUAL, EQUAL, MASKED_EQUAL = 1, 4, 7
 
 RULESET, ADD_RULE, RESTRICT = 444, 445, 446
 """Landlock's system calls, the same on every architecture."""
@@ -96,6 +100,10 @@ def compiled(found: ctypes.CDLL, *, only: int | None = None) -> bytes:
         rule(name, refused)
     rule("clone3", ERRNO | errno.ENOSYS)  # its flags lie in memory, which no filter reads; the C library uses clone
     rule("clone", refused, _Comparison(0, MASKED_EQUAL, NEWUSER, NEWUSER))
+    for name in OF_OTHERS:
+        rule(name, refused, _Comparison(0, NOT_EQUAL, 0, 0))
+    for command in SIGNALLED:
+        rule("fcntl", refused, _Comparison(1, EQUAL, command, 0))
     for name in SIGNALS if only is not None else ():
         rule(name, refused, _Comparison(0, NOT_EQUAL, only, 0))
     with os.fdopen(os.memfd_create("filter"), "rb") as file:

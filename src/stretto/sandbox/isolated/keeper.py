@@ -195,11 +195,18 @@ def _watch(
     waiting.register(reading, select.POLLIN)
     if ended >= 0:
         waiting.register(ended, select.POLLIN)
+    looked = began
     while True:
-        left = min(call + limits["seconds"], began + limits["total_seconds"]) - time.monotonic()
+        now = time.monotonic()
+        left = min(call + limits["seconds"], began + limits["total_seconds"]) - now
         if left <= 0:
             verdict = "timeout"
             break
+        if now - looked >= TICK:  # also while it writes without end
+            looked = now
+            if _memory(pid, isolation.proc) > limits["memory_mb"] * MB:
+                verdict = "memory"
+                break
         ready = dict(waiting.poll(1000 * min(left, TICK if ended >= 0 else TICK / 10)))
         if reading in ready:
             more = os.read(reading, 65536)
@@ -215,9 +222,6 @@ def _watch(
                 break
             continue
         if ended in ready or (ended < 0 and _has_ended(pid)):
-            break
-        if _memory(pid, isolation.proc) > limits["memory_mb"] * MB:
-            verdict = "memory"
             break
     status, cpu = _bury(pid)
     return lines, verdict, status, cpu
