@@ -6,9 +6,11 @@ import asyncio
 import math
 import os
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +209,59 @@ def test_a_program_that_nobody_waits_for_any_more_is_killed():
         assert (await sandbox.run_program("print(2)")).stdout == "2\n"
 
     with_another(work, workers=1)
+
+
+FORKED = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+def test_what_it_has_started_is_killed_with_it_where_there_are_no_namespaces():
+    def here() -> set[str]:
+        return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("stretto-program-")}
+
+    async def scenario() -> None:
+        async with Sandbox(workers=1, isolation="limits") as sandbox:
+            before, limits = here(), ProgramLimits(seconds=60)
+            task = asyncio.create_task(sandbox.run_program(FORKED, limits=limits))
+            (server,) = await until(lambda: sandbox.pids)
+            started = await until(lambda: below(server) if len(below(server)) == 3 else ())
+            assert here() - before
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            assert await until(lambda: not any(map(alive, started)))
+            assert await until(lambda: here() == before)
+
+    asyncio.run(scenario())
+
+
+async def until(found: Callable[[], Any]) -> Any:
+    """What is found, in the end."""
+    for _ in range(300):
+        if told := found():
+            return told
+        await asyncio.sleep(0.02)
+    return pytest.fail("it never came")
+
+
+def alive(pid: int) -> bool:
+    """True unless it is gone, or was not waited for yet."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def below(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    with suppress(OSError):
+        found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [each for child in found for each in (child, *below(child))]
+    return []
 
 
 def test_what_is_not_protected_is_said():

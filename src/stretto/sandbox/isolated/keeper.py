@@ -58,6 +58,10 @@ class Isolation:
     """Address space that a server has before any program."""
 
 
+class Unwanted(BaseException):
+    """Nobody waits for the program any more."""
+
+
 def keep(request: Mapping[str, Any], isolation: Isolation) -> dict[str, Any]:
     """Runs the program of a request and says what came of it. OSError if it could not be locked in."""
     limits = request["limits"]
@@ -71,6 +75,7 @@ def keep(request: Mapping[str, Any], isolation: Isolation) -> dict[str, Any]:
             os.chown(scratch, isolation.uid, isolation.uid)
         with suppress(OSError):
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+            _outlive_the_server()
     try:
         return _kept(request, isolation, scratch)
     finally:
@@ -90,9 +95,14 @@ def _kept(request: Mapping[str, Any], isolation: Isolation, scratch: str) -> dic
     os.close(streams[0])
     with suppress(OSError):  # where memory runs out, the kernel is to take the program and nobody else
         _write_proc(isolation.proc, f"{pid}/oom_score_adj", "1000")
-    lines, verdict, status, cpu = _watch(pid, reading, request["limits"], nonce, isolation, len(_calls(request)))
-    if not isolation.namespaces:
-        _sweep(isolation.proc)
+    try:
+        lines, verdict, status, cpu = _watch(pid, reading, request["limits"], nonce, isolation, len(_calls(request)))
+    except Unwanted:
+        _bury(pid)
+        raise
+    finally:
+        if not isolation.namespaces:
+            _sweep(isolation.proc)
     locked = bool(lines) and lines[0] == "begun 0 null"
     if verdict is None and not locked:
         raise OSError(f"the program could not be locked in: {_text(streams[2], 2000)}")
@@ -106,6 +116,22 @@ def _kept(request: Mapping[str, Any], isolation: Isolation, scratch: str) -> dic
         "lines": lines[1:],
         "seconds": time.monotonic() - started,
     }
+
+
+def _outlive_the_server() -> None:
+    """Where no namespace ends with the program: whoever kills the server leaves this process the time to end what the
+    program has started, and to remove its folder."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise Unwanted
+
+    server = os.getppid()
+    os.setsid()
+    signal.signal(signal.SIGTERM, end)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != server:  # it died before it could be heard of
+        raise Unwanted
 
 
 def _calls(request: Mapping[str, Any]) -> list[str]:
