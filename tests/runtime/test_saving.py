@@ -121,9 +121,9 @@ def test_an_error_in_the_background_ends_the_run_as_it_would_have(tmp_path, monk
 
 
 def test_a_disk_that_never_answers_ends_the_run_by_name(tmp_path, monkeypatch):
-    answers, sync = threading.Event(), Disk.sync
+    answers, fill = threading.Event(), Checkpoints._fill
     monkeypatch.setattr(saving, "CLOSING", 0.1)
-    monkeypatch.setattr(Disk, "sync", lambda disk, path: (answers.wait(60), sync(disk, path)))
+    monkeypatch.setattr(Checkpoints, "_fill", lambda *arguments: (answers.wait(60), fill(*arguments)))
     try:
         with pytest.raises(DeadlineError, match=r"(?s)run0 is not there after 0\.5 s.*deadlines\.checkpoint"):
             start(tmp_path, deadlines__checkpoint=0.5, **USUAL)
