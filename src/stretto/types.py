@@ -75,6 +75,9 @@ class Conversation:
     kept: KeptTokens | None = None
     """What the trained tokens were drawn from, where that was not the whole vocabulary; `logprobs`, and those that the
     trainer computes, are of that."""
+    experts: NDArray[np.int16] | None = None
+    """(tokens, routers, K) the experts that computed each token where it was sampled, -1 where nobody says; none where
+    the engine does not tell."""
     turns: tuple[tuple[int, int], ...] = ()
     """(index of the call in the trajectory, tokens sampled in it) of every call, in order: together, the trained
     tokens. Empty where nobody asked in turns, as in a demonstration."""

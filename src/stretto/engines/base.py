@@ -54,6 +54,9 @@ class Completion:
     """Version of the weights that sampled it."""
     kept: KeptTokens | None = None
     """What each token was drawn from, where that was not the whole vocabulary; `logprobs` are of that."""
+    experts: NDArray[np.int16] | None = None
+    """(tokens of the context and of the answer, routers, K) the experts that computed them, -1 where none did; none
+    where nobody asked for them."""
 
 
 class Engine(Protocol):

@@ -17,6 +17,7 @@ import numpy as np
 from stretto.engines.base import Completion, Request, joined_kept
 from stretto.environments.trajectory import EnvironmentBudget
 from stretto.errors import WorkerLost
+from stretto.models.expert_choices import earlier_first
 
 SLICE = 0.25
 """Seconds of decoding before requests that came in meanwhile are let in."""
@@ -202,6 +203,7 @@ def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio
             tokens=np.concatenate([first.tokens, rest.tokens]),
             logprobs=np.concatenate([first.logprobs, rest.logprobs]),
             kept=joined_kept([first.kept, rest.kept]),
+            experts=earlier_first(first.experts, rest.experts) if len(first.tokens) else rest.experts,
         )
     )
 

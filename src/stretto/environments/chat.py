@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.engines.base import Completion, Request, joined_kept, noise_key
 from stretto.environments.base import Address, Reply, Tool
 from stretto.environments.render import Renderer, Tokens
 from stretto.errors import EngineError, RolloutError
+from stretto.models.expert_choices import earlier_first
 from stretto.types import Conversation, KeptTokens, Message, Prompt, StopReason
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class OpenConversation:
     """Their log-probabilities."""
     kept: list[KeptTokens | None] = field(default_factory=list)
     """What they were drawn from, call after call."""
+    experts: NDArray[np.int16] | None = None
+    """The experts that computed its tokens, where the engine tells."""
     turns: list[tuple[int, int]] = field(default_factory=list)
     """(messages, tokens) after each call: where another conversation may branch off."""
     calls: list[tuple[int, int]] = field(default_factory=list)
@@ -97,6 +101,7 @@ class OpenConversation:
             version=self.version,
             parent=None if self.parent is None else (places[self.parent[0]], self.parent[1]),
             kept=joined_kept(self.kept),
+            experts=self.experts,
             turns=tuple(self.calls),
         )
 
@@ -198,8 +203,10 @@ class ModelHandle:
             raise RolloutError("the call was aborted before the model had finished")
         if self.sampling.truncated and completion.kept is None:
             raise EngineError("the engine draws from a part of the distribution and does not say from which tokens")
+        first = not draft.calls
         draft.extend(completion.tokens.tolist(), completion.logprobs.tolist())
         draft.kept.append(completion.kept)
+        draft.experts = completion.experts if first else earlier_first(draft.experts, completion.experts)
         draft.stop, draft.version = completion.stop, completion.version
         draft.calls.append((call, len(completion.tokens)))
         return completion

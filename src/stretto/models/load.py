@@ -27,6 +27,7 @@ from stretto.errors import RecipeError
 from stretto.kernels.cpu.backward import take_over
 from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
+from stretto.models.expert_choices import ExpertChoices
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
 from stretto.models.lora import add_adapter, fill_adapter
@@ -52,6 +53,8 @@ class Policy:
     """The model's tokenizer, with a chat template."""
     adapted: Any = None
     """PEFT's wrapper around `network`, or none for full fine-tuning."""
+    routing: ExpertChoices | None = None
+    """What its routers choose, where that is noted and followed."""
     portable: bool = True
     """False if the base is nothing that transformers could load by name, so that a run must keep a copy."""
 
@@ -80,8 +83,18 @@ class Policy:
         """True if it cannot be given packed rows, so that its conversations are computed one by one."""
         return is_apart(self.network)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout) -> Tensor:
-        """(T) token ids of one row -> (T, W) states before the head."""
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: attention.AttentionLayout,
+        *,
+        experts: Tensor | None = None,
+    ) -> Tensor:
+        """(T) token ids of one row -> (T, W) states before the head; `experts` are those that its routers choose, if
+        they are told."""
+        if self.routing is not None:
+            self.routing.followed = experts
         return hidden_states(self.network, tokens, positions, layout)
 
     def head(self) -> Head:

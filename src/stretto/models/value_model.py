@@ -56,7 +56,9 @@ class ValueModel:
         """True if it cannot be given packed rows."""
         return is_apart(self.network)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, layout: attention.AttentionLayout, *, experts: Tensor | None = None
+    ) -> Tensor:
         """(T) token ids of one row -> (T, W) states before the head."""
         return hidden_states(self.network, tokens, positions, layout)
 

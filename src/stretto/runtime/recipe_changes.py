@@ -19,8 +19,8 @@ from stretto.recipe.schema import Recipe
 from stretto.recipe.validation_errors import nearest
 
 EVALUATION_KEYS = (
-    "evaluate", "engine", "rewards", "roles.reward_model", "environment", "placement", "deadlines", "guards", "log", "run",
-    "checkpoint",
+    "evaluate", "engine", "rewards", "roles.reward_model", "environment", "placement", "deadlines", "guards", "log",
+    "run", "checkpoint",
 )  # fmt: skip
 """What may differ from training when a checkpoint is only asked questions."""
 

@@ -181,10 +181,12 @@ def replay(folder: Path, step: int, *, note: Note, make_engine: EngineFactory) -
 
 def refuse_unreplayable(recipe: Recipe) -> None:
     """What a run folder does not hold all of, or what is trained by more than its samples."""
+    replays = getattr(recipe.engine, "router_replay", False)
     critic, part = recipe.roles.critic, recipe.engine.top_p < 1.0 or getattr(recipe.engine, "top_k", None) is not None
     for found, field, what, fix in (
         (recipe.placement.staleness, "placement.staleness", "a run with staleness", "without"),
         (part, "engine", "answers that were drawn from a part of the vocabulary", "without top_p and top_k"),
+        (replays, "engine.router_replay", "a run that is trained on its engine's choice of experts", "without"),
         (learns_from_rows(recipe.algorithm.name), "algorithm.name", "a run that learns from rows", "with answers"),
         (recipe.roles.teacher, "roles.teacher", "a run with a teacher", "without"),
         (critic and critic.optimizer, "roles.critic.optimizer", "a run that trains its critic", "without"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stretto.algorithms.base import TokenStreams
 from stretto.models.attention import TreeLayout
+from stretto.models.expert_choices import ANY
 from stretto.models.logprob_head import row_padding
 from stretto.models.reading import Reads, before_trained
 from stretto.models.segments import Segment
@@ -64,6 +65,8 @@ class MicroBatch:
     """(N, K) the ids that they were drawn from, filled up with -1; none where that is the whole vocabulary."""
     rows: TokenStreams
     """(N) their streams."""
+    experts: torch.Tensor | None
+    """(T, routers, K) the experts that are to compute the row, -1 where it may be any; none where all may be."""
     shared: int
     """Tokens that need not be computed again, because several conversations have them in common."""
 
@@ -250,8 +253,22 @@ def pack(
         targets=torch.as_tensor(targets, device=device),
         kept=_kept(samples, device),
         rows=rows,
+        experts=_experts(samples, tree, len(row.tokens), device),
         shared=sum(len(sample.conversation.tokens) for sample in samples) - len(tree.tokens),
     )
+
+
+def _experts(samples: Sequence[Sample], tree: Tree, length: int, device: torch.device) -> torch.Tensor | None:
+    """Which experts computed the tokens of a row, as one table; of what several share, those of the first that says."""
+    told = [(sample.conversation.experts, places) for sample, places in zip(samples, tree.places, strict=True)]
+    known = [(experts, places) for experts, places in told if experts is not None]
+    if not known:
+        return None
+    table = np.full((length, *known[0][0].shape[1:]), ANY, dtype=np.int64)
+    for experts, places in reversed(known):
+        said = experts[:, 0, 0] != ANY
+        table[places[said]] = experts[said]
+    return torch.as_tensor(table, device=device)
 
 
 def _kept(samples: Sequence[Sample], device: torch.device) -> torch.Tensor | None:

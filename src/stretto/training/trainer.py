@@ -174,8 +174,13 @@ class Trainer:
     def score(
         self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
     ) -> list[NDArray[np.float64]]:
-        """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy."""
+        """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy.
+
+        The policy is asked with the experts that sampled the tokens; others choose by themselves.
+        """
         scorer = reference or self.policy
+        if reference is not None or without_adapter:
+            conversations = [replace(each, experts=None) for each in conversations]
 
         with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
             numbers = partial(self._numbers, scorer)
@@ -285,7 +290,8 @@ class Trainer:
         loss asks for."""
         rows, temperature = batch.rows, self.temperature
         with memory_errors():
-            states = policy.hidden(batch.tokens, batch.positions, batch.layout)[batch.sources]
+            states = policy.hidden(batch.tokens, batch.positions, batch.layout, experts=batch.experts)
+            states = states[batch.sources]
             logprobs, entropy = policy.read(states, batch.targets, temperature=temperature, kept=batch.kept)
             if (named := rows.likeliest) is not None:
                 rows = replace(rows, chosen=candidate_logprobs(states, policy.head(), named, temperature=temperature))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.truncation import Truncation
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.engines.own import own_engine
+from stretto.errors import RecipeError
+from stretto.models.expert_choices import follow_choices
 from stretto.models.load import DTYPES, Policy, load
 from stretto.models.reward_policy import load_reward_policy
 from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_gauge
@@ -120,7 +123,12 @@ def load_policy(spec: WorkerSpec, device: torch.device) -> Policy:
     files = locate(recipe.model.name, spec.root)
     policy = how(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
     use_template(policy.tokenizer, recipe.task, spec.root)
-    return policy
+    if not getattr(recipe.engine, "router_replay", False):
+        return policy
+    if policy.apart:
+        reason = "needs packed rows, which this model's layers cannot be given"
+        raise RecipeError.of("engine.router_replay", reason, "leave it out")
+    return replace(policy, routing=follow_choices(policy.network))
 
 
 def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.engines.native.decode_times import NOTHING
 from stretto.engines.queue import EngineQueue
 from stretto.errors import StrettoError
 from stretto.placement.plan import Plan
@@ -47,10 +48,6 @@ T = TypeVar("T")
 
 EPOCHS = itertools.count(1)
 """Numbers of meetings; never the same one twice, because groups may share workers and their store."""
-
-
-NOTHING_DECODED = (0.0,) * 5
-"""`Receipt.decoding` of no step."""
 
 
 class WorkerGroup:
@@ -89,7 +86,8 @@ class WorkerGroup:
         self.applying = False
         self.updates = ModelUpdates(self)
         # Seconds for which engines were missing because their processes had died, and sums over decode steps.
-        self.engines_lost, self.decoding = 0.0, NOTHING_DECODED
+        self.engines_lost = 0.0
+        self.decoding: tuple[float, ...] = NOTHING
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
@@ -232,7 +230,7 @@ class WorkerGroup:
         told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
         overhead = fixed_share(*self.decoding)
         told |= {} if overhead is None else {"decode/overhead": overhead}
-        self.updates.reducing, self.engines_lost, self.decoding = 0.0, 0.0, NOTHING_DECODED
+        self.updates.reducing, self.engines_lost, self.decoding = 0.0, 0.0, NOTHING
         return told
 
     async def apply(self, *, last: bool = True) -> StepReport:

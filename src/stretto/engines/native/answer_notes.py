@@ -46,6 +46,18 @@ class StopTexts:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
+    def cut(self, requests: Sequence[Request], sampled: Tensor, counts: Tensor, new: Tensor, said: Tensor) -> list[int]:
+        """Rows whose answer a stop text ends now; `said`, how much of `new` belongs to each, is cut there. `sampled`
+        has the first `counts` tokens of each from before."""
+        if not any(request.stop_texts for request in requests):
+            return []
+        before = [row[:count] for row, count in zip(sampled.tolist(), counts.tolist(), strict=True)]
+        fresh = [row[:count] for row, count in zip(new.tolist(), said.tolist(), strict=True)]
+        ends = self.ends(requests, dict(enumerate(before)), fresh)
+        for row, count in ends.items():
+            said[row] = count
+        return list(ends)
+
     def ends(
         self, requests: Sequence[Request], before: Mapping[int, Sequence[int]], new: Sequence[Sequence[int]]
     ) -> dict[int, int]:

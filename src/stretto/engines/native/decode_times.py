@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+NOTHING = (0.0,) * 5
+"""The sums of no step."""
+
 
 class DecodeTimes:
     """Sums over decode steps, from which follows which part of their seconds grows with the answers."""
 
     def __init__(self) -> None:
-        self.sums = (0.0,) * 5
+        self.sums: tuple[float, ...] = NOTHING
 
     def note(self, answers: int, seconds: float) -> None:
         """A step that went on with so many answers; one that ended all of them decoded nothing."""
@@ -17,5 +20,5 @@ class DecodeTimes:
 
     def take(self) -> tuple[float, ...]:
         """Steps, answers, their squares, seconds, and seconds times answers, since this was asked last."""
-        taken, self.sums = self.sums, (0.0,) * 5
+        taken, self.sums = self.sums, NOTHING
         return taken

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +27,13 @@ from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.cache import CACHE_SHARE, SharedPrefixes, cache_tokens
 from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.decode_times import DecodeTimes
+from stretto.engines.native.expert_notes import ExpertNotes
 from stretto.engines.native.prefill import FreePlaces, OpenPrefix, prefill
 from stretto.engines.native.speculative import GrowingAnswer, NgramDrafts
 from stretto.engines.native.truncation import Truncation
 from stretto.errors import EngineError, RecipeError
 from stretto.kernels.cuda.decode_graphs import steps_for
+from stretto.models.expert_choices import noting
 from stretto.models.load import Policy
 from stretto.models.memory import OutOfMemory, memory_errors
 from stretto.types import Receipt, StopReason, Weights
@@ -73,6 +76,7 @@ class NativeEngine:
         self.speculate = bool(speculate)  # "auto" is yes: how much follows from what it brings
         self.truncation = truncation or Truncation()
         self.kept, self.stop_texts = KeptSets(), StopTexts(policy.tokenizer)
+        self.experts = ExpertNotes() if policy.routing is not None else None
         self.drafts, self.times = NgramDrafts(), DecodeTimes()
         self.version = 0
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
@@ -154,6 +158,7 @@ class NativeEngine:
         self.active.clear()
         self.answers.clear()
         self.kept.rows.clear()
+        self.experts = ExpertNotes() if self.experts is not None else None
         self.batch = None
         self.sleep(keep=False)
 
@@ -212,6 +217,7 @@ class NativeEngine:
             own=FreePlaces(cache=self.cache, first=first),
             trunks=FreePlaces(cache=self.trunks, first=self.used_trunks),
             known=self.open,
+            notes=self.experts,
         )
         self.used_trunks += len(shared)
         if self.batch is None:
@@ -243,9 +249,11 @@ class NativeEngine:
         hits = (tokens[..., None] == batch.stops[:, None]).any(-1)
         until_stop = torch.where(hits.any(1), hits.long().argmax(1) + 1, width)
         said = torch.minimum(torch.minimum(right + 1, until_stop), batch.limits - batch.sampled)
-        ended = self._end_at_texts(batch, tokens, said)
+        ended = self.stop_texts.cut(self.active, batch.tokens, batch.sampled, tokens, said)
         if ids is not None:
             self.kept.note(self.active, ids, said)
+        if self.experts is not None:
+            self.experts.said(self.active, said.tolist())
         rows, columns = (along < said[:, None]).nonzero(as_tuple=True)
         batch.tokens[rows, batch.sampled[rows] + columns] = tokens[rows, columns]
         batch.logprobs[rows, batch.sampled[rows] + columns] = logprobs[rows, columns]
@@ -259,17 +267,6 @@ class NativeEngine:
         self._decode()
         return done
 
-    def _end_at_texts(self, batch: DecodeBatch, tokens: Tensor, said: Tensor) -> list[int]:
-        """Rows whose answer a stop text ends now; `said` is cut there."""
-        if not any(request.stop_texts for request in self.active):
-            return []
-        before = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.sampled.tolist(), strict=True)]
-        new = [row[:count] for row, count in zip(tokens.tolist(), said.tolist(), strict=True)]
-        ends = self.stop_texts.ends(self.active, dict(enumerate(before)), new)
-        for row, count in ends.items():
-            said[row] = count
-        return list(ends)
-
     def _decode(self) -> None:
         """One forward over the newest token of every active sequence and the drafts that go on from it."""
         batch = self.batch
@@ -279,7 +276,10 @@ class NativeEngine:
             self.shared, self.changed = SharedPrefixes.of(batch.trunks, batch.bases, self.trunks), False
         own = int((batch.lengths - batch.bases).max())
         batch.drafts = self._guess(batch, min(self.cache.capacity - own, int((batch.limits - batch.sampled).max())))
-        batch.hidden = self.steps.forward(batch, self.shared, own)
+        with noting(self.policy.routing) as choices:
+            batch.hidden = self.steps.forward(batch, self.shared, own)
+            if choices is not None and self.experts is not None:
+                self.experts.decoded(self.active, choices.taken())
 
     def _guess(self, batch: DecodeBatch, room: int) -> Tensor:
         """(n, w-1) drafts, as many as are worth a forward and have room in the cache."""
@@ -344,4 +344,6 @@ class NativeEngine:
         self, request: Request, tokens: NDArray[np.int64], logprobs: NDArray[np.float64], stop: StopReason
     ) -> Completion:
         kept = self.kept.take(request.key) if self.truncation.active else None
-        return Completion(key=request.key, tokens=tokens, logprobs=logprobs, stop=stop, version=self.version, kept=kept)
+        experts = self.experts.take(request.key) if self.experts is not None else None
+        drawn: dict[str, Any] = {"tokens": tokens, "logprobs": logprobs, "kept": kept, "experts": experts}
+        return Completion(key=request.key, stop=stop, version=self.version, **drawn)

@@ -18,7 +18,9 @@ from stretto.engines.base import Request
 from stretto.engines.native.admission import SameContext
 from stretto.engines.native.batch import DecodeBatch, entering
 from stretto.engines.native.cache import KeyValueCache
+from stretto.engines.native.expert_notes import Choices, ExpertNotes
 from stretto.models.attention import TreeLayout
+from stretto.models.expert_choices import noting
 from stretto.models.load import Policy
 from stretto.training.packing import Tree, merge
 
@@ -33,6 +35,8 @@ class OpenPrefix:
     """Where."""
     state: Tensor
     """(W) the state of its last token."""
+    experts: Choices | None = None
+    """The experts that computed it, where they are noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +118,17 @@ def prefill(
     own: FreePlaces,
     trunks: FreePlaces,
     known: Mapping[bytes, OpenPrefix],
+    notes: ExpertNotes | None = None,
 ) -> tuple[DecodeBatch, dict[bytes, OpenPrefix]]:
-    """Rows for requests, whose contexts are in the cache now, and all trunks that there are: `known` and new ones."""
+    """Rows for requests, whose contexts are in the cache now, and all trunks that there are: `known` and new ones.
+
+    `notes` is told which experts computed each context.
+    """
     contexts = [request.tokens.tobytes() for request in requests]
     new = [row for row, context in enumerate(contexts) if context not in known]
     slots = {context: trunk.slot for context, trunk in known.items()}
     states: dict[int, Tensor] = {}
+    experts: dict[int, Choices | None] = dict.fromkeys(new)
     if new:
         tree = merge([requests[row].tokens for row in new])
         alone: dict[int, Places] = {}
@@ -132,13 +141,21 @@ def prefill(
                 shared[slots[contexts[row]]] = places
         kept = ((own.cache, alone), (trunks.cache, shared))
         fills = [CacheWrites.of(cache, places, policy.device) for cache, places in kept if places]
-        states = dict(zip(new, _last_states(policy, tree, fills), strict=True))
+        with noting(policy.routing) as choices:
+            states = dict(zip(new, _last_states(policy, tree, fills), strict=True))
+            if choices is not None:
+                table = choices.taken()
+                experts |= {row: table[places] for row, places in zip(new, tree.places, strict=True)}
     first = [states[row] if row in states else known[context].state for row, context in enumerate(contexts)]
+    chosen = [experts[row] if row in states else known[context].experts for row, context in enumerate(contexts)]
     opened = {
-        context: OpenPrefix(slot=slots[context], state=state)
-        for context, state in zip(contexts, first, strict=True)
+        context: OpenPrefix(slot=slots[context], state=state, experts=told)
+        for context, state, told in zip(contexts, first, chosen, strict=True)
         if context in slots
     }
+    for request, told in zip(requests, chosen, strict=True):
+        if notes is not None and told is not None:
+            notes.begin(request, told)
     rows = entering(requests, torch.stack(first), [slots.get(context, -1) for context in contexts])
     return rows, {**known, **opened}
 

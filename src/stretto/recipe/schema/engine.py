@@ -37,6 +37,9 @@ class NativeEngineSection(EngineSection):
     """Texts that end an answer; they are part of it, and their tokens are trained."""
     graphs: bool = False
     """On a GPU: record decode steps as CUDA graphs and replay them; not tried on GPUs yet."""
+    router_replay: bool = False
+    """A mixture of experts is trained on the experts that computed each token when it was sampled, where rounding would
+    choose others; they travel with the answers, two bytes for each expert of each layer and token."""
 
 
 class VllmEngineSection(EngineSection):

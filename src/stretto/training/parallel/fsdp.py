@@ -13,6 +13,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -79,9 +80,10 @@ class GatheredForward(nn.Module):
         sources: Tensor,
         targets: Tensor,
         kept: Tensor | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of a row's trained tokens."""
-        hidden = self.policy.hidden(tokens, positions, layout)
+        hidden = self.policy.hidden(tokens, positions, layout, experts=experts)
         return self.policy.read(hidden[sources], targets, temperature=self.temperature, kept=kept)
 
 
@@ -256,6 +258,8 @@ class ShardedTrainer(Trainer):
         """
         scorer = reference or self.policy
         shards = self._slices_of(scorer)
+        if shards is not None and reference is not None:
+            conversations = [replace(each, experts=None) for each in conversations]
         if shards is None or without_adapter:
             return super().score(conversations, reference=reference, without_adapter=without_adapter)
         found: dict[int, Numbers] = {}
@@ -307,7 +311,7 @@ class ShardedTrainer(Trainer):
         if shards is None:
             return super()._forward(batch, policy)
         logprobs, entropy = shards.rows(
-            batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept
+            batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept, batch.experts
         )
         return logprobs, entropy, batch.rows
 
