@@ -52,6 +52,10 @@ class KeptTokens:
     """The ids, those of the first token first."""
 
 
+ANY_EXPERT = -1
+"""Stands where nobody has said which expert computed a token; a router chooses by itself there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """One growing context and what the model said in it. Token ids are the truth; text is never encoded again.

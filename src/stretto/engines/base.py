@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.types import KeptTokens, Receipt, StopReason, Weights
+from stretto.types import ANY_EXPERT, KeptTokens, Receipt, StopReason, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +130,14 @@ def joined_kept(parts: Sequence[KeptTokens | None]) -> KeptTokens | None:
     return KeptTokens(
         counts=np.concatenate([part.counts for part in known]), ids=np.concatenate([part.ids for part in known])
     )
+
+
+def earlier_first(first: NDArray[np.int16] | None, then: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+    """The choices for a conversation that has grown: for tokens of which both say something, those that were made when
+    the tokens were sampled."""
+    if first is None or then is None:
+        return None
+    found = then.copy()
+    known = first != ANY_EXPERT
+    found[: len(first)][known] = first[known]
+    return found

@@ -14,10 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from stretto.engines.base import Completion, Request, joined_kept
+from stretto.engines.base import Completion, Request, earlier_first, joined_kept
 from stretto.environments.trajectory import EnvironmentBudget
 from stretto.errors import WorkerLost
-from stretto.models.expert_choices import earlier_first
 
 SLICE = 0.25
 """Seconds of decoding before requests that came in meanwhile are let in."""

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.base import Completion, Request, joined_kept, noise_key
+from stretto.engines.base import Completion, Request, earlier_first, joined_kept, noise_key
 from stretto.environments.base import Address, Reply, Tool
 from stretto.environments.render import Renderer, Tokens
 from stretto.errors import EngineError, RolloutError
-from stretto.models.expert_choices import earlier_first
 from stretto.types import Conversation, KeptTokens, Message, Prompt, StopReason
 
 if TYPE_CHECKING:

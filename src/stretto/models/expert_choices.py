@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stretto.errors import RecipeError
-
-ANY = -1
-"""Stands where nobody has said which expert it was; the router chooses by itself there."""
+from stretto.types import ANY_EXPERT
 
 FIELD = "engine.router_replay"
 
@@ -54,7 +52,7 @@ class ExpertChoices:
         if self.followed is None:
             return own
         told = self.followed[:, router]
-        return torch.where(told == ANY, own, told)
+        return torch.where(told == ANY_EXPERT, own, told)
 
 
 @contextmanager
@@ -122,14 +120,3 @@ def is_router(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     sized = isinstance(weight, Tensor) and weight.dim() == 2 and isinstance(getattr(module, "top_k", None), int)
     return sized and type(module).__name__.endswith("Router")
-
-
-def earlier_first(first: NDArray[np.int16] | None, then: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
-    """The choices for a conversation that has grown: for tokens of which both say something, those that were made when
-    the tokens were sampled."""
-    if first is None or then is None:
-        return None
-    found = then.copy()
-    known = first != ANY
-    found[: len(first)][known] = first[known]
-    return found

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from stretto.algorithms.base import TokenStreams
 from stretto.models.attention import TreeLayout
-from stretto.models.expert_choices import ANY
 from stretto.models.logprob_head import row_padding
 from stretto.models.reading import Reads, before_trained
 from stretto.models.segments import Segment
-from stretto.types import Sample
+from stretto.types import ANY_EXPERT, Sample
 
 Tokens = NDArray[np.int64]
 
@@ -264,9 +263,9 @@ def _experts(samples: Sequence[Sample], tree: Tree, length: int, device: torch.d
     known = [(experts, places) for experts, places in told if experts is not None]
     if not known:
         return None
-    table = np.full((length, *known[0][0].shape[1:]), ANY, dtype=np.int64)
+    table = np.full((length, *known[0][0].shape[1:]), ANY_EXPERT, dtype=np.int64)
     for experts, places in reversed(known):
-        said = experts[:, 0, 0] != ANY
+        said = experts[:, 0, 0] != ANY_EXPERT
         table[places[said]] = experts[said]
     return torch.as_tensor(table, device=device)
 

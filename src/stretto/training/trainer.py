@@ -174,10 +174,8 @@ class Trainer:
     def score(
         self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
     ) -> list[NDArray[np.float64]]:
-        """Log-probability of every trained token, by the policy, by it without its adapter, or by a frozen copy.
-
-        The policy is asked with the experts that sampled the tokens; others choose by themselves.
-        """
+        """Log-probability of every trained token, by the policy, with the experts that sampled it, or, with any, by the
+        policy without its adapter or a frozen copy."""
         scorer = reference or self.policy
         if reference is not None or without_adapter:
             conversations = [replace(each, experts=None) for each in conversations]
@@ -290,8 +288,7 @@ class Trainer:
         loss asks for."""
         rows, temperature = batch.rows, self.temperature
         with memory_errors():
-            states = policy.hidden(batch.tokens, batch.positions, batch.layout, experts=batch.experts)
-            states = states[batch.sources]
+            states = policy.hidden(batch.tokens, batch.positions, batch.layout, experts=batch.experts)[batch.sources]
             logprobs, entropy = policy.read(states, batch.targets, temperature=temperature, kept=batch.kept)
             if (named := rows.likeliest) is not None:
                 rows = replace(rows, chosen=candidate_logprobs(states, policy.head(), named, temperature=temperature))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engines.base import Request
-from stretto.models.expert_choices import ANY
+from stretto.types import ANY_EXPERT
 
 Choices = NDArray[np.int16]
 """(tokens, routers, K)"""
@@ -42,4 +42,4 @@ class ExpertNotes:
         self.latest.pop(key, None)
         if (parts := self.rows.pop(key, None)) is None:
             return None
-        return np.concatenate([*parts, np.full_like(parts[0][:1], ANY)])
+        return np.concatenate([*parts, np.full_like(parts[0][:1], ANY_EXPERT)])
