@@ -99,6 +99,8 @@ def _best_of_each(measured: MeasuredRun, asked: Sequence[Change]) -> list[Gain]:
         by_key.setdefault(gain.change.key.partition("=")[0], []).append(gain)
     chosen = []
     for settings in by_key.values():
+        if settings[0].share <= 0:  # each of them would cost something
+            continue
         enough = ENOUGH * settings[0].share
         chosen.append(min((g for g in settings if g.share >= enough), key=lambda g: order[g.change.key]))
     return sorted(chosen, key=lambda gain: gain.seconds)
