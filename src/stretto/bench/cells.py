@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -157,14 +156,20 @@ def agree(job: Job, *, launch: Launch = launched) -> JobResult:
                 await worker_groups.about(name, later, {})
                 fresh[name].append(await worker_groups.step(name))
         said = said_in(fresh[base][0], asked[0])
-        gradients = {}
+        # No more than two at a time: of four models each is a gigabyte and more.
+        first: NDArray[np.floating[Any]] = np.zeros(0)
+        apart: dict[str, float] = {}
         for name in job.plans:
             await worker_groups.ready(name, asked[0], said, shows=True)
             await worker_groups.step(name)
-            gradients[name] = await worker_groups.gradient(name)
+            gradient = await worker_groups.gradient(name)
+            if name == base:
+                first = gradient
+            else:
+                apart[f"{base}, {name}"] = difference(first, gradient)
         drawn = {name: said_in(taken[0], asked[0]) for name, taken in fresh.items()}
         return {
-            "differences": differences(gradients),
+            "differences": apart,
             "answers": len(said),
             "other_answers": {name: sum(others(said, mine)) for name, mine in drawn.items()},
             "rewards": {name: [did.reward for did in taken] for name, taken in fresh.items()},
@@ -179,9 +184,6 @@ def others(said: Mapping[int, Said], mine: Mapping[int, Said]) -> list[bool]:
     return [not np.array_equal(said[key][0], mine[key][0]) for key in said]
 
 
-def differences(gradients: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    """The largest difference of each two gradients, relative to their largest number."""
-    return {
-        f"{one}, {other}": float(np.abs(gradients[one] - gradients[other]).max() / np.abs(gradients[one]).max())
-        for one, other in combinations(gradients, 2)
-    }
+def difference(one: NDArray[np.floating[Any]], other: NDArray[np.floating[Any]]) -> float:
+    """The largest difference of two gradients, relative to the largest number of the first."""
+    return float(np.abs(one - other).max() / np.abs(one).max())

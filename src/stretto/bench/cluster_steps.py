@@ -222,7 +222,7 @@ class SharedWorkers:
             batch=batch,
         )
 
-    async def gradient(self, name: str) -> NDArray[np.float64]:
+    async def gradient(self, name: str) -> NDArray[np.floating[Any]]:
         """The gradient of the plan's last step, of all models that are trained."""
         worker_group = self.parts[name].worker_group
         found = [

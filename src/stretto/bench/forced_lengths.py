@@ -20,6 +20,7 @@ from stretto.bench.ours import endless
 from stretto.engines.base import Completion, Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy
+from stretto.models.logprob_head import accum_dtype
 from stretto.recipe.schema import Recipe
 from stretto.training.whitening import WhiteningTrainer
 from stretto.workers.api import WorkerApi
@@ -80,7 +81,7 @@ class ForcedLengthsWorker(Worker):
     def __init__(self, assignment: WorkerSpec) -> None:
         self.memory = PeakMemory(assignment.torch_device.type)
         self.shows = False
-        self.shown: dict[str, NDArray[np.float64]] = {}
+        self.shown: dict[str, NDArray[np.floating[Any]]] = {}
         super().__init__(assignment, ForcedLengthsEngine)
         for model in self.held_models:
             self._watch(model)
@@ -114,7 +115,7 @@ class ForcedLengthsWorker(Worker):
 
         optimizer.step = shown  # type: ignore[method-assign]
 
-    def gradient(self, model: str) -> NDArray[np.float64]:
+    def gradient(self, model: str) -> NDArray[np.floating[Any]]:
         """Of a model's last update, one number after the other."""
         return self.shown[model]
 
@@ -129,7 +130,7 @@ class ForcedLengthsApi(WorkerApi, Protocol):
     async def tell(self, lengths: Mapping[int, int], said: Mapping[int, Said], shows: bool, /) -> None: ...
     async def about(self, recipe: Recipe, budget: int, /) -> None: ...
     async def follow(self, whitens: bool, /) -> None: ...
-    async def gradient(self, model: str, /) -> NDArray[np.float64]: ...
+    async def gradient(self, model: str, /) -> NDArray[np.floating[Any]]: ...
     async def gained(self) -> int: ...
 
 
@@ -138,7 +139,7 @@ def told(worker: WorkerApi) -> ForcedLengthsApi:
     return cast(ForcedLengthsApi, worker)
 
 
-def _flat(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> NDArray[np.float64]:
+def _flat(weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> NDArray[np.floating[Any]]:
     """The gradients of these weights, in their order; 0 of one that has none."""
     found = (gradients.get(name, torch.zeros_like(weight)) for name, weight in weights.items())
-    return torch.cat([gradient.double().flatten() for gradient in found]).cpu().numpy()
+    return torch.cat([gradient.to(accum_dtype(gradient.dtype)).flatten() for gradient in found]).cpu().numpy()
