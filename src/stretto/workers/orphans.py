@@ -74,10 +74,17 @@ def end_marked(mark: str, seconds: float = 10.0) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Other processes that inherited a run's mark."""
-    found, needle = [], f"{MARK}={mark}".encode()
+    """Other processes that inherited a run's mark, and whatever they have started: who gives himself a title, as Ray's
+    agents do, writes it over the beginning of his environment."""
+    found, parents, needle = set[int](), dict[int, int](), f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if needle in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
+            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if state == "Z":
+                continue
+            parents[int(folder.name)] = int(parent)
+            if needle in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(int(folder.name))
+    while more := {process for process, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {os.getpid()})
