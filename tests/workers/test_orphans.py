@@ -17,7 +17,7 @@ time.sleep(60)
 
 
 def test_children_of_what_is_marked_end_too_although_they_have_lost_the_mark():
-    """As Ray's agents, whose titles are written over the beginning of their environment."""
+    """As Ray's agents may, whose titles are written over a part of their environment."""
     mark = uuid.uuid4().hex
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, text=True

@@ -20,6 +20,9 @@ from pathlib import Path
 MARK = "STRETTO_RUN_MARK"
 """The variable that everything a run starts inherits."""
 
+MARKS = (MARK, *(f"{MARK}_{number}" for number in range(1, 16)))
+"""The same under many names: Ray's agents get their environment in any order and write a title over a half of it."""
+
 WATCH = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -43,11 +46,12 @@ class Reaper:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.environ[MARK] = self.mark
+        os.environ |= dict.fromkeys(MARKS, self.mark)
 
     def close(self) -> None:
         """Ends what is left, and the watcher."""
-        os.environ.pop(MARK, None)
+        for name in MARKS:
+            os.environ.pop(name, None)
         assert self.watcher.stdin is not None
         self.watcher.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -74,16 +78,15 @@ def end_marked(mark: str, seconds: float = 10.0) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Other processes that inherited a run's mark, and whatever they have started: who gives himself a title, as Ray's
-    agents do, writes it over the beginning of his environment."""
-    found, parents, needle = set[int](), dict[int, int](), f"{MARK}={mark}".encode()
+    """Other processes that inherited a run's mark, and whatever they have started."""
+    found, parents, needles = set[int](), dict[int, int](), {f"{name}={mark}".encode() for name in MARKS}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if state == "Z":
                 continue
             parents[int(folder.name)] = int(parent)
-            if needle in (folder / "environ").read_bytes().split(b"\0"):
+            if needles & set((folder / "environ").read_bytes().split(b"\0")):
                 found.add(int(folder.name))
     while more := {process for process, parent in parents.items() if parent in found} - found:
         found |= more
