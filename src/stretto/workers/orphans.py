@@ -82,7 +82,7 @@ def marked(mark: str) -> list[int]:
     found, parents, needles = set[int](), dict[int, int](), {f"{name}={mark}".encode() for name in MARKS}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            state, parent, *_ = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             if state == "Z":
                 continue
             parents[int(folder.name)] = int(parent)
