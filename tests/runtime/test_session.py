@@ -266,6 +266,23 @@ def test_an_automatic_folder_is_numbered_and_named_after_the_recipe(tmp_path, mo
         assert named == str(tmp_path / finished.folder / "base"), "a relative path would depend on where one stands"
 
 
+def test_what_was_found_in_the_working_directory_is_found_from_any_other(run, tmp_path, monkeypatch):
+    begun, elsewhere, beside = (tmp_path / name for name in ("begun", "elsewhere", "beside"))
+    for folder in (begun, elsewhere, beside):
+        folder.mkdir()
+    shutil.copytree(run.folder / "base", begun / "model")
+    rows = [{"question": f"{one}+{one}=", "answer": str(2 * one)} for one in range(8)]
+    (begun / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = {"kind": "jsonl", "path": "sums.jsonl", "columns": {"prompt": "question", "answer": "answer"}}
+    changes = {"model": {"name": "model"}, "task": {"source": source, "holdout": {"prompts": 0}}, "evaluate": {"every": 0}}
+    monkeypatch.chdir(begun)
+    recipe = recipe_in(beside, run__steps=1, run__folder="run", **changes)
+    finished = session.start(recipe, name="tiny", root=beside, progress=Quiet())
+    monkeypatch.chdir(elsewhere)
+    again = resume(begun / finished.folder, changes=["run.steps=2"], allow=["run.steps"])
+    assert len(metrics(again.folder)) == 2
+
+
 def test_the_same_recipe_is_the_same_run_and_another_seed_another(tmp_path):
     def course(**changes):
         return metrics(start(tmp_path, run__steps=2, **changes).folder)

@@ -77,11 +77,11 @@ class FollowingRouter(nn.Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """As it was, but for the choice."""
-        with Choice(self):
+        with FollowedTopk(self):
             return super().forward(*arguments, **keywords)
 
 
-class Choice(TorchFunctionMode):
+class FollowedTopk(TorchFunctionMode):
     """Replaces what `topk` chooses among a router's experts."""
 
     def __init__(self, router: FollowingRouter) -> None:

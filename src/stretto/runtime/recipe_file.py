@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from functools import reduce
 from pathlib import Path
 
 from stretto.algorithms.own_facts import announce
 from stretto.errors import RecipeError
 from stretto.plugins import folders_of
+from stretto.recipe import overrides
 from stretto.recipe.load import Changes, load_recipe, read_text
 from stretto.recipe.resolve import dump, resolve
 from stretto.recipe.schema import Recipe
 from stretto.runtime.moved import root_in, root_lines
+
+MAY_BE_PATHS = (
+    "model.name", "roles.reference.name", "roles.critic.name", "roles.teacher.name", "roles.reward_model.name",
+    "task.source.path", "task.chat_template",
+)  # fmt: skip
+"""Keys whose files are looked for beside the recipe, and then in the working directory."""
 
 
 def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
@@ -26,3 +35,24 @@ def load_run_recipe(folder: Path, changes: Changes = ()) -> tuple[Recipe, Path]:
 def recipe_text(recipe: Recipe, root: Path, folder: Path) -> str:
     """A run's recipe.yaml, which remembers what its relative paths count from."""
     return f"{root_lines(root, folder)}{dump(recipe)}"
+
+
+def with_lasting_paths(recipe: Recipe, root: Path) -> Recipe:
+    """The recipe, in which a path that was found in the working directory is told from `root`: the run goes on, and is
+    sampled, from any other directory too."""
+    data = recipe.model_dump()
+    told = {key: given for key in MAY_BE_PATHS if isinstance(given := _value(data, key), str)}
+    found = {key: path for key, path in told.items() if _only_here(os.path.expanduser(path), root)}
+    for key, path in found.items():
+        overrides.put(data, key, os.path.relpath(path, root))
+    return Recipe.model_validate(data) if found else recipe
+
+
+def _value(data: object, key: str) -> object:
+    """What stands under a dotted key; none where a section above it is no section."""
+    return reduce(lambda section, part: section.get(part) if isinstance(section, dict) else None, key.split("."), data)
+
+
+def _only_here(path: str, root: Path) -> bool:
+    """True for what the working directory has, and `root` has not."""
+    return not (root / path).exists() and Path(path).exists()

@@ -51,7 +51,7 @@ from stretto.runtime.recipe_changes import (
     refuse_fewer_steps,
     refuse_unknown,
 )
-from stretto.runtime.recipe_file import load_run_recipe, recipe_text
+from stretto.runtime.recipe_file import load_run_recipe, recipe_text, with_lasting_paths
 from stretto.runtime.resume_point import ResumePoint, set_aside, standing
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.saving import CheckpointWriter
@@ -78,7 +78,7 @@ def start(
     given: UserFunctions = NONE_GIVEN,
 ) -> Finished:
     """Trains a recipe in a new folder. `name` is what an automatic folder is called after."""
-    explicit = recipe.run.folder != "auto"
+    recipe, explicit = with_lasting_paths(recipe, root), recipe.run.folder != "auto"
     free_disk(recipe.guards, Path(recipe.run.folder if explicit else "runs"))
     folder = claim_folder(Path(recipe.run.folder)) if explicit else free_folder(name, Path("runs"))
     try:

@@ -177,9 +177,8 @@ class Trainer:
         """Log-probability of every trained token, by the policy, with the experts that sampled it, or, with any, by the
         policy without its adapter or a frozen copy."""
         scorer = reference or self.policy
-        if reference is not None or without_adapter:
+        if without_adapter:
             conversations = [replace(each, experts=None) for each in conversations]
-
         with torch.no_grad(), scorer.without_adapter() if without_adapter else nullcontext():
             numbers = partial(self._numbers, scorer)
             return map_microbatches(conversations, budget=self.token_budget, numbers=numbers, smaller=self._halves)
@@ -187,6 +186,8 @@ class Trainer:
     def _numbers(self, scorer: Policy, piece: Sequence[Sample]) -> list[NDArray[np.float64]]:
         """Log-probabilities of a row's conversations."""
         batch = self._pack(piece, scorer)
+        if scorer is not self.policy:
+            batch = replace(batch, experts=None)  # another model has experts of its own
         logprobs, *_ = self._forward(batch, scorer)
         return np.split(logprobs.double().cpu().numpy(), np.cumsum(batch.rows.lengths.cpu().numpy())[:-1])
 

@@ -20,7 +20,7 @@ from stretto.engines.native.truncation import Truncation
 from stretto.engines.native.unpacked import UnpackedEngine
 from stretto.engines.own import own_engine
 from stretto.errors import RecipeError
-from stretto.models.expert_choices import follow_choices
+from stretto.models import expert_choices
 from stretto.models.load import DTYPES, Policy, load
 from stretto.models.reward_policy import load_reward_policy
 from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_gauge
@@ -127,8 +127,8 @@ def load_policy(spec: WorkerSpec, device: torch.device) -> Policy:
         return policy
     if policy.apart:
         reason = "needs packed rows, which this model's layers cannot be given"
-        raise RecipeError.of("engine.router_replay", reason, "leave it out")
-    return replace(policy, routing=follow_choices(policy.network))
+        raise RecipeError.of(expert_choices.FIELD, reason, "leave it out")
+    return replace(policy, routing=expert_choices.follow_choices(policy.network))
 
 
 def settings_of(recipe: Recipe, token_budget: int) -> dict[str, Any]:

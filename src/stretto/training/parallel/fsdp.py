@@ -13,7 +13,6 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -258,8 +257,6 @@ class ShardedTrainer(Trainer):
         """
         scorer = reference or self.policy
         shards = self._slices_of(scorer)
-        if shards is not None and reference is not None:
-            conversations = [replace(each, experts=None) for each in conversations]
         if shards is None or without_adapter:
             return super().score(conversations, reference=reference, without_adapter=without_adapter)
         found: dict[int, Numbers] = {}
