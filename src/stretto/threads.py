@@ -25,6 +25,9 @@ T = TypeVar("T")
 MOST = 32
 """Calls of `asyncio.to_thread` and the like that run at once in `run`."""
 
+NICE = 10
+"""How far a call that gives way stands back: beside a thread that computes it gets a tenth of a core."""
+
 LAST = 3.0
 """Seconds for Python to end after a failure; by then everything is said and closed."""
 
@@ -121,6 +124,17 @@ def begun(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) ->
 async def beside(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
     """What a blocking call returns; who is cancelled while waiting for it leaves it behind."""
     return await asyncio.wrap_future(begun(function, *arguments, **named))
+
+
+def give_way() -> None:
+    """Lets the call of this thread take what cores are idle, and little of those that compute; it ends with the call.
+
+    Threads that compute together wait for the slowest of them, so one that is held up by as much as a tenth of a step
+    costs all of them that. Only Linux knows of a thread's own priority; elsewhere nothing is changed.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def within(seconds: float, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:

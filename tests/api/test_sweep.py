@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path):
         stretto.sweep(data_with(), {"seed": [0, 1]}, folder=place, quiet=True)
 
 
+def test_functions_given_as_objects_are_part_of_what_a_sweep_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def good(answer, prompt, signals):
+        return 1.0
+
+    def bad(answer, prompt, signals):
+        return -3.0
+
+    bad.__name__ = bad.__qualname__ = "good"
+    found = [stretto.sweep(data_with(**SMALL), {"seed": [0]}, rewards=[each], quiet=True) for each in (good, bad)]
+    assert [result.runs[0].metrics[-1]["reward/mean"] for result in found] == [1.0, -3.0]
+    lowest = max(float(pair.split(",")[1]) for pair in re.findall(r"[\d.]+,[\d.]+", found[1].picture()))
+    assert lowest < 360, "a reward below zero is drawn within the picture"
+
+
 def test_without_commas_there_is_nothing_to_sweep(tmp_path, capsys):
     assert main(["sweep", str(written(tmp_path)), "seed=3"]) == 2
     assert "no values to try" in capsys.readouterr().err
@@ -99,18 +116,21 @@ def test_runs_at_once_share_the_cores_or_the_gpus(monkeypatch):
 
 @pytest.mark.slow
 def test_runs_at_once_are_processes_and_survive_a_kill_of_the_sweep(tmp_path):
-    recipe = written(tmp_path, **SMALL | {"run__steps": 40})
+    recipe = written(tmp_path, **SMALL | {"run__steps": 60})
     command = [sys.executable, "-m", "stretto", "sweep", str(recipe), "seed=0,1", "--at-once", "2", "--folder", "s"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     files = [tmp_path / "s" / f"seed={seed}" / "metrics.jsonl" for seed in (0, 1)]
-    until = time.monotonic() + 60
-    while not all(path.is_file() for path in files):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    os.kill(first.pid, signal.SIGINT)
-    assert first.wait(60) == 130
+    done = 0
+    for ending, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        until = time.monotonic() + 60
+        while not all(path.is_file() and path.read_bytes().count(b"\n") > done for path in files):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        os.kill(killed.pid, ending)
+        assert killed.wait(60) == code
+        done = max(path.read_bytes().count(b"\n") for path in files)
     finished = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert finished.returncode == 0, finished.stderr
     for path in files:
-        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 41))
-    assert "seed=1" in finished.stdout
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 61))
+    assert "seed=1" in finished.stdout and "trains already" in finished.stdout

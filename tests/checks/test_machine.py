@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stretto import host_memory
 from stretto.checks.machine import devices, network, packages, programs, resources
 from stretto.checks.machine.base import GB, Gpu, MachineCheck, MachineFacts
-from stretto.checks.machine.facts import cores_of_group, gpus_of, look, memory_of_group, visible
+from stretto.checks.machine.facts import cores_of_group, gpus_of, look, visible
 from stretto.errors import RecipeError, SandboxError
 from stretto.recipe.load import parse_recipe
 from stretto.sandbox.isolated.protection import Protection
@@ -423,4 +424,9 @@ def test_a_containers_limits_are_read(tmp_path, files, cores, memory):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     assert cores_of_group(tmp_path) == cores
-    assert memory_of_group(tmp_path) == memory
+    assert host_memory.limit_of_group(tmp_path) == memory
+    (tmp_path / "memory.current").write_text("1000000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 400000\n")
+    expected = host_memory.free(tmp_path / "none") if memory is None else memory - 600_000
+    assert host_memory.total(tmp_path) <= (memory or host_memory.total(tmp_path / "none"))
+    assert host_memory.free(tmp_path) == pytest.approx(expected, rel=0.2)

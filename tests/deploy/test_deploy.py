@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from stretto.api.deploying import deploy, packages_of
 from stretto.deploy.deployment import deployment
 from stretto.deploy.targets import TARGETS
 from stretto.errors import RecipeError
+from stretto.planner.candidate import Candidate
 
 SCHEMA = json.loads((Path(__file__).parent / "rayjob.schema.json").read_text())
 ODD = "a recipe; touch pwned $(touch pwned) 'x'"
@@ -95,6 +97,10 @@ def test_train_begins_a_run_and_goes_on_with_it_whatever_it_is_called(project):
     told = (project / "log").read_text().splitlines()
     run = told[-1].removeprefix("run.folder=")
     assert told == ["train", recipe.name, *changes, "placement.cluster=2xcpu", told[-1]]
+    (project / run).mkdir(parents=True)
+    (project / run / ".lock").write_text("")
+    subprocess.run(["bash", folder / "train.sh"], check=True, env=environment)
+    assert (project / "log").read_text().splitlines()[-5] == "train" and not (project / run).exists(), "it never began"
     (project / run).mkdir(parents=True)
     (project / run / "recipe.yaml").write_text("")
     subprocess.run(["bash", folder / "train.sh"], check=True, env=environment)
@@ -197,7 +203,7 @@ def test_a_model_of_a_package_comes_along(project):
     assert packages_of("scratch") == packages_of("org/name") == ()
     (package,) = packages_of("package:yaml/any.gguf")
     assert re.fullmatch(r"PyYAML==[\d.]+", package, re.IGNORECASE)
-    made_for = deployment(Path("tiny.yaml"), (), cluster="1xL4", to=None, target="x", hours=1, image=None)
+    made_for = deployment(Path("tiny.yaml"), (), cluster="1xL4", to=None, target="x", hours=None, image=None)
     for target in ("docker", "modal", "skypilot"):
         text = "".join(TARGETS[target](replace(made_for, packages=(package,))).values())
         assert f"--no-deps {package}" in text and f"--no-deps {package}" not in "".join(
@@ -222,7 +228,47 @@ def test_a_dockerfile_keeps_the_rules_that_linters_have(project):
         sources = [part for part in value.split()[:-1] if not part.startswith("--")]
         assert all((project / source).exists() for source in sources)
     ignored = (folder / "Dockerfile.dockerignore").read_text().split()
-    assert {".git", "runs", ".env*"} <= set(ignored)
+    assert {"**/.git", "runs", "**/.env*"} <= set(ignored)
+
+
+CHILD = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *ignored: (print("saved", flush=True), sys.exit(143)))
+print("started", flush=True)
+signal.pause()
+"""
+"""A run that saves when it is told to stop."""
+
+
+def preempted(project, lines):
+    """What is told by the body of Modal's function, once its process was sent SIGINT."""
+    (project / "body.py").write_text(
+        "import subprocess\n"
+        f"CHILD = {CHILD!r}\n"
+        "class runs:\n    commit = staticmethod(lambda: print('committed', flush=True))\n" + lines
+    )
+    process = subprocess.Popen([sys.executable, project / "body.py"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=30)
+    return told.split()
+
+
+def test_the_plan_is_that_of_the_recipe(project, monkeypatch):
+    cells = [
+        {"role": role, "devices": ["localhost/cpu:1" if role == "generate" else "localhost/cpu:0"]}
+        for role in ("generate", "train", "reference")
+    ]
+    by_hand = {"placement": {"strategy": "separate", "cells": cells}, "algorithm__kl": {"coef": 0.1}}
+    for name, changes, called in (
+        ("named", {"placement__strategy": "separate"}, "separate"),
+        ("hand", by_hand, "yours"),
+    ):
+        folder = made("slurm", written(project, name=name, **changes), cluster="2xcpu")
+        assert json.loads((folder / "plan.json").read_text())["strategy"].startswith(called)
+    monkeypatch.setattr(Candidate, "waits_for", lambda self, workload: iter(["pipelines"]))
+    with pytest.raises(RecipeError, match="can be executed yet: pipelines"):
+        made("docker", cluster="2xcpu")
 
 
 def test_a_program_for_modal_is_python_and_names_what_is_there(project):
@@ -230,6 +276,10 @@ def test_a_program_for_modal_is_python_and_names_what_is_there(project):
     tree = ast.parse((folder / "app.py").read_text())
     (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train"]
     told = {word.arg: ast.unparse(word.value) for word in function.decorator_list[0].keywords}
+    program = (folder / "app.py").read_text()
+    lines = program[program.index("    run = subprocess") : program.index("    if code:")]
+    lines = textwrap.dedent(lines).replace("bash", sys.executable).replace('"/opt/train.sh"', '"-c", CHILD')
+    assert preempted(project, lines) == ["saved", "committed"], "whoever takes the container away sends SIGINT"
     assert told["gpu"] == "'H100:8'" and told["timeout"] == str(24 * 3600), "a day is the most that Modal gives"
     pytest.importorskip("modal")
     subprocess.run([sys.executable, "-W", "error", folder / "app.py"], check=True, cwd=project)
@@ -265,6 +315,10 @@ def test_what_cannot_be_started_there_is_refused_with_what_to_do(project, tmp_pa
         made("slurm", written(tmp_path_factory.mktemp("elsewhere")), cluster="8xH100")
     with pytest.raises(RecipeError, match="not below the working directory"):
         made("slurm", cluster="8xH100", to=Path("../out"))
+    with pytest.raises(RecipeError, match="has no effect for kuberay"):
+        made("kuberay", cluster="8xH100", hours=3)
+    with pytest.raises(RecipeError, match="without quotes"):
+        made("slurm", cluster="8xH100", to=Path("my run"))
     with pytest.raises(RecipeError, match=r"batch\.sample"):
         made("slurm", cluster="8xH100", changes=["batch.sample=4"])
     assert not (project / "deploy").exists()

@@ -17,8 +17,9 @@ from stretto.engines.scripted import ScriptedEngine
 from stretto.environments.addresses import REMEMBERED, Addresses, Caller
 from stretto.environments.program import ProgramEnvironment, executable
 from stretto.environments.render import Renderer
+from stretto.environments.tool_calls import ToolCall
 from stretto.environments.wire import BadRequest, chat_call, token_call
-from stretto.errors import EngineError, WorkerLost
+from stretto.errors import EngineError, WeightsError, WorkerLost
 from stretto.types import Outcome
 
 from .test_trajectory import STOP, ZERO, collected, launches, user
@@ -156,6 +157,8 @@ MALFORMED = [
         {}, {"messages": None}, {"messages": []}, {"messages": "hi"}, {"messages": [1]}, {"messages": [{}]},
         {"messages": [{"role": "robot", "content": "x"}]}, {"messages": [{"role": "user", "content": 3}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        {**GOOD, "stop": ["x"]}, {**GOOD, "stop": "x"}, {**GOOD, "logit_bias": {"3": 1.0}},
+        {**GOOD, "response_format": {"type": "json_object"}},
         {**GOOD, "n": 2}, {**GOOD, "n": "1"}, {**GOOD, "max_tokens": 0}, {**GOOD, "max_tokens": -5},
         {**GOOD, "max_tokens": 1e9}, {**GOOD, "max_tokens": "8"}, {**GOOD, "stream": "yes"}, {**GOOD, "tools": {}},
         {**GOOD, "tools": [{"type": "function"}]}, {**GOOD, "tools": [{"type": "web"}]},
@@ -237,7 +240,7 @@ def test_a_server_that_runs_for_long_forgets_the_oldest_tool_calls():
     assert caller.replies[f"call_{REMEMBERED + 2}"]["content"] == str(REMEMBERED + 2)
 
 
-@pytest.mark.parametrize("error", [WorkerLost("cell", "gone"), EngineError("it broke")])
+@pytest.mark.parametrize("error", [WorkerLost("cell", "gone"), EngineError("it broke"), WeightsError("not it")])
 def test_what_ends_a_run_ends_it_from_inside_a_request_too(play, error):
     class Broken(ScriptedEngine):
         def step(self, budget_seconds):
@@ -311,6 +314,30 @@ def test_a_program_with_the_openai_client_is_an_environment(play, tmp_path):
 def test_a_program_that_fails_is_a_failure_and_not_an_answer(play, tmp_path, code, said):
     (trajectory,) = play(program(code, tmp_path))
     assert said in trajectory.failure
+
+
+def test_a_program_that_leaves_something_behind_has_ended_all_the_same(play, tmp_path):
+    code = "import subprocess; subprocess.Popen(['sleep', '600'])\n" + AGENT
+    (trajectory,) = play(program(code, tmp_path), outside=20.0)
+    assert trajectory.failure is None and trajectory.outcome.answer == "0"
+
+
+def test_a_call_that_is_none_stands_in_the_text_alone(play, monkeypatch):
+    monkeypatch.setattr(Renderer, "tool_calls", lambda self, tokens, tools: (ToolCall(name="", error="no JSON"),))
+
+    async def agent(prompt, model):
+        address = await model.address()
+        tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
+        _, answer = await post(address, CHAT, {**GOOD, "tools": tools})
+        (choice,) = answer["choices"]
+        assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
+        strange = {"id": "a", "type": "function", "function": {"name": "", "arguments": "{}"}}
+        said = [*GOOD["messages"], {"role": "assistant", "content": None, "tool_calls": [strange]}]
+        assert (await post(address, CHAT, {"messages": [*said, {"role": "tool", "content": "?"}]}))[0] == 200
+        return Outcome(answer="")
+
+    (trajectory,) = play(agent)
+    assert trajectory.failure is None
 
 
 def test_a_program_past_its_deadline_ends_with_what_it_started(play, tmp_path):

@@ -48,6 +48,13 @@ def test_the_files_together_are_a_program_in_one_block():
     assert done.stdout == "9\n"
 
 
+def test_the_last_file_is_the_program_as_it_would_be_alone():
+    last = "import a\nif __name__ == '__main__':\n    print(ascii(a.smile))"
+    answer = bundled({"a": "smile = '\U0001f600'", "main": last})
+    done = subprocess.run([sys.executable, "-I", "-c", program(answer)], capture_output=True, text=True)
+    assert done.stdout == "'\\U0001f600'\n"
+
+
 @pytest.mark.parametrize("text", ["'''", '"""', "```", "\\", "{0}", "\n```\n", "\u2028", "#" * 1000])
 def test_no_file_can_leave_its_place_in_the_program(text):
     answer = bundled({"a": f"text = {text!r}", "main": "import a\nprint(ascii(a.text))"})

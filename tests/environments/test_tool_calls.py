@@ -101,9 +101,16 @@ def test_a_reply_calls_no_more_than_so_many_tools():
     assert len(read(f"<tool_call>{CALL}</tool_call>" * (2 * MOST))) == MOST
 
 
-def test_a_template_that_tells_of_tools_in_an_unknown_format_is_refused():
+XML = HERMES.replace("<tool_call>", "<tool_call><function=NAME> Required parameters MUST be given, as {} </tool_call>")
+"""As of Qwen's coders."""
+TYPESCRIPT = HERMES.replace("<tool_call>", "namespace functions: {{ tools[0].function.parameters }}")
+"""As of gpt-oss."""
+
+
+@pytest.mark.parametrize("template", [UNKNOWN, XML, TYPESCRIPT])
+def test_a_template_that_tells_of_tools_in_an_unknown_format_is_refused(template):
     with pytest.raises(RolloutError, match="not known here"):
-        ToolCallReader(Words(UNKNOWN))
+        ToolCallReader(Words(template))
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message():

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
 from stretto.environments import adapted
@@ -148,6 +149,23 @@ def test_a_class_whose_methods_cannot_be_described_is_refused_with_each_of_them(
         "Undescribed.one",
         "Undescribed.three",
     }
+
+
+def test_numbers_of_numpy_are_rewards_and_no_name_of_a_parameter_is_taken():
+    class Named(Counter):
+        def plot(self, function: str) -> str:
+            """Plots.
+
+            Args:
+                function: What to plot.
+            """
+            return f"plotted {function}"
+
+        def get_reward(self):
+            return np.float32(0.5)
+
+    outcome, talk = played(adapted(Named, turns=3), PROMPT, ["plot(sine)", "done"])
+    assert outcome.signals["reward"] == 0.5 and "plotted sine" in talk.texts()[0]
 
 
 def test_what_reset_and_get_reward_return_is_checked():

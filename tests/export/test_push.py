@@ -1,5 +1,7 @@
 """What a push would upload: the model, a card whose every number was measured, and nothing of the run's state."""
 
+from fnmatch import fnmatch
+
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -8,6 +10,7 @@ from exported import lora_run, model_in, run_of
 from stretto.api import exports as api
 from stretto.errors import ExportError, RecipeError
 from stretto.export.card import quoted
+from stretto.export.push import HuggingFaceHub
 
 
 class FakeHub:
@@ -73,6 +76,16 @@ def test_a_hub_that_refuses_leaves_the_folder(tmp_path):
     with pytest.raises(ExportError, match="no token"):
         api.push(run, to="org/tiny", prompts=2, hub=FakeHub(ExportError("no token")))
     assert (run / "push" / "step-000002" / "README.md").is_file()
+
+
+def test_what_an_earlier_push_has_left_of_a_model_goes(tmp_path, monkeypatch):
+    told = {}
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, repo, **settings: f"https://hub/{repo}")
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **settings: told.update(settings))
+    assert HuggingFaceHub().publish(tmp_path, "org/tiny", private=True, message="m") == "https://hub/org/tiny"
+    left = ["adapter_config.json", "adapter_model.safetensors", "model.safetensors", "model-00001-of-00002.safetensors"]
+    goes = [name for name in left if any(fnmatch(name, pattern) for pattern in told["delete_patterns"])]
+    assert goes == left and not any(fnmatch("notes.md", pattern) for pattern in told["delete_patterns"])
 
 
 def test_a_block_holds_whatever_a_recipe_says():

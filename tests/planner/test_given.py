@@ -119,6 +119,27 @@ def test_cells_of_which_no_price_is_known_are_refused(pairs, reason):
         forecast_given(plan, setting, field="cells")
 
 
+def test_a_placement_that_can_be_executed_counts_among_those_that_can():
+    setting = setting_of("2xH100", "qwen2.5-0.5b")
+    found = search(setting, (Variant(strategy="flatten"),))
+    own = priced(
+        setting, "train=host0/gpu:0" if "host0/gpu:0" in setting.names else f"train={setting.names[0]}", "generate=1"
+    )
+    assert own in found.beside(own, setting.workload).ready
+
+
+@pytest.mark.parametrize("key", ["flow", "strategy"])
+def test_a_list_where_a_name_belongs_is_refused(key):
+    setting = setting_of("2xH100")
+    cells = [{"role": role, "devices": [setting.names[0]]} for role in ("train", "generate")]
+    told = {"cells": cells, key: ["streamed"]}
+    if key == "flow":
+        with pytest.raises(RecipeError, match="there is no flow"):
+            plan_of_mapping(told, field="cells", **about(setting))
+    else:
+        assert plan_of_mapping(told, field="cells", **about(setting)).strategy == "yours"
+
+
 def test_what_does_not_fit_is_refused_with_the_part_that_is_too_large():
     setting = setting_of("8xH100", "llama-65b")
     with pytest.raises(RecipeError, match="GB too much; the largest part is"):
@@ -132,7 +153,8 @@ def test_the_program_shows_them_in_the_same_table(tmp_path, capsys):
     recipe.write_text("model: {name: none/at-all, shape: qwen2.5-7b, adapter: null}\n")
     asked = ["plan", str(recipe), "--cluster", "8xH100", "--baselines", "--mesh", "train=all:dp_shard=8"]
     assert main([*asked, "--mesh", "generate=all:tp=2", "--json"]) == 0
-    told = {plan["strategy"] for plan in json.loads(capsys.readouterr().out)["plans"]}
-    assert {"yours", *BASELINES} <= told
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert {"yours", *BASELINES} <= {plan["strategy"] for plan in plans}
+    assert all(plan["runs_today"] == (not plan["waits_for"]) for plan in plans if plan["strategy"] == "yours")
     assert main([*asked, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["problems"][0]["field"] == "--mesh"

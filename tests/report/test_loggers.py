@@ -53,12 +53,14 @@ def whole(sink):
 
 def test_wandb_gets_the_recipe_numbers_and_a_table_of_answers(tmp_path):
     api = FakeWandb()
+    (tmp_path / "tiny-001").mkdir()
     whole(WandbLogger(tmp_path / "tiny-001", api=api))
     begun, numbers, table, ended = api.told
+    own = begun[1].pop("id")
     assert begun[1] == {
-        "project": "stretto", "name": "tiny-001", "id": "tiny-001", "resume": "never", "config": KEYS,
-        "dir": str(tmp_path / "tiny-001"),
+        "project": "stretto", "name": "tiny-001", "resume": "never", "config": KEYS, "dir": str(tmp_path / "tiny-001"),
     }  # fmt: skip
+    assert own.startswith("tiny-001-") and len(own) > len("tiny-001-"), "another folder of this name is another run"
     assert numbers == ("log", {"loss": 0.5}, 3)
     assert table[1]["samples"]["columns"] == list(COLUMNS)
     assert table[1]["samples"]["data"][0][3:8] == ["user: 3+4?", "7", "7", 1.0, "1 = format 0 + correct 1"]
@@ -66,9 +68,14 @@ def test_wandb_gets_the_recipe_numbers_and_a_table_of_answers(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_the_same_place(tmp_path):
-    api = FakeWandb()
-    WandbLogger(tmp_path / "tiny-001", after=4, api=api).recipe(KEYS)
-    assert api.told[0][1]["resume"] == "allow"
+    api, older = FakeWandb(), FakeWandb()
+    for after in (None, 4):
+        WandbLogger(tmp_path, after=after, api=api).recipe(KEYS)
+    assert [told["resume"] for _, told in api.told] == ["never", "allow"] and api.told[0][1]["id"] == api.told[1][1][
+        "id"
+    ]
+    WandbLogger(tmp_path / "tiny-001", after=4, api=older).recipe(KEYS)
+    assert older.told[0][1]["id"] == "tiny-001", "as it was called before ids were kept"
     first, again = FakeMlflow(), FakeMlflow()
     whole(MlflowLogger(tmp_path, api=first))
     whole(MlflowLogger(tmp_path, after=3, api=again))

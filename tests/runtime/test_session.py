@@ -274,7 +274,11 @@ def test_what_was_found_in_the_working_directory_is_found_from_any_other(run, tm
     rows = [{"question": f"{one}+{one}=", "answer": str(2 * one)} for one in range(8)]
     (begun / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = {"kind": "jsonl", "path": "sums.jsonl", "columns": {"prompt": "question", "answer": "answer"}}
-    changes = {"model": {"name": "model"}, "task": {"source": source, "holdout": {"prompts": 0}}, "evaluate": {"every": 0}}
+    changes = {
+        "model": {"name": "model"},
+        "task": {"source": source, "holdout": {"prompts": 0}},
+        "evaluate": {"every": 0},
+    }
     monkeypatch.chdir(begun)
     recipe = recipe_in(beside, run__steps=1, run__folder="run", **changes)
     finished = session.start(recipe, name="tiny", root=beside, progress=Quiet())

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import CheckpointError, RecipeError
-from stretto.recipe.schema import Holdout, Source
-from stretto.tasks.source import READERS, PromptSource, split
+from stretto.recipe.schema import Holdout, Recipe, Source
+from stretto.tasks.source import READERS, PromptSource, split, split_task
 from stretto.types import Prompt
 
 
@@ -37,6 +37,15 @@ def test_what_a_held_out_prompt_asks_is_not_trained_on_under_another_id() -> Non
     assert len(heldout) == 10
     with pytest.raises(RecipeError, match="all 2 prompts ask what the 1 that are held out ask"):
         split([prompts[0], twins[0]], Holdout(prompts=1))
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("single_turn", True), ("tools", True), ("game", False)])
+def test_rows_that_ask_the_same_are_held_out_together_where_the_messages_are_all_that_is_shown(kind, apart) -> None:
+    rows = [replace(each, id=f"{each.id}-{tag}", tags={"source": tag}) for each in some(20) for tag in ("a", "b")]
+    recipe = Recipe.model_validate({"environment": {"kind": kind}, "task": {"holdout": {"prompts": 5}}}, strict=False)
+    train, heldout = split_task(recipe, rows)
+    shared = {each.messages[0]["content"] for each in train} & {each.messages[0]["content"] for each in heldout}
+    assert bool(shared) != apart
 
 
 def test_held_out_prompts_are_the_same_in_any_order_of_the_data() -> None:

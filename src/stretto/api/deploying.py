@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from typing import Any
 
 from stretto.api.recipes import open_recipe
 from stretto.deploy.deployment import deployment
 from stretto.deploy.targets import NEXT, TARGETS
 from stretto.deploy.write import write
 from stretto.errors import RecipeError
+from stretto.recipe.schema import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ def deploy(
     cluster: str,
     changes: Sequence[str] = (),
     to: Path | None = None,
-    hours: int = 24,
+    hours: int | None = None,
     image: str | None = None,
 ) -> Deployed:
     """Writes the files for slurm, modal, kuberay, skypilot or docker; starts and sends nothing.
@@ -50,13 +52,7 @@ def deploy(
     TARGETS[target](made)  # what it refuses comes first
     opened = open_recipe(recipe, list(made.changes), deep=False)
     files = TARGETS[target](replace(made, packages=packages_of(opened.model.name)))
-    from stretto.api.planning import planned
-
-    found = planned(
-        recipe, cluster=cluster, strategy=None, changes=list(changes), measure=False, cells=None, baselines=False,
-        note=lambda text: None,
-    )  # fmt: skip
-    best = found.document()["plans"][0]
+    best = plan_there(recipe, opened.placement, cluster, changes)
     paths = write(made, target, files, best)
     return Deployed(
         folder=made.folder,
@@ -65,6 +61,27 @@ def deploy(
         strategy=best["strategy"],
         next=NEXT[target].format(folder=made.inside, image=made.image),
     )
+
+
+def plan_there(recipe: Path, placement: Placement, cluster: str, changes: Sequence[str]) -> dict[str, Any]:
+    """The plan of the recipe's strategy, or of its cells, on a cluster; a RecipeError if that cannot be executed."""
+    from stretto.api.planning import planned
+
+    by_hand = None if placement.cells is None else {"strategy": placement.strategy, "cells": list(placement.cells)}
+    named = None if placement.strategy == "auto" or by_hand else placement.strategy
+    without = [] if by_hand is None else ["placement.cells=null"]
+    found = planned(
+        recipe, cluster=cluster, strategy=named, changes=[*changes, *without], measure=False, cells=by_hand,
+        baselines=False, note=lambda text: None,
+    )  # fmt: skip
+    plans: list[dict[str, Any]] = found.document()["plans"]
+    meant = [plan for plan in plans if by_hand is None or plan["strategy"].startswith("yours")]
+    ready = [plan for plan in meant if plan["runs_today"]]
+    if not ready:
+        waits = ", ".join(dict.fromkeys(each for plan in meant for each in plan["waits_for"]))
+        fix = "use another cluster or strategy; `stretto plan` shows what each comes to"
+        raise RecipeError.of("--cluster", f"no plan for {cluster} can be executed yet: {waits}", fix)
+    return ready[0]
 
 
 def packages_of(model: str) -> tuple[str, ...]:

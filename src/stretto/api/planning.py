@@ -157,7 +157,7 @@ def planned(
         setting = setting_of(recipe, root, there)
         given = None if cells is None else _given(cells, setting)
         found = search(setting, asked)
-    found = found if given is None else found.beside(given)
+    found = found if given is None else found.beside(given, setting.workload)
     return Plans(recipe=recipe, found=found, setting=setting, measured=measured)
 
 

@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,12 +26,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from stretto.api.calls import check, resume, train
+from stretto.api.functions import collect
 from stretto.api.run import Run
 from stretto.errors import Problem, RecipeError, StrettoError
-from stretto.recipe.load import Changes, RecipeSource, listed, load_recipe
+from stretto.recipe.load import Changes, RecipeSource, folder_of, listed, load_recipe
 from stretto.report.read_run import RunRecord
 from stretto.report.sweep_page import SweptRun, page, picture
+from stretto.runtime.interrupt import ended_by_signals
 from stretto.storage.atomic import replace, to_json
+from stretto.storage.lock import is_held
 from stretto.storage.run_folder import forget_unbegun
 
 FORMAT = 1
@@ -109,9 +113,10 @@ def sweep(
     told = note or (lambda text: None if quiet else print(text, flush=True))
     base, combinations = load_recipe(recipe, changes), list(_combinations(grid))
     identity = {"format": FORMAT, "recipe": base.model_dump(mode="json"), "grid": {k: list(v) for k, v in grid.items()}}
-    place = _claimed(folder, recipe, identity)
+    functions = {name: each for name, each in given.items() if name != "callbacks"}
+    place = _claimed(folder, recipe, identity | _identity_of(functions, recipe))
     runs = [_Planned(name=name, folder=place / name, setting=setting) for name, setting in _named(combinations)]
-    _refuse_wrong(recipe, changes, runs, {k: v for k, v in given.items() if k != "callbacks"})
+    _refuse_wrong(recipe, changes, runs, functions)
     if at_once > 1 and (given or not isinstance(recipe, str | os.PathLike)):
         raise RecipeError.of("at_once", "needs a recipe in a file and no functions given as objects", "use at_once=1")
     waiting = [run for run in runs if not run.finished]
@@ -120,6 +125,9 @@ def sweep(
     processes: list[subprocess.Popen[bytes]] = []
 
     def work(run: _Planned, share: Mapping[str, str]) -> None:
+        _wait_for_another(run, told)
+        if run.finished:
+            return
         told(f"{run.name}: {'goes on' if run.begun else 'begins'} ({runs.index(run) + 1} of {len(runs)})")
         try:
             if at_once > 1:
@@ -131,7 +139,8 @@ def sweep(
             told(f"{run.name} failed: {error}")
 
     try:
-        _work_through(waiting, work, at_once, processes)
+        with ended_by_signals():
+            _work_through(waiting, work, at_once, processes)
     except KeyboardInterrupt:
         told(f"stopped; the same command goes on with {place}")
         raise
@@ -145,6 +154,22 @@ def sweep(
     if done:
         replace(place / "sweep.svg", [result.picture()])
     return result
+
+
+def _wait_for_another(run: _Planned, told: Callable[[str], None]) -> None:
+    """Returns when no other process trains the run, which a sweep that was killed may have left."""
+    if is_held(run.folder):
+        told(f"{run.name}: trains already, in a process of a sweep that was killed; waiting for that")
+    while is_held(run.folder):
+        time.sleep(1.0)
+
+
+def _identity_of(functions: Mapping[str, Any], recipe: RecipeSource) -> dict[str, Any]:
+    """What functions that are given as objects make of the recipe, with the source of those that have no name."""
+    if not functions:
+        return {}
+    found, own = collect(**functions, root=folder_of(recipe))
+    return {"given": own, "sources": found.sources(found.kinds)}
 
 
 def _combinations(grid: Grid) -> Iterator[dict[str, Any]]:

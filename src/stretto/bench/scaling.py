@@ -275,11 +275,12 @@ def predicted_row(wish: ScalingRequest, cluster: Cluster, size: int, *, least: i
 
     def forecast(count: int) -> tuple[Any, Any]:
         setting = setting_of(recipe, wish.root, part_of(cluster, count))
-        found = search(setting, variants_of(recipe.placement))
-        if not found.best:
-            why = "; ".join(f"{name}: {reason}" for name, reason in found.rejected)
-            raise RecipeError.of("--ahead", f"nothing fits on {count} devices ({why})", "leave this size out")
-        return found.best[0], setting
+        named = recipe.placement.strategy
+        found = search(setting, variants_of(recipe.placement, None if named == "auto" else named))
+        if found.today is None:
+            why = "; ".join(f"{name}: {reason}" for name, reason in found.rejected) or "no layout can be executed yet"
+            raise RecipeError.of("--ahead", f"nothing runs on {count} devices ({why})", "leave this size out")
+        return found.today, setting
 
     (mine, setting), (one, _) = forecast(size), forecast(least)
     ratio, run = one.step / mine.step, run_of(mine, setting, recipe)

@@ -23,7 +23,9 @@ def deploy(
     to: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write; default: deploy/<recipe>-<target>.")
     ] = None,
-    hours: Annotated[int, typer.Option(metavar="N", help="Hours of one job; the next one goes on.")] = 24,
+    hours: Annotated[
+        int | None, typer.Option(metavar="N", help="slurm, modal: hours of one job; the next one goes on. Default 24.")
+    ] = None,
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="The container's name; default: <recipe>:latest.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stretto.cli import render
+from stretto.cli.train import in_good_order
 from stretto.errors import RecipeError, StrettoError
 from stretto.recipe.overrides import value_of_text
 
@@ -34,7 +35,8 @@ def sweep(
         )
     from stretto.api.sweep import sweep as run_sweep
 
-    told = run_sweep(recipe, grid, changes=fixed, folder=folder, at_once=at_once)
+    with in_good_order():
+        told = run_sweep(recipe, grid, changes=fixed, folder=folder, at_once=at_once)
     screen = render.screen()
     screen.print(render.plain(str(told)))
     screen.print(f"\npicture  {told.folder / 'sweep.svg'}")

@@ -25,7 +25,7 @@ def train(
     changes: Changes = None,
 ) -> None:
     """Train what a recipe describes, in a run folder of its own."""
-    with _in_good_order():
+    with in_good_order():
         api.train(recipe, changes=changes or (), note=render.note)
 
 
@@ -34,7 +34,7 @@ def sft(
     changes: Changes = None,
 ) -> None:
     """Imitate the answers in the data (supervised fine-tuning), in a run folder of its own."""
-    with _in_good_order():
+    with in_good_order():
         supervised.sft(recipe, changes=changes or (), note=render.note)
 
 
@@ -43,7 +43,7 @@ def reward_model(
     changes: Changes = None,
 ) -> None:
     """Train a reward model on pairs of a better and a worse answer, in a run folder of its own."""
-    with _in_good_order():
+    with in_good_order():
         supervised.reward_model(recipe, changes=changes or (), note=render.note)
 
 
@@ -59,12 +59,12 @@ def resume(
 ) -> None:
     """Go on with a run where its newest checkpoint stands."""
     allowed = [key for given in allow or () for key in given.split(",")]
-    with _in_good_order():
+    with in_good_order():
         api.resume(run, changes=changes or (), allow=allowed, restart=restart, note=render.note)
 
 
 @contextmanager
-def _in_good_order() -> Iterator[None]:
+def in_good_order() -> Iterator[None]:
     """A run that was asked to end says where it stands and how to go on, as the last thing that it says."""
     try:
         with ended_by_signals():

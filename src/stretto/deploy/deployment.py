@@ -21,6 +21,10 @@ from stretto.placement.cluster import Cluster, parse_cluster
 
 NAME = re.compile(r"[^a-z0-9]+")
 LONGEST_NAME = 40
+PLAIN_PATH = re.compile(r"[A-Za-z0-9._/-]+")
+LIMITED = ("slurm", "modal")
+"""Targets whose jobs end after some hours."""
+USUAL_HOURS = 24
 INSIDE = "/workspace"
 """Where the project lies in a container."""
 
@@ -46,7 +50,7 @@ class Deployment:
     threads: int
     """Cores of each machine, where the devices are CPUs; else 0."""
     hours: int
-    """Hours after which it is stopped and goes on in another job."""
+    """Hours after which it is stopped and goes on in another job, where jobs have an end."""
     folder: Path
     """Where the files are written, within the project."""
     image: str
@@ -71,7 +75,14 @@ class Deployment:
 
 
 def deployment(
-    recipe: Path, changes: Sequence[str], *, cluster: str, to: Path | None, target: str, hours: int, image: str | None
+    recipe: Path,
+    changes: Sequence[str],
+    *,
+    cluster: str,
+    to: Path | None,
+    target: str,
+    hours: int | None,
+    image: str | None,
 ) -> Deployment:
     """What is to be written; RecipeError for what cannot be started there."""
     project = Path.cwd().resolve()
@@ -82,6 +93,11 @@ def deployment(
     if set_here := next((each for each in changes if each.startswith(("run.folder=", "placement.cluster="))), None):
         fix = "leave it out; the files name the folder, and --cluster the devices"
         raise RecipeError.of(set_here.partition("=")[0], "is set by the files that are written", fix)
+    if hours is not None and target not in LIMITED:
+        raise RecipeError.of(
+            "--hours", f"has no effect for {target}, whose jobs have no end of their own", "leave it out"
+        )
+    hours = USUAL_HOURS if hours is None else hours
     if not 1 <= hours <= 24 * 365:
         raise RecipeError.of("--hours", f"is {hours}", "give a number of hours from 1 to 8760")
     hosts, devices, device, threads = _machines(parse_cluster(cluster, field="--cluster"))
@@ -89,6 +105,9 @@ def deployment(
     folder = (to or Path("deploy") / f"{name}-{target}").resolve()
     if not folder.is_relative_to(project) or folder == project:
         raise RecipeError.of("--to", f"{folder} is not below the working directory", "name a folder in your project")
+    if not PLAIN_PATH.fullmatch(inside := folder.relative_to(project).as_posix()):
+        fix = "use letters, digits, dots, dashes and underscores"
+        raise RecipeError.of("--to", f"{inside!r} cannot be written into every file without quotes", fix)
     return Deployment(
         name=name,
         project=project,

@@ -88,7 +88,6 @@ def kuberay(made: Deployment) -> Files:
     told = {
         "pod": _indented(head, 8),
         "workers": workers,
-        "seconds": made.hours * 3600,
         "ray": yaml_text(ray_version()),
     }
     job = fill("rayjob.yaml", words | told)

@@ -27,7 +27,7 @@ from stretto.engines.base import Completion
 from stretto.environments.addresses import Caller
 from stretto.environments.base import Reply
 from stretto.environments.wire import BadRequest, ChatCall, TokenCall, chat_call, token_call
-from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WeightsError, WorkerLost
 
 LARGEST = 8 << 20
 """Bytes of a request."""
@@ -76,7 +76,7 @@ class Endpoint:
             return _error(error.status, error.reason or "refused", "invalid_request_error")
         except BadRequest as error:
             return _error(error.status, str(error), error.code)
-        except (WorkerLost, DeadlineError, EngineError) as error:
+        except (WorkerLost, DeadlineError, EngineError, WeightsError) as error:
             caller.fail(error)
             return _error(503, f"the run cannot answer any more: {type(error).__name__}", "unavailable")
         except (RolloutError, ValueError) as error:
@@ -152,6 +152,8 @@ def _chat_answer(
     message: dict[str, Any] = {"role": "assistant", "content": reply.text}
     calls = []
     for wanted in reply.tool_calls:
+        if wanted.error or not wanted.name:
+            continue  # no call that anybody could make: it stands in the text
         name = f"call_{uuid.uuid4().hex[:24]}"
         caller.remember(name, reply)
         arguments = json.dumps(dict(wanted.arguments))

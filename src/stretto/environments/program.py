@@ -24,6 +24,8 @@ from stretto.environments.base import Model
 from stretto.errors import RolloutError
 from stretto.types import Outcome, Prompt
 
+LOOK, DRAIN = 0.2, 1.0
+"""Seconds between two looks whether a program has ended, and those that its last words may take after that."""
 LONGEST = 1 << 20
 """Bytes of an answer."""
 SHOWN = 2000
@@ -68,9 +70,22 @@ class ProgramEnvironment:
     async def _outcome(self, process: asyncio.subprocess.Process, prompt: Prompt) -> Outcome:
         assert process.stdin and process.stdout and process.stderr
         told = {**prompt.tags, "id": prompt.id, "messages": [dict(message) for message in prompt.messages]}
-        _, answer, complaint = await asyncio.gather(
-            _write(process.stdin, json.dumps(told).encode()), _read(process.stdout), _read(process.stderr)
+        answer, complaint = bytearray(), bytearray()
+        talk = asyncio.gather(
+            _write(process.stdin, json.dumps(told).encode()),
+            _read(process.stdout, answer),
+            _read(process.stderr, complaint),
         )
+        try:
+            while process.returncode is None and not talk.done():
+                await asyncio.wait([talk], timeout=LOOK)
+            if process.returncode is not None:  # what it has left behind may hold the pipes open
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(talk, DRAIN)
+        finally:
+            talk.cancel()
         if code := await process.wait():
             raise RolloutError(
                 f"{self.command[0]} ended with exit code {code}: {complaint.decode(errors='replace')[-SHOWN:]}"
@@ -87,9 +102,7 @@ async def _write(pipe: asyncio.StreamWriter, data: bytes) -> None:
         pipe.close()
 
 
-async def _read(pipe: asyncio.StreamReader) -> bytes:
+async def _read(pipe: asyncio.StreamReader, kept: bytearray) -> None:
     """All of it, of which a little more than what is allowed is kept: a program that cannot write does not end."""
-    kept = bytearray()
     while piece := await pipe.read(1 << 16):
         kept += piece[: max(0, LONGEST + 1 - len(kept))]
-    return bytes(kept)

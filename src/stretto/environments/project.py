@@ -8,7 +8,6 @@ a reward of kind code runs in the sandbox; nothing is run here.
 
 from __future__ import annotations
 
-import json
 import keyword
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,8 @@ BUNDLE = """\
 import sys, types
 for name, text in {files}:
     module = sys.modules[name] = types.ModuleType(name)
+    if name == {last}:
+        module.__name__ = "__main__"
     exec(compile(text, name + ".py", "exec"), module.__dict__)
 globals().update({{key: value for key, value in vars(module).items() if not key.startswith("__")}})
 """
@@ -86,4 +87,4 @@ def taken_apart(text: str) -> tuple[str | None, str]:
 
 def bundled(files: Mapping[str, str]) -> str:
     """Files as one program in a block of code; what they say stands in it as texts, so none can end the block."""
-    return f"```python\n{BUNDLE.format(files=json.dumps(list(files.items())))}```"
+    return f"```python\n{BUNDLE.format(files=list(files.items()), last=repr(list(files)[-1]))}```"

@@ -142,10 +142,10 @@ def checked(name: str, arguments: object) -> ToolCall:
     return ToolCall(name=name, arguments=dict(arguments))
 
 
-FORMATS: tuple[tuple[str, Callable[[str, Sequence[Tool]], Reading]], ...] = (
-    ("<tool_call>", hermes),
-    (MISTRAL, mistral),
-    ("parameters", llama),
+FORMATS: tuple[tuple[re.Pattern[str], Callable[[str, Sequence[Tool]], Reading]], ...] = (
+    (re.compile(r"\A(?!.*<function=).*<tool_call>", re.DOTALL), hermes),
+    (re.compile(re.escape(MISTRAL)), mistral),
+    (re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]*\\?"parameters\\?"\s*:'), llama),
 )
 """What a template says that shows a format -> how that is read."""
 
@@ -157,7 +157,7 @@ def _own_format(template: str) -> Callable[[str, Sequence[Tool]], Reading]:
     if not renders_tools(template):
         return hermes  # it was introduced to it
     for shown, read in FORMATS:
-        if shown in template and not ("<function=" in template and read is hermes):
+        if shown.search(template):
             return read
     raise RolloutError(
         "the chat template tells the model of tools, in a format that is not known here; "

@@ -52,9 +52,10 @@ class ToolClassEnvironment:
         signals = dict(talk.signals)
         if hasattr(episode, "get_reward"):
             reward = await called(episode.get_reward)
-            if not isinstance(reward, int | float):
-                raise RolloutError(f"get_reward returned {type(reward).__name__}, which is no number")
-            signals["reward"] = float(reward)
+            try:
+                signals["reward"] = float(reward)
+            except (TypeError, ValueError):
+                raise RolloutError(f"get_reward returned {type(reward).__name__}, which is no number") from None
         return Outcome(answer=talk.reply.text, signals=signals)
 
 

@@ -73,7 +73,7 @@ def schema_of(function: Callable[..., Any]) -> Tool:
     return schema
 
 
-async def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """What a function returns: awaited if it is a coroutine, in a thread otherwise."""
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
         return await function(*arguments, **named)

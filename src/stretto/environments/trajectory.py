@@ -19,7 +19,7 @@ from stretto.environments.addresses import Addresses
 from stretto.environments.base import Environment
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
-from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WeightsError, WorkerLost
 from stretto.types import Outcome, Prompt, Trajectory
 
 
@@ -87,7 +87,7 @@ async def run_trajectory(
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         failure = f"environment: CancelledError: {error}"
-    except (WorkerLost, DeadlineError, EngineError):
+    except (WorkerLost, DeadlineError, EngineError, WeightsError):
         raise
     except StrettoError as error:
         failure = f"environment: {error}"

@@ -87,7 +87,7 @@ class _Text(_Read):
 
 
 class _Function(_Read):
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: str
     arguments: str = "{}"
 
 
@@ -115,7 +115,19 @@ class _Tool(_Read):
     function: _ToolFunction
 
 
-class _Chat(_Read):
+class _TextFormat(_Read):
+    type: Literal["text"]
+
+
+class _Refused(_Read):
+    """What would change the answer and cannot be done; a request may say that it does not want it."""
+
+    stop: Annotated[list[str], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    response_format: _TextFormat | None = None
+
+
+class _Chat(_Refused):
     messages: Annotated[list[_Message], Field(min_length=1, max_length=10_000)]
     tools: list[_Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
@@ -127,7 +139,7 @@ class _Chat(_Read):
     return_token_ids: bool | None = None
 
 
-class _Sampling(_Read):
+class _Sampling(_Refused):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
     n: Literal[1] | None = None
@@ -210,6 +222,8 @@ def _parsed(kind: Any, body: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"
+        if where.partition(".")[0] in _Refused.model_fields or where.startswith("sampling_params.stop"):
+            raise BadRequest(f"{where}: cannot be done here, and would change the answer; leave it out") from error
         raise BadRequest(f"{where}: {first['msg']}") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deep") from error

@@ -20,6 +20,12 @@ from stretto.export.saved_model import SavedModel
 from stretto.storage.atomic import storing
 from stretto.storage.manifest import ADAPTER, BASE, STATE
 
+OF_MODELS = (
+    "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", "adapter_*", "config.json",
+    "generation_config.json",
+)  # fmt: skip
+"""Files of a model, as patterns: those in a repository that are not uploaded anew go."""
+
 
 class Hub(Protocol):
     """Where models are published."""
@@ -40,7 +46,8 @@ class HuggingFaceHub:
         hub = HfApi()
         try:
             found = hub.create_repo(repo, private=private, exist_ok=True)
-            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+            # What an earlier push has left would be loaded in the place of, or on top of, what was proved.
+            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=list(OF_MODELS))
         except (HfHubHTTPError, OSError, ValueError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             raise ExportError(

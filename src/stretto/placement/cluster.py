@@ -18,8 +18,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from stretto import host_memory
 from stretto.errors import Problem, RecipeError
-from stretto.placement.devices import GB, Device, DeviceKind, find_device, with_threads
+from stretto.placement.devices import GB, Device, DeviceKind, find_device, is_known, with_threads
 from stretto.placement.rates import Rates
 from stretto.recipe import yaml_io as document
 from stretto.recipe.schema import Count, Section
@@ -154,7 +155,7 @@ def _named(hosts: Sequence[tuple[Device, ...]]) -> Iterator[Host]:
 
 def _own_memory() -> float:
     """Of this machine: threads of a CPU are always threads of the one that plans."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return float(host_memory.total())
 
 
 PerSecond = Annotated[float, Field(ge=1.0, le=1e30)]
@@ -283,7 +284,7 @@ def _device(name: str, told: DeviceNumbers, file: str) -> Device:
         raise RecipeError.of(
             where, "it needs flops, memory_gb and bandwidth", "give the three, or `like:` a device that is known"
         )
-    base = find_device(told.like or "L4", field=where)
+    base = find_device(told.like or (name if is_known(name) else "L4"), field=where)
     values: dict[str, Any] = told.model_dump(exclude={"like", "memory_gb"}, exclude_none=True)
     if told.memory_gb is not None:
         values["memory"] = told.memory_gb * GB

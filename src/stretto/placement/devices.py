@@ -174,6 +174,11 @@ def with_threads(device: Device, count: int) -> Device:
     return replace(device, name=name, threads=count, **numbers)
 
 
+def is_known(name: str) -> bool:
+    """True for a device of the table."""
+    return plain(name) in _BY_PLAIN_NAME
+
+
 def find_device(name: str, *, field: str = "placement.cluster") -> Device:
     """The device of this name, or a RecipeError with the nearest names that are known."""
     device = _BY_PLAIN_NAME.get(plain(name))

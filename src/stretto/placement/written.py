@@ -24,7 +24,7 @@ from stretto.recipe.schema import Placement
 FLOWS = {"phased": DEFAULT, "streamed": "separate"}
 """Flow -> a strategy that has it, where a file names no other."""
 
-MESH = re.compile(r"(?P<role>[a-z]+)=(?P<devices>[^:]+)(?::(?P<mesh>.+))?")
+MESH = re.compile(r"(?P<role>[a-z]+)=(?P<devices>.+?)(?::(?P<mesh>[a-z_]+=.+))?")
 """train=0-7:dp_shard=8"""
 
 
@@ -105,10 +105,10 @@ KEYS = (
 def _strategy(told: Mapping[str, Any], field: str) -> str:
     """A strategy whose flow the plan has."""
     name, flow = told.get("strategy"), told.get("flow")
-    if flow is not None and flow not in FLOWS:
+    if flow is not None and (not isinstance(flow, str) or flow not in FLOWS):
         raise RecipeError.of(f"{field}: flow", f"there is no flow {flow!r}", hint(str(flow), FLOWS))
-    if name in STRATEGIES:
-        return str(name)
+    if isinstance(name, str) and name in STRATEGIES:
+        return name
     return FLOWS[str(flow)] if flow is not None else DEFAULT
 
 

@@ -27,6 +27,7 @@ from stretto.planner.enumerate import WORTH_A_LOOK, Candidates, Variant
 from stretto.planner.estimate import estimate
 from stretto.planner.problem import PlanningProblem
 from stretto.planner.simulate import Forecast, simulate
+from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Placement
 
 SIMULATED = 12
@@ -61,9 +62,13 @@ class SearchResult:
     simulated: int
     """Choices that were simulated."""
 
-    def beside(self, forecast: Forecast) -> SearchResult:
+    def beside(self, forecast: Forecast, workload: StepWorkload) -> SearchResult:
         """With a plan that was not searched for."""
-        return replace(self, best=tuple(sorted((*self.best, forecast), key=_seconds)), simulated=self.simulated + 1)
+        best = tuple(sorted((*self.best, forecast), key=_seconds))
+        ready = self.ready
+        if forecast.choice.runs(workload):
+            ready = tuple(sorted((*ready, forecast), key=_seconds))
+        return replace(self, best=best, ready=ready, simulated=self.simulated + 1)
 
     @property
     def today(self) -> Forecast | None:

@@ -13,17 +13,20 @@ COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8d5aa8", "#c77f1a", "#3aa6a0", "#7
 Curve = Sequence[tuple[float, float]]
 
 
-def chart(title: str, across: str, up: str, lines: Mapping[str, Sequence[Curve]], *, top: float = 1.0) -> str:
+def chart(
+    title: str, across: str, up: str, lines: Mapping[str, Sequence[Curve]], *, top: float = 1.0, bottom: float = 0.0
+) -> str:
     """A picture with one line per name, the mean over its curves, in a band from their least to their largest value.
 
-    The curves of a name share their first coordinates; the second are between 0 and `top`.
+    The curves of a name share their first coordinates; the second are between `bottom` and `top`.
     """
+    span = top - bottom
     most = max(x for curves in lines.values() for curve in curves for x, _ in curve)
 
     def place(x: float, y: float) -> str:
-        return (
-            f"{LEFT + x / most * (WIDTH - LEFT - RIGHT):.1f},{HEIGHT - BOTTOM - y / top * (HEIGHT - TOP - BOTTOM):.1f}"
-        )
+        right = LEFT + x / most * (WIDTH - LEFT - RIGHT)
+        down = HEIGHT - BOTTOM - (y - bottom) / span * (HEIGHT - TOP - BOTTOM)
+        return f"{right:.1f},{down:.1f}"
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -32,10 +35,10 @@ def chart(title: str, across: str, up: str, lines: Mapping[str, Sequence[Curve]]
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
-        (left, height), (right, _) = (place(x, share * top).split(",") for x in (0, most))
+        (left, height), (right, _) = (place(x, bottom + share * span).split(",") for x in (0, most))
         parts.append(f'<line x1="{left}" y1="{height}" x2="{right}" y2="{height}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{float(height) + 4}" text-anchor="end">{share * top:g}</text>')
-        at = place(most * share, 0).split(",")[0]
+        parts.append(f'<text x="{LEFT - 8}" y="{float(height) + 4}" text-anchor="end">{bottom + share * span:g}</text>')
+        at = place(most * share, bottom).split(",")[0]
         parts.append(f'<text x="{at}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{most * share:,.0f}</text>')
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{escape(across)}</text>')

@@ -9,6 +9,7 @@ A library is imported when its logger is made.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -60,10 +61,13 @@ class WandbLogger:
 
     def recipe(self, keys: Mapping[str, Any]) -> None:
         """Begins the run, with the recipe as its hyperparameters; a resumed one goes on in the run that it was."""
-        name = self._folder.resolve().name
+        name, kept = self._folder.resolve().name, self._folder / f"{self._library}.txt"
+        if self._after is None:  # folders of one name may be many, and an id is the project's for ever
+            kept.write_text(f"{name}-{secrets.token_hex(4)}\n", encoding="utf-8")
+        known = kept.read_text(encoding="utf-8").strip() if kept.is_file() else name
         project = os.environ.get(f"{self._library.upper()}_PROJECT", PROJECT)
         resume = "never" if self._after is None else "allow"
-        own = {"id": name, "dir": str(self._folder)} if self._library == "wandb" else {}
+        own = {"id": known, "dir": str(self._folder)} if self._library == "wandb" else {}
         self._api.init(project=project, name=name, resume=resume, config=dict(keys), **own)
 
     def metrics(self, step: int, values: Mapping[str, float | None]) -> None:

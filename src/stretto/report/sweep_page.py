@@ -76,11 +76,10 @@ def picture(runs: Sequence[SweptRun]) -> str:
     values = [y for found in shown.values() for curve in found for _, y in curve]
     if not values or not any(x for found in shown.values() for curve in found for x, _ in curve):
         return EMPTY
-    top = 1.0 if judged or max(values) <= 1 else max(values)
+    top, bottom = (1.0 if judged or max(values) <= 1 else max(values)), min(0.0, *values)
     up = "held-out accuracy" if judged else "mean reward"
     keys = ", ".join(dict.fromkeys(key for run in runs for key in run.setting))
-    clipped = {n: [[(x, min(max(y, 0.0), top)) for x, y in curve] for curve in found] for n, found in shown.items()}
-    return chart(f"sweep over {keys}", "step", up, clipped, top=top)
+    return chart(f"sweep over {keys}", "step", up, shown, top=top, bottom=bottom)
 
 
 EMPTY = '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'

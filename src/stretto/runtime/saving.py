@@ -12,6 +12,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from stretto.errors import CheckpointError, DeadlineError
 from stretto.report.timeline import Span, to_events
@@ -21,7 +22,7 @@ from stretto.runtime.spans import Clock
 from stretto.storage.checkpoint import Checkpoints, PartSnapshot
 from stretto.storage.lock import still_held
 from stretto.storage.run_folder import Journal
-from stretto.threads import beside
+from stretto.threads import beside, give_way
 from stretto.types import Stateful
 
 LANE = "checkpoints"
@@ -107,15 +108,19 @@ class CheckpointWriter:
             self.journal.timeline(to_events([span], host="localhost"))
 
         hashes = await self.parts.fetch()
-        path = await beside(
-            self.checkpoints.save,
-            step,
-            parts=held,
-            written=self.parts.worker_group.files.names,
-            write_model=self.parts.write_model,
-            metrics=metrics,
-            hashes=hashes,
-            ready=ready,
-        )
+
+        def save() -> Path:
+            give_way()
+            return self.checkpoints.save(
+                step,
+                parts=held,
+                written=self.parts.worker_group.files.names,
+                write_model=self.parts.write_model,
+                metrics=metrics,
+                hashes=hashes,
+                ready=ready,
+            )
+
+        path = await beside(save)
         self.journal.event("checkpoint", step=step, path=str(path))
         self.durable(time.monotonic() - begun)

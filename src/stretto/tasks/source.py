@@ -110,8 +110,8 @@ def _with_examples(prompt: Prompt, examples: Sequence[Example]) -> Prompt:
 
 
 def split_task(recipe: Recipe, prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """(to train on, held out) of a recipe. An environment of many turns may show more of a prompt than its messages."""
-    return split(prompts, recipe.task.holdout, whole=recipe.environment.kind != "single_turn")
+    """(to train on, held out) of a recipe. Environments but these two may show more of a prompt than its messages."""
+    return split(prompts, recipe.task.holdout, whole=recipe.environment.kind not in ("single_turn", "tools"))
 
 
 def split(

@@ -15,7 +15,7 @@ from torch import nn
 from stretto.errors import CheckpointError
 from stretto.models.load import Policy
 from stretto.storage.atomic import storing
-from stretto.threads import begun
+from stretto.threads import begun, give_way
 from stretto.training.trainer import Trainer
 from stretto.workers import model_state
 from stretto.workers.shared_folder import HostFolder, Listing, SavedFiles
@@ -51,6 +51,7 @@ class CheckpointCalls:
         states = model_state.held(self.trained(model))
 
         def write() -> SavedFiles:
+            give_way()
             with storing(folder, CheckpointError):
                 place = self.files.at(folder, there)
                 hashes = model_state.write(model, *states, place, part=part, of=of)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from stretto import host_memory
 from stretto.checks.machine.engine_python import VLLM, engine_python
 from stretto.engines.native.cache import CACHE_SHARE, memory_of, token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
@@ -73,11 +74,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that nobody uses."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        told = Path("/proc/meminfo").read_text("ascii")
-    except OSError:
-        return memory_of(device)
-    return next((int(line.split()[1]) * 1024 for line in told.splitlines() if line.startswith("MemAvailable")), 0)
+    return host_memory.free()
 
 
 def starter(python: Path, spec: WorkerSpec) -> Callable[[], EngineTransport]:

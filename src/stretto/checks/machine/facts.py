@@ -17,12 +17,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from stretto import host_memory
 from stretto.checks.machine.base import Gpu, MachineFacts
 
 PACKAGES = ("stretto", "torch", "transformers", "peft", "torchvision", "torchaudio", "torchcodec", "ray")
 """Distributions that checks ask about."""
-
-GROUPS = Path("/sys/fs/cgroup")
 
 ELSEWHERE = "203.0.113.1"
 """An address that belongs to nobody. A datagram socket that is connected to it sends nothing."""
@@ -34,7 +33,7 @@ def look() -> MachineFacts:
     return MachineFacts(
         cores=cores(),
         shown=shown(),
-        memory=min(_memory(), memory_of_group(GROUPS) or _memory()),
+        memory=host_memory.total(),
         shared=_free("/dev/shm"),
         files=_files(),
         address=_address(),
@@ -47,7 +46,7 @@ def look() -> MachineFacts:
 
 def cores() -> int:
     """Cores that this process may use."""
-    return min(shown(), cores_of_group(GROUPS) or shown())
+    return min(shown(), cores_of_group(host_memory.GROUPS) or shown())
 
 
 def shown() -> int:
@@ -63,10 +62,6 @@ def _distribution(name: str) -> tuple[str, tuple[str, ...]] | None:
     return found.version, tuple(found.requires or ())
 
 
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def cores_of_group(groups: Path) -> int | None:
     """Cores that a container's share of time comes to, rounded up."""
     numbers = _numbers(groups / "cpu.max") or [
@@ -74,12 +69,6 @@ def cores_of_group(groups: Path) -> int | None:
         *_numbers(groups / "cpu/cpu.cfs_period_us"),
     ]
     return -(-numbers[0] // numbers[1]) if len(numbers) == 2 and min(numbers) > 0 else None
-
-
-def memory_of_group(groups: Path) -> int | None:
-    """Bytes that a container may use."""
-    numbers = _numbers(groups / "memory.max") or _numbers(groups / "memory/memory.limit_in_bytes")
-    return numbers[0] if numbers and numbers[0] > 0 else None
 
 
 def _numbers(path: Path) -> list[int]:

@@ -8,4 +8,8 @@ run=@run
 if [ -e "$run/recipe.yaml" ]; then
     exec stretto resume "$run"
 fi
+if [ -d "$run" ]; then # ended before it began: nothing in it but its lock
+    rm -f "$run/.lock"
+    rmdir "$run" 2>/dev/null || true
+fi
 exec stretto train @command

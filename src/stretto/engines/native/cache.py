@@ -10,13 +10,13 @@ n sequences of w tokens each, H query heads, K key and value heads, G = H / K, L
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from stretto import host_memory
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 
@@ -314,4 +314,4 @@ def memory_of(device: torch.device) -> int:
     """Bytes of memory that a device has."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return host_memory.total()
