@@ -26,6 +26,10 @@ class Ranks:
     group: Any = None
     """Torch's process group; none where a process is alone."""
 
+    def add(self, tensor: Tensor) -> None:
+        """Makes a tensor the sum of everybody's. Those that reach each other in another way have one of their own."""
+        dist.all_reduce(tensor, group=self.group)
+
 
 ALONE = Ranks()
 """No others."""
@@ -34,7 +38,7 @@ ALONE = Ranks()
 def add_up(tensor: Tensor, ranks: Ranks) -> Tensor:
     """Makes a tensor the sum of everybody's."""
     if ranks.size > 1:
-        dist.all_reduce(tensor, group=ranks.group)
+        ranks.add(tensor)
     return tensor
 
 
