@@ -73,7 +73,7 @@ class Plan:
     def holders(self) -> tuple[str, ...]:
         """Devices that hold the policy: those that train, then those that only generate."""
         train = [device for cell in self.cells if cell.role == "train" for device in cell.devices]
-        generate = [cell.devices[0] for cell in self.cells if cell.role == "generate"]
+        generate = [device for cell in self.cells if cell.role == "generate" for device in cell.devices]
         return tuple(dict.fromkeys([*train, *generate]))
 
     def sharers(self, role: str) -> tuple[str, ...]:
