@@ -93,6 +93,10 @@ class Plan:
         alike = any(each.role == "train" and each.devices == cell.devices for each in self.cells)
         return cell.role == "reference" and cell.weights == "own" and len(cell.devices) > 1 and alike
 
+    def generates_together(self, device: str) -> bool:
+        """Whether a device generates in a cell of several."""
+        return any(cell.role == "generate" and device in cell.devices and len(cell.devices) > 1 for cell in self.cells)
+
     def recomputes_on(self, device: str) -> bool:
         """Whether what trains on a device recomputes activations from the first row on."""
         return any(cell.recompute for cell in self.cells if device in cell.devices and cell.role == "train")
