@@ -42,9 +42,11 @@ class LaneCalls:
 
     def _queue(self, cell: str) -> EngineQueue:
         group, seconds = self.worker_group, self.worker_group.patience.generate
-        who, asked = group.device[cell], group.worker(group.device[cell], seconds).generate
+        who, asked = group.device[cell], self._together(cell)
         if cell in self.wide:
-            who, asked = cell, self._together(cell)
+            who = cell
+        else:
+            asked = group.worker(who, seconds).generate
         late = partial(group.deadline, "generate", who, seconds)
         return EngineQueue(engine_of_cell(asked, cell), deadline=late, together=len(group.plan.devices) == 1)
 
@@ -65,7 +67,7 @@ class LaneCalls:
         for cell in self.wide:
             if among is None or not set(group.devices[cell]).isdisjoint(among):
                 group.meetings.pop(_kind(cell), None)
-                name, seconds = f"{cell}-{next(MEETINGS)}", EARLIER * group.patience.generate
+                name, seconds = f"{_kind(cell)}-{next(MEETINGS)}", EARLIER * group.patience.generate
                 # Every layer adds up: cards do so by themselves, as those of a training cell.
                 await group.join(_kind(cell), name, group.devices[cell], seconds=seconds, nccl=True)
 

@@ -208,10 +208,9 @@ def load_gauges(
 
 def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
     """What generates with a policy: the recipe's engine, or one of the user's."""
-    section = spec.recipe.engine
+    section, lane = spec.recipe.engine, spec.lane
     if isinstance(section, NativeEngineSection):
-        alone = spec.lane is None
-        return native_engine(policy, section) if alone else lane_engine(policy, section, spec.lane, spec.torch_device)
+        return native_engine(policy, section) if lane is None else lane_engine(policy, section, lane, spec.torch_device)
     if isinstance(section, VllmEngineSection):
         # Where nobody generates, what proves its weights is the policy itself.
         return vllm_engine(policy, section, spec) if "generate" in spec.roles else native_engine(policy, PROVES)
