@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import torch
@@ -133,14 +134,19 @@ def in_lane(rank, size, address, folder, cases):
 
 
 def in_broken_lane(rank, size, address, folder, how):
-    """One process of a lane whose last one is lost in the middle; the first writes what it says."""
+    """One process of a lane whose last one is lost in the middle: killed, stopped, or it has left because something
+    failed. The others write what they say; only of one that is stopped they learn by waiting."""
     torch.set_num_threads(1)
     engine, _ = lane_of("full", rank, size)
-    group = met(address, how, rank, size, seconds=5.0)
+    group = met(address, how, rank, size, seconds=3.0 if how == "stopped" else 300.0)
     engine.meet(group)
     engine.submit(requests(1, 7))
     engine.step(0.0)
     if rank == size - 1:
+        if how == "left":
+            engine.part_from_others()
+            group.close()
+            time.sleep(300)
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[how])
     try:
         engine.step(60.0)

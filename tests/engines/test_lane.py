@@ -71,7 +71,7 @@ def test_who_has_not_met_the_others_says_so():
         LaneLink(rank=1, size=2).add(torch.zeros(1))
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "left"])
 def test_who_waits_for_a_process_that_is_lost_says_so_in_time(how, tmp_path):
     store, context = store_at(LOOPBACK), multiprocessing.get_context("spawn")
     given = (2, (LOOPBACK, store.port), tmp_path, how)
@@ -79,7 +79,7 @@ def test_who_waits_for_a_process_that_is_lost_says_so_in_time(how, tmp_path):
     try:
         for process in processes:
             process.start()
-        processes[0].join(60)
+        processes[0].join(90)
         assert processes[0].exitcode == 0
         assert "member 0 of 2 lost touch with another" in (tmp_path / "said-0").read_text()
     finally:
