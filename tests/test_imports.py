@@ -103,6 +103,8 @@ FILES = {
     # Ways to decode belong to the native engine, whose cache and steps they work on.
     # Decode steps say what of the weights they read, and whether a copy still is them.
     "engines.native.decode_backend": BASE | {"engines", "models", "weights.tensors"},
+    # A rank of a lane has parts of its own, and says whether they are those of the whole.
+    "engines.native.lane": BASE | {"engines", "models", "weights.tensors"},
     "kernels.cpu.packed_linear": BASE | {"kernels", "models", "engines.native", "weights.tensors"},
     "kernels.cuda.decode_graphs": BASE | {"kernels", "models", "engines.native"},
     "engines.native.engine": BASE | {"engines", "models", "kernels", "training.packing"},

@@ -71,6 +71,15 @@ def test_all_problems_of_the_tier_come_at_once(tmp_path):
     assert found.keys() == {"task", "model.scratch.characters", "model.adapter.targets"}
 
 
+def test_devices_that_cannot_share_the_heads_of_a_model_do_not_generate_together(tmp_path):
+    names = [f"localhost/cpu:{index}" for index in range(4)]
+    lane = {"role": "generate", "devices": names[:3], "mesh": {"tp": 3}}
+    cells = [lane, {"role": "train", "devices": names[3:]}]
+    placement = {"cluster": "4xcpu", "strategy": "separate", "cells": cells}
+    (problem,) = deep_problems(recipe_in(tmp_path, placement=placement), tmp_path)
+    assert problem.field == "placement.cells" and "tp 3 does not divide the model's 2 heads" in problem.reason
+
+
 def test_a_gpu_that_is_not_there_cannot_be_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = problems_of(tmp_path, placement__cluster="1xgpu")

@@ -30,6 +30,7 @@ def cells(generate, train, more=""):
     return f"placement={{cluster: 4xcpu, strategy: separate, cells: [{told}]}}"
 
 
+LANE = cells("0, 1", "2").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
 SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prompts: 10}}"
 GAMES = [SOURCE % "number", "environment={kind: game}"]
 CODES = [SOURCE % "code"]
@@ -159,7 +160,10 @@ WRONG = [
         "placement.cells",
         "no cell serves the stage generate",
     ),
-    ([cells("0, 1", "2")], "placement.cells", "generating on several devices together"),
+    ([cells("0, 1", "2")], "placement.cells", "share every matrix"),
+    ([LANE, "model={quantize: int8, adapter: {rank: 4}}"], "model.quantize", "matrices in few bits are not cut"),
+    ([LANE, "engine.kind=vllm"], "placement.cells", "the engine vllm on several devices together"),
+    ([LANE, "engine.graphs=true"], "engine.graphs", "are not recorded"),
     ([cells("0", "1, 2", ", mesh: {tp: 2}")], "placement.cells", "other than dp_shard"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
     (["placement.cluster=cpus"], "placement.cluster", "'cpus' is no cluster"),

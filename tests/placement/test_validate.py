@@ -171,6 +171,19 @@ def test_an_engine_is_what_a_generate_cell_runs(index, engine, reason):
     assert reason in told(with_cell(plan_on(1), index, engine=engine))[f"placement.cells.{index}.engine"]
 
 
+def test_a_device_that_generates_with_others_generates_in_no_other_cell():
+    plan = plan_on(2, width={"generate": 2})
+    lane = next(cell for cell in plan.cells if cell.role == "generate")
+    assert len(lane.devices) == 2 and not told(plan)
+    alone = replace(lane, name="alone", devices=lane.devices[:1], mesh={"dp_shard": 1})
+    priority = {
+        device: (*names, "alone") if device in alone.devices else names for device, names in plan.priority.items()
+    }
+    found = told(replace(plan, cells=(*plan.cells, alone), priority=priority))
+    assert list(found) == [f"placement.cells.{len(plan.cells)}.devices"]
+    assert "alone and generate both generate on localhost/gpu:0" in next(iter(found.values()))
+
+
 @pytest.mark.parametrize(
     ("phase", "reason"),
     [

@@ -20,8 +20,13 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
         ({"model": "qwen3-30b-a3b"}, CUT),
         (LORA | {"model": "qwen3-30b-a3b"}, CUT),
         (REFERRED, CUT | {"frozen": ModelSplit(dp=4)}),
+        (LORA, CUT | {"lane": ModelSplit(tp=2)}),
+        ({"model": "qwen3-30b-a3b"}, CUT | {"lane": ModelSplit(tp=4, ep=4)}),
     ],
-    ids=["four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"],
+    ids=[
+        *("four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"),
+        *("a lane", "a lane with whole experts"),
+    ],
 )
 def test_these_plans_can_be_executed(work, choice):
     assert list(Candidate(**choice).waits_for(workload(**work))) == []
@@ -30,7 +35,9 @@ def test_these_plans_can_be_executed(work, choice):
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        (CUT | {"lane": ModelSplit(tp=2)}, "generating on several devices together"),
+        (CUT | {"lane": ModelSplit(tp=2, pp=2)}, "pipelines that generate"),
+        (CUT | {"lane": ModelSplit(tp=2, dp=2, ep=4)}, "experts spread wider than matrices are cut"),
+        (CUT | {"lane": ModelSplit(tp=16)}, "key-value heads shared by several devices"),
         (CUT | {"train": ModelSplit(dp=2, tp=2)}, "training cells that cut more than parameters"),
         (CUT | {"train": ModelSplit(dp=2), "sharded": True}, "an optimizer that cells of several devices share"),
         (CUT | {"frozen": ModelSplit(dp=2)}, "frozen models in slices"),
@@ -38,6 +45,12 @@ def test_these_plans_can_be_executed(work, choice):
 )
 def test_these_say_what_they_wait_for(choice, told):
     assert told in list(Candidate(**choice).waits_for(workload(**REFERRED)))
+
+
+def test_lanes_of_vllm_and_of_few_bits_wait():
+    lane = Candidate(**CUT, lane=ModelSplit(tp=2))
+    assert list(lane.waits_for(workload(engine="vllm"))) == ["vllm on several devices together"]
+    assert list(lane.waits_for(workload(**LORA, base="int8"))) == ["cut matrices in few bits"]
 
 
 def test_a_teacher_and_a_critic_are_not_cut_like_the_policy():

@@ -16,7 +16,7 @@ from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.plan import Plan
+from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import find_strategy
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
@@ -123,15 +123,34 @@ def _tests(prompt: Prompt, column: str) -> str | None:
 
 
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
-    """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut."""
+    """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut, or they generate
+    with cut matrices (tp)."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
     for cell in wide:
         if cell.role == "generate":
-            reason = f"{cell.name}: generating on several devices together is not available yet"
-            yield Problem(field="placement.cells", reason=reason, fix="give each generate cell one device")
+            yield from _lane_problems(recipe, cell)
         elif cell.mesh["dp_shard"] < len(cell.devices) or cell.mesh["ep"] > 1:
             reason = f"{cell.name}: degrees other than dp_shard are not available yet"
             yield Problem(field="placement.cells", reason=reason, fix="leave the mesh out")
+
+
+def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
+    """Why the devices of a cell cannot generate together."""
+    count, alone = len(cell.devices), "give each generate cell one device"
+    if cell.engine != "native":
+        reason = f"{cell.name}: the engine {cell.engine} on several devices together is not available yet"
+        yield Problem(field="placement.cells", reason=reason, fix=f"{alone}, or use engine.kind: native")
+        return
+    if cell.mesh["tp"] < count or cell.mesh["ep"] not in (1, count):
+        reason = f"{cell.name}: devices that generate together share every matrix; other degrees are not available yet"
+        fix = f"say mesh: {{tp: {count}}}, and ep: {count} if experts shall stay whole; or {alone}"
+        yield Problem(field="placement.cells", reason=reason, fix=fix)
+    if getattr(recipe.engine, "graphs", False):
+        reason = f"has no effect in {cell.name}: steps of devices that generate together are not recorded"
+        yield Problem(field="engine.graphs", reason=reason, fix=f"leave it out, or {alone}")
+    if recipe.model.quantize != "none":
+        reason = f"{cell.name} has {count} devices, and matrices in few bits are not cut"
+        yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {alone}")
 
 
 PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers, tests=_tests)

@@ -28,6 +28,8 @@ from stretto.models.quantised import expert_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
 from stretto.models.template_file import use_template
+from stretto.models.tensor_parallel import cut_problems
+from stretto.placement.build import read_cells
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
@@ -78,7 +80,14 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
     if recipe.model.quantize != "none":
         problems += expert_problems(network)
-    return problems
+    return [*problems, *lane_problems(recipe, network)]
+
+
+def lane_problems(recipe: Recipe, network: PreTrainedModel) -> list[Problem]:
+    """Why the devices of a cell by hand cannot share the matrices of the model that they generate with."""
+    lanes = [cell for cell in read_cells(recipe.placement.cells or ()) if cell.role == "generate"]
+    ways = {(len(cell.devices), 1 if cell.mesh.get("ep", 1) > 1 else None) for cell in lanes if len(cell.devices) > 1}
+    return [problem for size, experts in ways for problem in cut_problems(network, tensor=size, experts=experts)]
 
 
 def device_problems(recipe: Recipe) -> list[Problem]:

@@ -73,7 +73,7 @@ class Plan:
     def holders(self) -> tuple[str, ...]:
         """Devices that hold the policy: those that train, then those that only generate."""
         train = [device for cell in self.cells if cell.role == "train" for device in cell.devices]
-        generate = [cell.devices[0] for cell in self.cells if cell.role == "generate"]
+        generate = [device for cell in self.cells if cell.role == "generate" for device in cell.devices]
         return tuple(dict.fromkeys([*train, *generate]))
 
     def sharers(self, role: str) -> tuple[str, ...]:
@@ -92,6 +92,10 @@ class Plan:
         devices of one cell that trains. Others stand on each of their devices as a whole."""
         alike = any(each.role == "train" and each.devices == cell.devices for each in self.cells)
         return cell.role == "reference" and cell.weights == "own" and len(cell.devices) > 1 and alike
+
+    def generates_together(self, device: str) -> bool:
+        """Whether a device generates in a cell of several."""
+        return any(cell.role == "generate" and device in cell.devices and len(cell.devices) > 1 for cell in self.cells)
 
     def recomputes_on(self, device: str) -> bool:
         """Whether what trains on a device recomputes activations from the first row on."""

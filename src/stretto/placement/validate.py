@@ -231,6 +231,19 @@ def optimizer_sleeps(cell: Cell) -> bool:
     return cell.role in UPDATE and tuple(cell.sleeps) == ("generate",)
 
 
+def devices_generate_in_one_cell(case: PlanContext) -> Iterator[Problem]:
+    """A device that generates with others has a part of the model, and no engine beside that."""
+    on: dict[str, Cell] = {}
+    for field, cell in case.cells():
+        if cell.role != "generate":
+            continue
+        for device in cell.devices:
+            other = on.setdefault(device, cell)
+            if other is not cell and max(len(cell.devices), len(other.devices)) > 1:
+                reason = f"{cell.name} and {other.name} both generate on {device}, with a part of the model there"
+                yield Problem(field=f"{field}.devices", reason=reason, fix="give each of them devices of its own")
+
+
 def cells_sleep_while_others_work(case: PlanContext) -> Iterator[Problem]:
     """A phase in which a cell leaves its memory to others is a time of its own, and theirs, on the same devices."""
     on = case.plan.roles_on
@@ -307,6 +320,7 @@ RULES: tuple[Callable[[PlanContext], Iterable[Problem]], ...] = (
     optimizers_are_cut_once,
     weights_have_a_source,
     engines_generate,
+    devices_generate_in_one_cell,
     cells_sleep_while_others_work,
     devices_know_whom_to_serve,
     staleness_is_possible,

@@ -144,10 +144,15 @@ class Candidate:
 
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
+        shape, lane = workload.shapes["generate"], self.lane
         own_reference = "reference" in workload.roles - workload.reading
         frozen = workload.roles - workload.reading - {"generate", "train", "fit"}
         for asked, what in (
-            (self.lane.width > 1, "generating on several devices together"),
+            (lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"),
+            (lane.pp > 1, "pipelines that generate"),
+            (lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"),
+            (lane.tp > 1 and workload.base != workload.precision, "cut matrices in few bits"),
+            (not shape.kv_rank and shape.kv_heads % lane.tp > 0, "key-value heads shared by several devices"),
             (self.train.width > self.train.dp, "training cells that cut more than parameters"),
             (any(self._cut_apart(role, workload) for role in frozen), "frozen models in slices"),
             (self._critic_width(workload) > 1, "a critic that devices train in slices"),

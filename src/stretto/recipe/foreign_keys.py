@@ -211,7 +211,7 @@ ENGINE = (
                 prime_rl="inference.gpu_memory_utilization"),
     Counterpart(ours="engine.url", told="not available yet; a run starts its own vLLM (engine.kind: vllm)",
                 trl="vllm_server_base_url vllm_server_host"),
-    Counterpart(ours="placement.cells", told="a plan by hand; an engine over several devices is not available yet",
+    Counterpart(ours="placement.cells", told="a plan by hand: cells of several devices that generate, mesh: {tp: N}",
                 trl="vllm_tensor_parallel_size tensor_parallel_size", verl=f"{ROLLOUT}.tensor_model_parallel_size",
                 openrlhf="vllm.tensor_parallel_size vllm_num_engines vllm.num_engines",
                 prime_rl="inference.parallel.tp"),

@@ -52,7 +52,7 @@ from stretto.workers.deadlines import CallDeadlines
 from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
 from stretto.workers.models import EngineFactory
 from stretto.workers.worker_group import WorkerGroup
-from stretto.workers.worker_spec import WorkerSpec, torch_device
+from stretto.workers.worker_spec import LaneSpec, WorkerSpec, torch_device
 
 MOST_JUDGES = 16
 """Processes for user code. Each keeps the user's modules imported, and memory is finite."""
@@ -195,6 +195,7 @@ def _assignment(
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        lane=lane_of(plan, device),
         recompute=plan.recomputes_on(device),
         cuts_reference=recipe.roles.teacher is None and any(plan.in_slices(cell) for cell in mine),
         sharers={role: plan.sharers(role) for role in UPDATE},
@@ -202,6 +203,15 @@ def _assignment(
         sleeps=plan.sleeps_on(device),
         logs=logs.resolve() if logs else None,
     )
+
+
+def lane_of(plan: Plan, device: str) -> LaneSpec | None:
+    """The place of a device in a cell of several that generates, if it has one."""
+    for cell in plan.cells:
+        if cell.role == "generate" and device in cell.devices and len(cell.devices) > 1:
+            rank, spreads = cell.devices.index(device), cell.mesh["ep"] > 1
+            return LaneSpec(cell=cell.name, rank=rank, size=len(cell.devices), spreads=spreads)
+    return None
 
 
 def kinds_of(recipe: Recipe) -> dict[str, str]:

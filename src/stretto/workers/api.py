@@ -40,6 +40,9 @@ TRAINS = {POLICY: "train", CRITIC: "fit"}
 HOLDS = {POLICY: "hold", CRITIC: "hold-critic"}
 """Model -> the kind of the group of all that hold it."""
 
+LANE = "lane"
+"""What the kinds of groups begin with whose processes generate together."""
+
 STATES = {POLICY: ("trainer", "optimizer"), CRITIC: ("critic", "critic_optimizer")}
 """Model -> what its trainer and its optimizer are called in a checkpoint."""
 

@@ -44,6 +44,14 @@ class Backend(Protocol):
         """Makes a tensor the sum of every member's."""
         ...
 
+    def add_ahead(self, tensor: Tensor) -> None:
+        """As `add`, of a tensor on the device: what follows there waits for it, and this process need not."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for what was added up ahead."""
+        ...
+
     def hand_round(self, tensor: Tensor, source: int) -> None:
         """Makes a tensor that of member `source`."""
         ...
@@ -101,6 +109,13 @@ class Gloo:
         if host is not tensor:
             tensor.copy_(host)
 
+    def add_ahead(self, tensor: Tensor) -> None:
+        """In host memory nothing is ahead."""
+        self.add(tensor)
+
+    def settle(self) -> None:
+        """Everything has been waited for."""
+
     def hand_round(self, tensor: Tensor, source: int) -> None:
         """In host memory."""
         host = tensor.cpu()
@@ -116,7 +131,8 @@ class Gloo:
         return found.to(rows.device)
 
     def close(self) -> None:
-        """Its connections close when nobody knows it any more."""
+        """Its connections close when nobody knows it any more, and the others learn of that."""
+        self.group = None
 
 
 class Nccl:
@@ -133,11 +149,23 @@ class Nccl:
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=WATCHDOG * member.seconds)
         self.group: Any = ProcessGroupNCCL(store, member.rank, member.size, options)
+        self.ahead: Any = None
         self.add(torch.zeros(1, device=device))  # members connect at their first call
 
     def add(self, tensor: Tensor) -> None:
         """From card to card."""
         self._call(tensor, lambda here: self.group.allreduce([here]))
+
+    def add_ahead(self, tensor: Tensor) -> None:
+        """The card waits, in the order of its work."""
+        self.ahead = self.group.allreduce([tensor])
+        self.ahead.wait()
+
+    def settle(self) -> None:
+        """The newest is the last that ends."""
+        work, self.ahead = self.ahead, None
+        if work is not None:
+            finish(work, seconds=self.seconds, off=self.off, abort=self.group.abort)
 
     def hand_round(self, tensor: Tensor, source: int) -> None:
         """From card to card."""

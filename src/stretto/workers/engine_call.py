@@ -9,18 +9,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from stretto.engines.base import Completion, Request
 from stretto.errors import DeadlineError, EngineError, WeightsError, WorkerLost
-from stretto.workers.api import WorkerApi
 
 EngineCall = Callable[[Sequence[Request], Sequence[int], float], Awaitable[list[Completion]]]
 """New requests, unwanted ones and seconds -> what is complete."""
 
 
-def engine_of_cell(worker: WorkerApi, cell: str) -> EngineCall:
-    """What calls a worker's engine. Deaths, deadlines and wrong weights keep their names."""
+def engine_of_cell(generate: EngineCall, cell: str) -> EngineCall:
+    """What calls a cell's engine. Deaths, deadlines and wrong weights keep their names."""
 
     async def call(new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
         try:
-            return await worker.generate(new, unwanted, seconds)
+            return await generate(new, unwanted, seconds)
         except (WorkerLost, DeadlineError, EngineError, WeightsError):
             raise
         except Exception as error:

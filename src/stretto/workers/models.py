@@ -35,6 +35,7 @@ from stretto.training.teacher import Teacher
 from stretto.training.trainer import Trainer
 from stretto.training.whitening import WhiteningTrainer
 from stretto.types import Conversation
+from stretto.workers.lanes import lane_engine
 from stretto.workers.vllm import vllm_engine
 from stretto.workers.worker_spec import WorkerSpec
 
@@ -207,9 +208,9 @@ def load_gauges(
 
 def engine_of(policy: Policy, spec: WorkerSpec) -> Engine:
     """What generates with a policy: the recipe's engine, or one of the user's."""
-    section = spec.recipe.engine
+    section, lane = spec.recipe.engine, spec.lane
     if isinstance(section, NativeEngineSection):
-        return native_engine(policy, section)
+        return native_engine(policy, section) if lane is None else lane_engine(policy, section, lane, spec.torch_device)
     if isinstance(section, VllmEngineSection):
         # Where nobody generates, what proves its weights is the policy itself.
         return vllm_engine(policy, section, spec) if "generate" in spec.roles else native_engine(policy, PROVES)

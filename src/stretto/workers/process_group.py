@@ -116,6 +116,16 @@ class ProcessGroup:
         with self._failures():
             self.backend.add(tensor)
 
+    def add_ahead(self, tensor: Tensor) -> None:
+        """As `add`, of a tensor where this member computes, which need not wait for it until it settles."""
+        with self._failures():
+            self.backend.add_ahead(tensor)
+
+    def settle(self) -> None:
+        """Waits for what was added up ahead."""
+        with self._failures():
+            self.backend.settle()
+
     def hand_round(self, tensor: Tensor, *, source: int) -> None:
         """Makes a tensor that of member `source`."""
         with self._failures():

@@ -27,6 +27,8 @@ class Recovery:
         self.worker_group = worker_group
         # Devices whose process has died and is not yet what it was; one comes back after the other.
         self.lost: set[str] = set()
+        # Those that came back and have not met the others yet.
+        self.back: set[str] = set()
         self.lock = asyncio.Lock()
 
     async def surviving(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -58,8 +60,11 @@ class Recovery:
                 await self.worker_group.all(asked, lambda each: each.room(), seconds=self.worker_group.patience.train)
                 await self._revive(device)
                 self.lost.discard(device)
+                self.back.add(device)
                 if not self.lost:
                     await self.worker_group.meet()
+                    await self.worker_group.lane_calls.meet(self.back)
+                    self.back.clear()
             except WorkerLost as lost:
                 self.lost.add(lost.cell)
                 raise

@@ -9,17 +9,19 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import WorkerLost
+from stretto.errors import DeadlineError, WorkerLost
 from stretto.types import Conversation
 
 T = TypeVar("T")
 
 
 def raise_first(answers: Sequence[T | BaseException]) -> list[T]:
-    """Answers without errors. Where one died, that is what is raised, not what the others say of it."""
+    """Answers without errors. Where one died, that is what is raised, and else that one does not answer: not what the
+    others say of it."""
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     if errors:
-        raise next((error for error in errors if isinstance(error, WorkerLost)), errors[0])
+        named = (error for kind in (WorkerLost, DeadlineError) for error in errors if isinstance(error, kind))
+        raise next(named, errors[0])
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.catalog import learns_from_rows
-from stretto.engines.base import Completion, Request
+from stretto.engines.native.lane import LaneEngine
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
@@ -36,6 +36,7 @@ from stretto.workers import model_state
 from stretto.workers.api import CRITIC, HOLDS, POLICY, TRAINS
 from stretto.workers.checkpoint_calls import CheckpointCalls
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
+from stretto.workers.lanes import GenerateCalls
 from stretto.workers.models import (
     EngineFactory,
     ScoringModel,
@@ -47,7 +48,15 @@ from stretto.workers.models import (
     make_reference,
     make_trainer,
 )
-from stretto.workers.offload import FITTED, PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
+from stretto.workers.offload import (
+    FITTED,
+    PUBLISH,
+    UPDATE,
+    HeldStorages,
+    HostBuffer,
+    release_caches,
+    sleepers_of,
+)
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.rehearsal import RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, SavedFiles, listing
@@ -57,7 +66,7 @@ ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "r
 """Model -> the role of the cells that ask it."""
 
 
-class Worker(RehearsalCalls, CheckpointCalls):
+class Worker(GenerateCalls, RehearsalCalls, CheckpointCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -108,6 +117,8 @@ class Worker(RehearsalCalls, CheckpointCalls):
             engine=self.engine,
             shelf=self.make_shelf(),
         )
+        if isinstance(self.engine, LaneEngine):
+            self.sleepers.add(HeldStorages({"generate"}, self.engine.tensors, self.make_shelf()))
         self.carrier = Carrier()
         rounds = recipe.optimizer.reduce == "bfloat16"
         self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
@@ -143,15 +154,6 @@ class Worker(RehearsalCalls, CheckpointCalls):
 
     def _load(self, device: torch.device) -> Policy:
         return load_policy(self.assignment, device)
-
-    # Generate ---------------------------------------------------------------------------------------------------------
-
-    def generate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
-        """Takes requests in and out, and decodes until something completes or the seconds are over."""
-        self.sleepers.enter("generate")
-        partial = self.engine.abort(unwanted) if unwanted else []
-        self.engine.submit(new)
-        return partial + self.engine.step(seconds)
 
     # Score and train --------------------------------------------------------------------------------------------------
 
@@ -198,11 +200,12 @@ class Worker(RehearsalCalls, CheckpointCalls):
     # The end of a step ------------------------------------------------------------------------------------------------
 
     def meet(self, kind: str, where: Rendezvous) -> None:
-        """Joins the others that train, or the others that hold the policy."""
+        """Joins the others that train, that hold the policy, or that generate together with this process."""
         if (before := self.groups.pop(kind, None)) is not None:
             before.close()
         if where.size > 1:
             self.groups[kind] = ProcessGroup(where, self.assignment.torch_device)
+            self.met(kind)
 
     def reduce(self, model: str, sums: Mapping[str, float]) -> None:
         """Adds up the gradients of all that train; `sums` are their counters together. Changes no weight."""

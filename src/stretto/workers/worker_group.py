@@ -32,7 +32,7 @@ from stretto.workers.api import HOLDS, MODELS, POLICY, TRAINS, WorkerApi, Worker
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
-from stretto.workers.engine_call import engine_of_cell
+from stretto.workers.lane_calls import LaneCalls
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.model_updates import ModelUpdates
 from stretto.workers.process_group import Rendezvous, cancel_groups
@@ -81,6 +81,7 @@ class WorkerGroup:
         }
         self.members: dict[str, WorkerTransport] = {}
         self.lanes: dict[str, EngineQueue] = {}
+        self.lane_calls = LaneCalls(self, [cell.name for cell in plan.cells if cell.role == "generate"])
         self.version = 0
         # True from a step's first update until that step is over.
         self.applying = False
@@ -127,15 +128,14 @@ class WorkerGroup:
         says(f"waiting for {len(devices)} workers to load their models")
         started = await asyncio.gather(*(self.launch(device) for device in devices))
         self.members = dict(zip(devices, started, strict=True))
-        for cell in self.plan.cells:
-            if cell.role == "generate":
-                self.lanes[cell.name] = self._lane(cell.name)
+        self.lanes = self.lane_calls.queues()
         says("waiting until the workers have found each other")
         await self.reach(devices)
         for mates in self.training:
             if len(mates) > 1:
-                await self._meet("cell", f"cell-{next(EPOCHS)}", mates)
+                await self.join("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
+        await self.lane_calls.meet()
         says("comparing their weights")
         await self.verify_publish(list(dict.fromkeys([*self.holders, *devices])), whole=True)
         await self._verify_others()
@@ -163,14 +163,8 @@ class WorkerGroup:
     async def launch(self, device: str) -> WorkerTransport:
         """A worker for a device, loaded."""
         seconds = self._starting
-        async with self._deadline("start", device, seconds):
+        async with self.deadline("start", device, seconds):
             return await self.launcher.start(self.assign(device, time.time() + seconds))
-
-    def _lane(self, cell: str) -> EngineQueue:
-        device, seconds = self.device[cell], self.patience.generate
-        late = partial(self._deadline, "generate", device, seconds)
-        asking = engine_of_cell(self.worker(device, seconds), cell)
-        return EngineQueue(asking, deadline=late, together=len(self.plan.devices) == 1)
 
     def worker(self, device: str, seconds: float) -> WorkerApi:
         """A worker, each of whose calls ends within a deadline."""
@@ -178,7 +172,7 @@ class WorkerGroup:
 
     async def _call(self, device: str, seconds: float, what: str, *arguments: Any) -> Any:
         overdue = device in self.silent
-        async with self._deadline(what, device, seconds):
+        async with self.deadline(what, device, seconds):
             answer = await self.members[device].call(what, *arguments)
         self.last = time.monotonic()
         if overdue:  # it answers again; an answer to what was asked before says nothing of that
@@ -190,8 +184,9 @@ class WorkerGroup:
         calls = (ask(self.worker(device, seconds)) for device in devices)
         return await together(calls)
 
-    def _deadline(self, stage: str, device: str, seconds: float) -> Deadline:
-        return Deadline(stage, device, seconds, self)
+    def deadline(self, stage: str, who: str, seconds: float) -> Deadline:
+        """What ends a wait for a device, or for a cell of several."""
+        return Deadline(stage, who, seconds, self)
 
     # What cells do ----------------------------------------------------------------------------------------------------
 
@@ -250,27 +245,31 @@ class WorkerGroup:
         for device, receipt in zip(holders, receipts, strict=True):
             verify_publish(weights, receipt, engine=self.called(device), source=source)
 
-    def called(self, device: str) -> str:
-        """A device with the cells that it serves, for messages."""
-        cells = ", ".join(cell for cell, devices in self.devices.items() if device in devices)
-        return f"{device} ({cells})"
+    def called(self, who: str) -> str:
+        """A device with the cells that it serves, or a cell with its devices, for messages."""
+        told = self.devices.get(who) or [cell for cell, devices in self.devices.items() if who in devices]
+        return f"{who} ({', '.join(told)})"
 
     async def meet(self) -> None:
         """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
         epoch = next(EPOCHS)
-        self.meetings.clear()
+        for kind in (*TRAINS.values(), *HOLDS.values()):
+            self.meetings.pop(kind, None)
         for name, model in self.trained.items():
             kind, hold = TRAINS[name], HOLDS[name]
             for index, devices in enumerate(zip(*model.training, strict=True)):
-                await self._meet(kind, f"{kind}-{index}-{epoch}", devices)
-            await self._meet(hold, f"{hold}-{epoch}", model.holders)
+                await self.join(kind, f"{kind}-{index}-{epoch}", devices)
+            await self.join(hold, f"{hold}-{epoch}", model.holders)
         if POLICY not in self.trained:
-            await self._meet(HOLDS[POLICY], f"{HOLDS[POLICY]}-{epoch}", self.holders)
+            await self.join(HOLDS[POLICY], f"{HOLDS[POLICY]}-{epoch}", self.holders)
 
-    async def _meet(self, kind: str, name: str, devices: Sequence[str]) -> None:
-        """Members of one group meet; where one dies, those that wait for it are called off."""
-        store, size, seconds = self.launcher.store(), len(devices), self.patience.train
-        path = path_between(devices, nccl=self.nccl)
+    async def join(
+        self, kind: str, name: str, devices: Sequence[str], *, seconds: float | None = None, nccl: bool | None = None
+    ) -> None:
+        """Members of one group meet, and wait so many seconds for each other, or as for a piece of training; where one
+        dies, those that wait for it are called off."""
+        store, size, seconds = self.launcher.store(), len(devices), seconds or self.patience.train
+        path = path_between(devices, nccl=self.nccl if nccl is None else nccl)
         meetings = [
             Rendezvous(store=store, name=name, rank=rank, size=size, seconds=seconds, path=path) for rank in range(size)
         ]

@@ -14,6 +14,20 @@ from stretto.recipe.schema import Recipe, VllmEngineSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSpec:
+    """A process's place in a cell of several devices that generates."""
+
+    cell: str
+    """The cell."""
+    rank: int
+    """Which of its processes it is; the first speaks for all."""
+    size: int
+    """How many there are."""
+    spreads: bool = False
+    """Whether each has some of the experts as a whole, and not a part of every one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """What a worker is made from; plain values, so that it can be sent to another host."""
 
@@ -35,6 +49,8 @@ class WorkerSpec:
     """Threads of a CPU device; all of the process's if none."""
     mates: int = 1
     """Processes that train one copy of the policy together, itself included."""
+    lane: LaneSpec | None = None
+    """Its place among processes that generate together; none where it generates by itself, or not at all."""
     recompute: bool = False
     """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
     cuts_reference: bool = False
@@ -77,9 +93,9 @@ class WorkerSpec:
     @property
     def readers(self) -> frozenset[str]:
         """Roles that read the policy in full: not those that train slices of it, nor a reference that is a copy or a
-        teacher, nor an engine that has one."""
+        teacher, nor an engine that has one, or parts of one."""
         elsewhere = set()
-        if isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
+        if self.lane is not None or isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
             elsewhere.add("generate")
         if self.mates > 1:
             elsewhere.add("train")

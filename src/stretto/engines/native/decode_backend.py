@@ -77,6 +77,10 @@ class Steps:
         """(T) token ids -> (T, W) states before the head."""
         return self.policy.hidden(tokens, positions, layout)
 
+    def over(self, late: bool) -> bool:
+        """Whether a round ends, whose seconds this process takes for over or not."""
+        return late
+
     def weights_changed(self) -> None:
         """Told after every publish; nothing is kept here that follows from weights."""
 

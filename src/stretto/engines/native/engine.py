@@ -111,7 +111,7 @@ class NativeEngine:
             done = self._tick()
             now = time.monotonic()
             self.times.note(len(self.active), now - begun)
-            if done or now >= end:
+            if done or self.steps.over(now >= end):
                 return done
         return []
 

@@ -1,0 +1,206 @@
+"""What of a network can be cut, read from the plan that its family has in transformers, and why it cannot be.
+
+A plan names layers with a style each. Only styles whose arithmetic is known here are followed; a family with others is
+refused, and so is one whose cut regions have parts with weights that the plan says nothing about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from stretto.errors import Problem
+from stretto.models.quantised import QuantisedExperts, QuantisedLinear
+
+FIELD = "placement.cells"
+
+COLUMNS, ROWS, SHARED = "colwise", "rowwise", "replicated_with_grad_allreduce"
+MIXTURE, SPREAD = "moe_tp_experts", "ep_dispatch_experts"
+INSIDE = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
+"""How experts are cut inside: each parameter's style."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRegion:
+    """Layers between one entrance and one exit: an attention, or a feed-forward layer."""
+
+    name: str
+    """Where it is in the network."""
+    module: Any
+    """The module that they are in."""
+    columns: list[Any] = field(default_factory=list)
+    """Cut by their outputs."""
+    rows: list[Any] = field(default_factory=list)
+    """Cut by their inputs."""
+    shared: list[nn.Module] = field(default_factory=list)
+    """In full everywhere, for a part of the states."""
+
+    @property
+    def unnamed(self) -> list[str]:
+        """Its own parts with weights that the plan does not name."""
+        known = {id(each) for each in (*self.columns, *self.rows, *self.shared)}
+        parts = [name for name, part in self.module.named_children() if id(part) not in known and _has_weights(part)]
+        return parts + [name for name, _ in self.module.named_parameters(recurse=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPlan:
+    """A network's layers by what happens to them."""
+
+    family: str
+    """The model's type."""
+    regions: list[CutRegion]
+    """Attention and feed-forward layers."""
+    mixtures: list[Any]
+    """Modules that hold all experts of a layer."""
+    spreads: bool
+    """Whether experts stay whole."""
+    strange: dict[str, str]
+    """Name in the plan -> a style that is not known here."""
+
+    @property
+    def cuts_attention(self) -> bool:
+        """Whether heads are divided."""
+        return any(hasattr(region.module, "head_dim") for region in self.regions)
+
+    def unknown(self, tensor: int) -> Iterator[Problem]:
+        """Families whose plan is missing or cannot be followed."""
+        if self.spreads and not self.mixtures:
+            reason = f"{self.family}: there are no experts that could be spread"
+            yield Problem(field=FIELD, reason=reason, fix="leave ep out of the cell's mesh")
+        if tensor == 1:
+            return
+        if not self.regions and not self.mixtures:
+            reason = f"{self.family}: transformers has no plan for cutting its matrices"
+            yield Problem(field=FIELD, reason=reason, fix="use dp_shard in place of tp")
+        for name, style in self.strange.items():
+            reason = f"{self.family}: {name} would be cut as {style}, which is not available yet"
+            yield Problem(field=FIELD, reason=reason, fix="use dp_shard in place of tp")
+        for region in self.regions:
+            if region.unnamed or not region.rows or not region.columns:
+                told = ", ".join(region.unnamed) or "what it begins or ends with"
+                reason = f"{self.family}: {region.name} has parts that its plan does not name ({told})"
+                yield Problem(field=FIELD, reason=reason, fix="use dp_shard in place of tp")
+                return
+
+    def indivisible(self, tensor: int, every: int) -> Iterator[Problem]:
+        """What so many processes cannot share equally: `tensor` matrices, and `every` one of them experts."""
+        sizes = {size: None for region in self.regions for size in _sizes(region)}
+        if not self.spreads:
+            sizes |= {(_inner(module), "numbers inside an expert"): None for module in self.mixtures}
+        if told := [f"{size} {what}" for size, what in sizes if size % tensor]:
+            able = [str(n) for n in range(1, tensor) if not any(size % n for size, _ in sizes)]
+            reason = f"tp {tensor} does not divide the model's {', '.join(told)}"
+            yield Problem(field=FIELD, reason=reason, fix=f"use tp {' or '.join(able)}")
+        counts = {base_of(module).num_experts for module in self.mixtures} if self.spreads else set()
+        for count in counts:
+            if count % every:
+                reason = f"ep {every} does not divide the model's {count} experts"
+                yield Problem(field=FIELD, reason=reason, fix="use a divisor of them")
+
+    def unsupported(self, tensor: int) -> Iterator[Problem]:
+        """Layers of a kind that is not cut."""
+        if tensor > 1:
+            layers = [layer for region in self.regions for layer in (*region.columns, *region.rows)]
+            narrow = any(is_quantised(layer) for layer in layers)
+            inside = not self.spreads and any(is_quantised(module) for module in self.mixtures)
+            if narrow or inside:
+                reason = "matrices in few bits are not cut: their numbers share scales across the cut"
+                yield Problem(field="model.quantize", reason=reason, fix="use none, or dp_shard in place of tp")
+            if any(base_of(layer).bias is not None for region in self.regions for layer in region.rows):
+                reason = f"{self.family}: layers whose inputs are cut have biases, which is not available yet"
+                yield Problem(field=FIELD, reason=reason, fix="use dp_shard in place of tp")
+        for module in map(base_of, self.mixtures):
+            plain = getattr(module, "has_gate", False) and getattr(module, "is_concatenated", False)
+            ends_with_sum = self.spreads or not getattr(module, "has_post_expert_norm", True)
+            if not plain or not ends_with_sum or module.is_transposed or module.has_bias:
+                reason = f"experts stored as in {type(module).__name__} are not cut yet"
+                yield Problem(field=FIELD, reason=reason, fix="leave ep and tp out of the cell's mesh")
+                return
+
+
+def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
+    """The plan of a network's family, put to its layers. Experts are cut inside, unless it `spreads` them."""
+    decoder, config = network.get_decoder(), network.get_decoder().config
+    styles: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
+    whole: Mapping[str, str] = getattr(config, "base_model_ep_plan", None) or {}
+    modules = dict(decoder.named_modules())
+    regions: dict[str, CutRegion] = {}
+    mixtures, strange = [], {}
+    for name, module in modules.items():
+        if _style(whole, name) == SPREAD or _style(styles, name) == MIXTURE:
+            mixtures.append(module)
+            if not spreads:
+                told = {part: _style(styles, f"{name}.{part}") for part in INSIDE}
+                strange |= {part: str(style) for part, style in told.items() if style != INSIDE[part]}
+        elif style := _style(styles, name):
+            parent, _, leaf = name.rpartition(".")
+            region = regions.setdefault(parent, CutRegion(name=parent, module=modules[parent]))
+            if style == COLUMNS:
+                region.columns.append(module)
+            elif style == ROWS:
+                region.rows.append(module)
+            elif style == SHARED:
+                region.shared.append(module)
+            else:
+                strange[leaf] = style
+    return CutPlan(
+        family=str(config.model_type),
+        regions=list(regions.values()),
+        mixtures=mixtures,
+        spreads=spreads,
+        strange=strange,
+    )
+
+
+def base_of(layer: Any) -> Any:
+    """The layer below its adapters: experts have one for each of their parameters."""
+    while hasattr(layer, "base_layer"):
+        layer = layer.base_layer
+    return layer
+
+
+def adapters_of(layer: Any) -> Iterator[Any]:
+    """PEFT's layers around a layer, the outermost first."""
+    while hasattr(layer, "base_layer"):
+        yield layer
+        layer = layer.base_layer
+
+
+def is_quantised(layer: Any) -> bool:
+    """True for weights in few bits."""
+    return any(isinstance(part, QuantisedLinear | QuantisedExperts) for part in layer.modules())
+
+
+def _style(plan: Mapping[str, str], name: str) -> str | None:
+    """What a plan says about a name; a star in it stands for one part."""
+    parts = name.split(".")
+    for pattern, style in plan.items():
+        told = pattern.split(".")
+        if len(told) == len(parts) and all(one in ("*", other) for one, other in zip(told, parts, strict=True)):
+            return style
+    return None
+
+
+def _has_weights(part: nn.Module) -> bool:
+    return next(part.parameters(), None) is not None
+
+
+def _sizes(region: CutRegion) -> Iterator[tuple[int, str]]:
+    """What of a region is divided, in the words of whoever knows the model."""
+    head: int | None = getattr(region.module, "head_dim", None)
+    widths = [base_of(layer).out_features for layer in region.columns]
+    for width in widths:
+        if head is None or width % head:
+            yield width, "numbers inside a feed-forward layer"
+        else:
+            yield width // head, "heads" if width == max(widths) else "key-value heads"
+
+
+def _inner(module: Any) -> int:
+    width: int = base_of(module).down_proj.shape[-1]
+    return width

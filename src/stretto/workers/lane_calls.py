@@ -1,0 +1,77 @@
+"""The generate cells of a plan, as what trajectories ask: a queue each, behind it one process or several in lockstep.
+
+Processes of one cell are told the same at once, so each gets all of it in the same order. That is all that is needed of
+whoever calls them: what follows from it they decide alike (`engines.native.lane`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stretto.engines.base import Completion, Request
+from stretto.engines.queue import EngineQueue
+from stretto.workers.api import LANE
+from stretto.workers.engine_call import EngineCall, engine_of_cell
+from stretto.workers.scatter_gather import raise_first
+
+if TYPE_CHECKING:
+    from stretto.workers.worker_group import WorkerGroup
+
+EARLIER = 0.9
+"""Processes wait for each other for this share of a deadline, so that those that hear nothing have said so when it
+passes, and it is the one that hangs of which it is told."""
+
+MEETINGS = itertools.count(1)
+"""Numbers of meetings; never the same one twice."""
+
+
+class LaneCalls:
+    """What a group's generate cells are asked."""
+
+    def __init__(self, worker_group: WorkerGroup, names: Sequence[str]) -> None:
+        """`names` are those of the cells."""
+        self.worker_group, self.names = worker_group, names
+        self.wide = [name for name in names if len(worker_group.devices[name]) > 1]
+
+    def queues(self) -> dict[str, EngineQueue]:
+        """Cell -> what trajectories ask."""
+        return {name: self._queue(name) for name in self.names}
+
+    def _queue(self, cell: str) -> EngineQueue:
+        group, seconds = self.worker_group, self.worker_group.patience.generate
+        who, asked = group.device[cell], self._together(cell)
+        if cell in self.wide:
+            who = cell
+        else:
+            asked = group.worker(who, seconds).generate
+        late = partial(group.deadline, "generate", who, seconds)
+        return EngineQueue(engine_of_cell(asked, cell), deadline=late, together=len(group.plan.devices) == 1)
+
+    def _together(self, cell: str) -> EngineCall:
+        """The same call of all devices of a cell; the first one's answer."""
+        group, seconds = self.worker_group, self.worker_group.patience.generate
+
+        async def generate(new: Sequence[Request], unwanted: Sequence[int], budget: float) -> list[Completion]:
+            calls = (group.worker(each, seconds).generate(new, unwanted, budget) for each in group.devices[cell])
+            return raise_first(await group.in_lockstep(_kind(cell), calls))[0]
+
+        return generate
+
+    async def meet(self, among: Collection[str] | None = None) -> None:
+        """The processes of each cell of several devices meet anew, or only of those with a device `among` these. What
+        was under way in them is forgotten."""
+        group = self.worker_group
+        for cell in self.wide:
+            if among is None or not set(group.devices[cell]).isdisjoint(among):
+                group.meetings.pop(_kind(cell), None)
+                name, seconds = f"{_kind(cell)}-{next(MEETINGS)}", EARLIER * group.patience.generate
+                # Every layer adds up: cards do so by themselves, as those of a training cell.
+                await group.join(_kind(cell), name, group.devices[cell], seconds=seconds, nccl=True)
+
+
+def _kind(cell: str) -> str:
+    """The kind of the group of a cell's processes."""
+    return f"{LANE} {cell}"

@@ -1,0 +1,98 @@
+"""A worker's part in generating: alone, or as one of the processes of a lane, each with a part of the model.
+
+A lane is a cell of several devices that generates. Its processes are asked the same at the same time (`lane_calls`) and
+answer in step. The first one's answer is the cell's. Where something fails in one of them it leaves the others, which
+would wait for it: they notice, and leave too. All of them begin anew when they are told to meet again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.engines.base import Completion, Engine, Request
+from stretto.engines.native.lane import FIRST, LaneEngine, LaneLink
+from stretto.engines.native.truncation import Truncation
+from stretto.errors import RecipeError
+from stretto.models.cut_collectives import ALONE, Ranks
+from stretto.models.load import Policy
+from stretto.models.tensor_parallel import cut_network
+from stretto.recipe.schema import NativeEngineSection
+from stretto.workers.api import LANE
+from stretto.workers.offload import Offloader
+from stretto.workers.process_group import ProcessGroup
+from stretto.workers.worker_spec import LaneSpec, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedRanks(Ranks):
+    """The processes of a lane, which add up by its link: groups behind it come and go."""
+
+    def add(self, tensor: Tensor) -> None:
+        """Makes a tensor the sum of everybody's."""
+        self.group.add(tensor)
+
+
+def lane_engine(policy: Policy, section: NativeEngineSection, lane: LaneSpec, device: torch.device) -> LaneEngine:
+    """What generates on a device with a part of the policy; the policy itself stays whole."""
+    if policy.apart:
+        reason = f"{lane.cell} has {lane.size} devices, and this model's layers cannot be given packed rows"
+        raise RecipeError.of("placement.cells", reason, "give each generate cell one device")
+    from stretto.training.parallel.fsdp import on_the_same_tensors  # what it needs of torch takes seconds to load
+
+    link = LaneLink(rank=lane.rank, size=lane.size)
+    mine = on_the_same_tensors(policy)
+    ranks = LinkedRanks(lane.rank, lane.size, link)
+    cut = cut_network(mine.network, tensor=ranks, experts=ALONE if lane.spreads else None)
+    mine.network.to(device)
+
+    def part(name: str, full: Tensor) -> Tensor:
+        return cut.cuts[name].part(full) if name in cut.cuts else full
+
+    return LaneEngine(
+        policy,
+        mine,
+        part,
+        link,
+        heads=cut.heads,
+        memory_share=section.memory_share,
+        speculate=section.speculate,
+        truncation=Truncation(top_p=section.top_p, top_k=section.top_k),
+    )
+
+
+class GenerateCalls:
+    """The part of a worker that generates."""
+
+    assignment: WorkerSpec
+    engine: Engine
+    sleepers: Offloader
+    groups: dict[str, ProcessGroup]
+
+    def generate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
+        """Takes requests in and out, and decodes until something completes or the seconds are over."""
+        try:
+            self.sleepers.enter("generate")
+            partial = self.engine.abort(unwanted) if unwanted else []
+            self.engine.submit(new)
+            done = partial + self.engine.step(seconds)
+        except BaseException:
+            self.leave_lane()
+            raise
+        lane = self.assignment.lane
+        return done if lane is None or lane.rank == FIRST else []
+
+    def met(self, kind: str) -> None:
+        """Its engine goes on with those that generate together with it, if it is these that were met."""
+        if kind.startswith(LANE) and isinstance(self.engine, LaneEngine):
+            self.engine.meet(self.groups[kind])
+
+    def leave_lane(self) -> None:
+        """Lets nobody wait for this process, in which something has failed."""
+        if isinstance(self.engine, LaneEngine):
+            self.engine.part_from_others()
+        for kind in [kind for kind in self.groups if kind.startswith(LANE)]:
+            self.groups.pop(kind).close()

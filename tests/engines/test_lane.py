@@ -1,0 +1,88 @@
+"""A lane of several processes answers as one device does, whatever their clocks say."""
+
+import numpy as np
+import pytest
+import torch
+from torch import multiprocessing
+
+from lanes import CASES, in_broken_lane, in_lane, plain_engine, served
+from stretto.engines.native.lane import LaneLink
+from stretto.errors import EngineError
+from stretto.weights.tensors import checksums
+from stretto.workers.connectivity import LOOPBACK
+from stretto.workers.process_group import store_at
+
+
+def started(function, size, folder, *arguments):
+    """What several processes of a lane run, until all of them have ended."""
+    store = store_at(LOOPBACK)
+    given = (size, (LOOPBACK, store.port), folder, *arguments)
+    multiprocessing.start_processes(function, given, nprocs=size, start_method="spawn")
+
+
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lanes")
+    started(in_lane, 2, folder, list(CASES))
+    return folder
+
+
+def assert_same(found, expected, *, rounding):
+    """The same answers; log-probabilities to rounding."""
+    assert [(each[0], each[1].tolist(), each[3], each[4]) for each in found] == [
+        (each[0], each[1].tolist(), each[3], each[4]) for each in expected
+    ]
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine[2], theirs[2], rtol=0, atol=rounding)
+        assert (mine[5] is None) == (theirs[5] is None)
+        if mine[5] is not None:
+            assert mine[5].ids.tolist() == theirs[5].ids.tolist()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "half precision"])
+def test_two_processes_answer_as_one(lanes, case):
+    engine, policy = plain_engine(case)
+    expected = served(engine, policy, lambda seconds: seconds)
+    told = [torch.load(lanes / f"{case}-{rank}.pt", weights_only=False) for rank in range(2)]
+    for each in told:
+        assert_same(each["done"], expected, rounding=1e-10 if CASES[case] else 1e-5)
+        names = [*policy.trained(), "model.embed_tokens.weight"]
+        full = {**dict(policy.network.named_parameters())}
+        assert each["sums"] == checksums((name, full[name]) for name in dict.fromkeys(names))
+        assert each["spoiled"]
+    assert {stop for _, _, _, stop, _, _ in expected} >= {"length", "abort"}
+    assert told[0]["room"] == told[1]["room"] >= engine.kv_tokens
+
+
+def test_in_half_precision_all_processes_still_say_the_same(lanes):
+    first, second = (torch.load(lanes / f"half precision-{rank}.pt", weights_only=False) for rank in range(2))
+    assert_same(first["done"], second["done"], rounding=0)
+
+
+def test_four_processes_answer_as_one(tmp_path):
+    started(in_lane, 4, tmp_path, ["lora"])
+    engine, policy = plain_engine("lora")
+    found = torch.load(tmp_path / "lora-0.pt", weights_only=False)["done"]
+    assert_same(found, served(engine, policy, lambda seconds: seconds), rounding=1e-10)
+
+
+def test_who_has_not_met_the_others_says_so():
+    with pytest.raises(EngineError, match="rank 1 of a lane of 2 is on its own"):
+        LaneLink(rank=1, size=2).add(torch.zeros(1))
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "left"])
+def test_who_waits_for_a_process_that_is_lost_says_so_in_time(how, tmp_path):
+    store, context = store_at(LOOPBACK), multiprocessing.get_context("spawn")
+    given = (2, (LOOPBACK, store.port), tmp_path, how)
+    processes = [context.Process(target=in_broken_lane, args=(rank, *given)) for rank in range(2)]
+    try:
+        for process in processes:
+            process.start()
+        processes[0].join(90)
+        assert processes[0].exitcode == 0
+        assert "member 0 of 2 lost touch with another" in (tmp_path / "said-0").read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

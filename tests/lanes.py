@@ -1,0 +1,155 @@
+"""Lanes of several processes that generate together, which start from here: a process of its own imports no test."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import torch
+
+from families import twins
+from stretto.engines.base import Request
+from stretto.engines.native.engine import NativeEngine
+from stretto.engines.native.truncation import Truncation
+from stretto.placement.transport import TensorPath
+from stretto.recipe.schema import NativeEngineSection
+from stretto.types import Weights
+from stretto.workers.lanes import lane_engine
+from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.worker_spec import LaneSpec
+from tiny import CPU, VOCABULARY, scratch_policy
+
+LORA = {"kind": "lora", "rank": 3, "alpha": 4}
+WIDE = {"width": 32, "heads": 4}
+CASES = {
+    "full": WIDE,
+    "lora": WIDE | {"adapter": LORA},
+    "few": WIDE | {"adapter": LORA},
+    "half precision": WIDE | {"dtype": "bfloat16"},
+    "qwen3 with wide heads": None,
+    "qwen3 with experts": None,
+    "qwen3 with experts, lora": None,
+    "qwen3 with experts, whole": None,
+    "deepseek v3 with narrow values": None,
+}
+"""What scratch models are made of; a family where there is nothing."""
+
+
+def policy_of(case):
+    """A model of its own for whoever asks."""
+    family, _, more = case.partition(", ")
+    return scratch_policy(**CASES[case]) if CASES[case] else twins.__wrapped__(family, adapter=more == "lora")[0]
+
+
+def section_of(case):
+    """The engine of a case; "few" draws from some tokens only."""
+    return NativeEngineSection(top_k=5, top_p=0.9) if case == "few" else NativeEngineSection()
+
+
+def plain_engine(case):
+    """The engine of one device, for the same case, and its policy."""
+    policy, section = policy_of(case), section_of(case)
+    return NativeEngine(policy, truncation=Truncation(top_p=section.top_p, top_k=section.top_k)), policy
+
+
+def requests(seed, count):
+    """Requests of which some begin alike, greedy ones among them."""
+    chance = np.random.default_rng(seed)
+    shared = chance.integers(1, VOCABULARY, size=12)
+    made = []
+    for index in range(count):
+        own = chance.integers(1, VOCABULARY, size=int(chance.integers(1, 9)))
+        tokens = np.concatenate([shared, own if index % 3 else own[:0]])
+        made.append(
+            Request(
+                key=int(chance.integers(0, 1 << 64, dtype=np.uint64)),
+                tokens=tokens,
+                max_new_tokens=int(chance.integers(3, 20)),
+                stop=frozenset({0}) if index % 2 else frozenset(),
+                temperature=[1.0, 0.0, 0.7][index % 3],
+            )
+        )
+    return made
+
+
+def served(engine, policy, clock):
+    """What becomes of requests of which some come late and some are taken out in the middle, before and after a
+    publish; `clock` makes seconds of those that a round has."""
+    early, late = requests(1, 7), requests(2, 4)
+    done = []
+    for version in (1, 2):
+        engine.submit(early)
+        for _ in range(3):
+            done += engine.step(clock(0.0))
+        done += engine.abort([early[0].key, early[4].key])
+        engine.submit(late)
+        done += engine.step(clock(0.0)) + engine.abort([late[1].key])
+        while found := engine.step(clock(60.0)):
+            done += found
+        if version == 1:
+            publish(engine, policy)
+    return [(c.key, c.tokens, c.logprobs, c.stop, c.version, c.kept) for c in done]
+
+
+def publish(engine, policy):
+    """Other weights under the next version."""
+    with torch.no_grad():
+        for index, weight in enumerate(policy.trained().values()):
+            weight.add_(0.1 * torch.sin(torch.arange(weight.numel()) + index).view(weight.shape).to(weight.dtype))
+    engine.receive(Weights(version=1, manifest={}, where="shared"))
+
+
+def lane_of(case, rank, size):
+    """One process's engine of a lane that nobody has met yet, and its policy."""
+    policy = policy_of(case)
+    lane = LaneSpec(cell="generate", rank=rank, size=size, spreads=case.endswith("whole"))
+    return lane_engine(policy, section_of(case), lane, CPU), policy
+
+
+def met(address, name, rank, size, seconds=60.0):
+    """The processes of a lane, once all have come."""
+    meeting = Rendezvous(store=address, name=name, rank=rank, size=size, seconds=seconds, path=TensorPath.GLOO)
+    return ProcessGroup(meeting, CPU)
+
+
+def in_lane(rank, size, address, folder, cases):
+    """One process of a lane; its first writes what came of every case. Each has a clock of its own, all wrong."""
+    torch.set_num_threads(1)
+    for case in cases:
+        engine, policy = lane_of(case, rank, size)
+        group = met(address, case, rank, size)
+        engine.meet(group)
+        found = served(engine, policy, lambda seconds: seconds if rank == 0 else 60.0 - seconds)
+        names = [*policy.trained(), "model.embed_tokens.weight"]
+        told = {"done": found, "sums": engine.checksums(names), "room": engine.kv_tokens}
+        with torch.no_grad():  # a copy that is not its part is told, whoever asks
+            full = policy.trained()
+            name, part = next(
+                (name, part) for name, part in engine.policy.trained().items() if part.shape != full[name].shape
+            )
+            part.view(-1)[0] += 1
+        told["spoiled"] = engine.checksums([]) == {name: "another part"}
+        torch.save(told, folder / f"{case}-{rank}.pt")
+        group.close()
+
+
+def in_broken_lane(rank, size, address, folder, how):
+    """One process of a lane whose last one is lost in the middle: killed, stopped, or it has left because something
+    failed. The others write what they say; only of one that is stopped they learn by waiting."""
+    torch.set_num_threads(1)
+    engine, _ = lane_of("full", rank, size)
+    group = met(address, how, rank, size, seconds=3.0 if how == "stopped" else 300.0)
+    engine.meet(group)
+    engine.submit(requests(1, 7))
+    engine.step(0.0)
+    if rank == size - 1:
+        if how == "left":
+            engine.part_from_others()
+            group.close()
+            time.sleep(300)
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[how])
+    try:
+        engine.step(60.0)
+    except Exception as error:
+        (folder / f"said-{rank}").write_text(f"{type(error).__name__}: {error}")
+        os._exit(0)  # as one whose group is gone; nothing is torn down in turn
