@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stretto.errors import Problem
-from stretto.placement.plan import Cell, Plan
+from stretto.placement.plan import Cell, Plan, meetings
 from stretto.placement.strategies import ORDER
 from stretto.plugins import is_plugin
 
@@ -214,6 +214,26 @@ def _weights_problem(cell: Cell, cells: dict[str, Cell]) -> tuple[str, str] | No
     return None
 
 
+def slices_are_asked_together(case: PlanContext) -> Iterator[Problem]:
+    """A device that has a slice of a model answers only together with those that have the others."""
+    sliced = [cell for cell in case.plan.cells if case.plan.in_slices(cell)]
+    for field, cell in case.cells():
+        for other in sliced:
+            asks = cell.role == other.role or (cell.role, other.role) == ("value", "fit")
+            shared, same = set(cell.devices) & set(other.devices), set(cell.devices) == set(other.devices)
+            if cell.name != other.name and asks and shared and not same and cell.role not in UPDATE:
+                there = _listed(sorted(shared))
+                reason = f"{cell.name} needs all of a model that {other.name} has in slices on {there}"
+                fix = f"give {cell.name} all devices of {other.name}, or none of them"
+                yield Problem(field=f"{field}.devices", reason=reason, fix=fix)
+                break
+    try:
+        meetings(sliced)
+    except ValueError as error:
+        fix = "name devices in one order in all cells of several"
+        yield Problem(field="placement.cells", reason=f"models are cut in order, and {error}", fix=fix)
+
+
 def engines_generate(case: PlanContext) -> Iterator[Problem]:
     """An engine is what a generate cell runs, and only such a cell."""
     for field, cell in case.cells():
@@ -306,6 +326,7 @@ RULES: tuple[Callable[[PlanContext], Iterable[Problem]], ...] = (
     copies_are_alike,
     optimizers_are_cut_once,
     weights_have_a_source,
+    slices_are_asked_together,
     engines_generate,
     cells_sleep_while_others_work,
     devices_know_whom_to_serve,
