@@ -21,8 +21,17 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
         ({"model": "qwen3-30b-a3b"}, CUT),
         (LORA | {"model": "qwen3-30b-a3b"}, CUT),
         (REFERRED, CUT | {"frozen": ModelSplit(dp=4)}),
+        ({}, CUT | {"train": ModelSplit(dp=2), "sharded": True}),
     ],
-    ids=["four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"],
+    ids=[
+        "four bits",
+        "eight bits in slices",
+        "8-bit AdamW in slices",
+        "experts",
+        "adapted experts",
+        "reference",
+        "shared",
+    ],
 )
 def test_these_plans_can_be_executed(work, choice):
     assert list(Candidate(**choice).waits_for(workload(**work))) == []
@@ -33,7 +42,6 @@ def test_these_plans_can_be_executed(work, choice):
     [
         (CUT | {"lane": ModelSplit(tp=2)}, "generating on several devices together"),
         (CUT | {"train": ModelSplit(dp=2, tp=2)}, "training cells that cut more than parameters"),
-        (CUT | {"train": ModelSplit(dp=2), "sharded": True}, "an optimizer that cells of several devices share"),
         (CUT | {"frozen": ModelSplit(tp=2)}, "frozen models that are cut in more than slices"),
     ],
 )

@@ -1,6 +1,7 @@
 """PPO on cells of several devices: a critic trained in slices, and frozen models that are cut, as on one device."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -42,11 +43,12 @@ TWICE = [cell("generate", 0), cell("train", 0), cell("reference", 1), cell("rewa
 TWICE += [cell("fit", 0, 1), cell("fit", 2, 3)]
 
 
-async def wide(recipe, folder, cells, before):
+async def wide(recipe, folder, cells, optimizer, before):
     """State and reports of some steps on these cells; first they go on from the state `before`, and write it again."""
     placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
     plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names), reading=reading_roles(recipe))
+    plan = replace(plan, optimizer=optimizer)
     launcher = processes(names, seconds=120, make=worker_of)
     parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
@@ -93,22 +95,23 @@ def gone_on_from(recipe, folder, held):
 
 
 @pytest.mark.parametrize(
-    ("cells", "changes"),
+    ("cells", "optimizer", "changes"),
     [
-        (TOGETHER, {}),
-        (TOGETHER, {"model__adapter": LORA, "roles__critic__adapter": dict(LORA)}),
-        (OVERLAPPING, {"batch__updates": 2}),
-        (READ, {}),
-        (TWICE, {"roles__critic__warmup_steps": 1}),
-        (OVERLAPPING[:-1], {"roles__critic__optimizer": None}),
+        (TOGETHER, "replicated", {}),
+        (TOGETHER, "replicated", {"model__adapter": LORA, "roles__critic__adapter": dict(LORA)}),
+        (OVERLAPPING, "replicated", {"batch__updates": 2}),
+        (READ, "replicated", {}),
+        (TWICE, "replicated", {"roles__critic__warmup_steps": 1}),
+        (TWICE, "sharded", {}),
+        (OVERLAPPING[:-1], "replicated", {"roles__critic__optimizer": None}),
     ],
-    ids=["one cell", "adapters", "cells that share a device", "read elsewhere", "two cells that fit", "frozen"],
+    ids=["one cell", "adapters", "cells that share a device", "read elsewhere", "two cells", "shared", "frozen"],
 )
-def test_ppo_on_cells_of_several_devices_ends_with_the_weights_of_one(cells, changes, tmp_path):
+def test_ppo_on_cells_of_several_devices_ends_with_the_weights_of_one(cells, optimizer, changes, tmp_path):
     recipe = recipe_in(tmp_path, **FOUR | changes)
     reports = plainly(recipe, tmp_path)
     before, after = (read(tmp_path / name / "state") for name in ("before", "after"))
-    held, again, crewed = asyncio.run(wide(recipe, tmp_path, cells, tmp_path / "before" / "state"))
+    held, again, crewed = asyncio.run(wide(recipe, tmp_path, cells, optimizer, tmp_path / "before" / "state"))
     found, kept = read(held), read(again)
     models = ["optimizer"] + (["critic"] if recipe.roles.critic.optimizer else [])
     for model in models:

@@ -123,7 +123,7 @@ def _tests(prompt: Prompt, column: str) -> str | None:
 
 
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
-    """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut."""
+    """What cells of several devices cannot do: they train and ask slices (dp_shard)."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
     for cell in wide:
         if cell.role == "generate":

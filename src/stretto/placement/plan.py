@@ -80,10 +80,11 @@ class Plan:
 
     def sharers(self, role: str) -> tuple[str, ...]:
         """Devices that train in a role and hold a part of one optimizer each, in the order of their parts; none if it
-        is not shared."""
+        is not shared. Those that have the same slice of the model share its optimizer."""
         if self.optimizer != "sharded":
             return ()
-        return tuple(device for cell in self.cells if cell.role == role for device in cell.devices)
+        slices = zip(*(cell.devices for cell in self.cells if cell.role == role), strict=True)
+        return tuple(device for devices in slices for device in devices)
 
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""

@@ -178,15 +178,6 @@ def _told(cell: Cell) -> str:
     return f"{count} ({degrees})" if degrees else count
 
 
-def optimizers_are_cut_once(case: PlanContext) -> Iterator[Problem]:
-    """Cells share an optimizer as whole parameters, and a wide cell has slices of them."""
-    for field, cell in case.cells():
-        if case.plan.optimizer == "sharded" and cell.role in UPDATE and len(cell.devices) > 1:
-            reason = f"{cell.name} cuts its optimizer over {len(cell.devices)} devices, and the plan shares it as well"
-            fix = "give each training cell one device, or make the plan's optimizer replicated"
-            yield Problem(field=f"{field}.devices", reason=reason, fix=fix)
-
-
 def weights_have_a_source(case: PlanContext) -> Iterator[Problem]:
     """own, or the tensors of a cell that trains the same model on the same devices."""
     for field, cell in case.cells():
@@ -324,7 +315,6 @@ RULES: tuple[Callable[[PlanContext], Iterable[Problem]], ...] = (
     devices_exist,
     meshes_fit,
     copies_are_alike,
-    optimizers_are_cut_once,
     weights_have_a_source,
     slices_are_asked_together,
     engines_generate,

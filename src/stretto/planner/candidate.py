@@ -154,7 +154,6 @@ class Candidate:
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
-            (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
         ):
             if asked:

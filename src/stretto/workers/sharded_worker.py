@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.models.scalar_head import FrozenScorer
+from stretto.recipe.schema import UpdateSection
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave, mesh_over, on_the_same_tensors
 from stretto.training.parallel.sharded_critic import ShardedCriticTrainer
 from stretto.training.parallel.sliced_scorer import FrozenModel, SlicedScorer
+from stretto.training.parallel.zero1 import partition
 from stretto.training.teacher import Teacher
 from stretto.weights.tensors import checksums, unlike
-from stretto.workers.api import CRITIC, MODELS, POLICY
+from stretto.workers.api import CRITIC, MODELS, POLICY, TRAINS
 from stretto.workers.models import critic_optimizer, critic_settings, settings_of
 from stretto.workers.offload import FITTED, HeldStorages, HeldTensors
 from stretto.workers.process_group import Rendezvous, wait_for_all
@@ -89,9 +92,8 @@ class ShardedWorker(Worker):
         settings = settings_of(recipe, self.assignment.token_budget) | self._checkpointing("train")
         apart = on_the_same_tensors(self.policy)
         shards = Shards(apart, mesh, temperature=settings["temperature"], serving=self.policy)
-        updates = recipe.run.steps * recipe.batch.updates
         self.sleepers.add(HeldStorages({"train"}, shards.tensors, self.make_shelf()))
-        self.optimizer = make_optimizer(shards.slices(), recipe.optimizer, updates=updates, places=shards.places())
+        self.optimizer = self._optimizer(POLICY, shards, recipe.optimizer)
         self.trainer.close()
         self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, **settings)
         self.shards[POLICY] = shards
@@ -102,18 +104,19 @@ class ShardedWorker(Worker):
         self.trained(CRITIC).close()
         settings = critic_settings(self.assignment) | self._checkpointing("fit")
         shards = Shards(self.critic, mesh, temperature=settings["temperature"])
-        recipe, section = self.assignment.recipe, critic_optimizer(self.assignment)
-        updates = recipe.run.steps * recipe.batch.updates
-        optimizer = make_optimizer(shards.slices(), section, updates=updates, places=shards.places())
-        self._sleeping(optimizer)
+        optimizer = self._optimizer(CRITIC, shards, critic_optimizer(self.assignment))
+        # What only an update reads sleeps until then.
+        self.sleepers.add(HeldTensors({"fit"}, optimizer.tensors, self.make_shelf(), frozen=False, woken_by={FITTED}))
         self.sleepers.add(HeldStorages({"value", "fit"}, shards.tensors, self.make_shelf()))
         self.models[CRITIC] = ShardedCriticTrainer(shards, self.assignment.algorithm(), optimizer, **settings)
-        self.parts[CRITIC] = [shards.slices()]
         self.shards[CRITIC] = shards
 
-    def _sleeping(self, optimizer: MasterAdamW) -> None:
-        """What only a critic's update reads sleeps until then."""
-        self.sleepers.add(HeldTensors({"fit"}, optimizer.tensors, self.make_shelf(), frozen=False, woken_by={FITTED}))
+    def _optimizer(self, model: str, shards: Shards, section: UpdateSection) -> MasterAdamW:
+        """That of its slices, or of those of them that were dealt to its cell."""
+        recipe, (which, count) = self.assignment.recipe, self.assignment.share(TRAINS[model])
+        self.parts[model] = partition(shards.slices(), count)
+        updates = recipe.run.steps * recipe.batch.updates
+        return make_optimizer(self.parts[model][which], section, updates=updates, places=shards.places())
 
     def _ask_slices(self, role: str, mesh: DeviceMesh) -> None:
         """A frozen model: the one that was loaded, or the policy as it is now, before any training."""
@@ -139,9 +142,9 @@ class ShardedWorker(Worker):
         if POLICY not in self.shards:
             return super().claims(alone)
         assert self.optimizer is not None
-        trained = self.policy.trained()
-        slices = {name: self.shards[POLICY].cut(name, weight.detach()) for name, weight in trained.items()}
-        return checksums(trained.items()) | dict.fromkeys(unlike(slices, self.optimizer.masters), "another slice")
+        trained, masters = self.policy.trained(), self.optimizer.masters
+        slices = {name: self.shards[POLICY].cut(name, trained[name].detach()) for name in masters}
+        return checksums(trained.items()) | dict.fromkeys(unlike(slices, masters), "another slice")
 
     def try_update(self, model: str) -> None:
         """The full copy is gathered anew, too."""
@@ -163,7 +166,11 @@ class ShardedWorker(Worker):
         if (shards := self.shards.get(model)) is None:
             super()._take_up(model, state)
             return
-        super()._take_up(model, shards.cut_state(state))
+        mine = shards.cut_state(state)
+        with torch.no_grad():
+            for name, weight in shards.slices().items():  # those that others update, too
+                weight.copy_(mine["masters"][name])
+        super()._take_up(model, mine)
         shards.serve()
 
     def close(self) -> None:

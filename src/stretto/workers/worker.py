@@ -72,8 +72,9 @@ class Worker(RehearsalCalls, CheckpointCalls):
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and "train" not in assignment.slices
         updates = recipe.run.steps * recipe.batch.updates
-        self.parts = {POLICY: partition(self.policy.trained(), len(assignment.sharers.get("train", ())) or 1)}
-        mine = self.parts[POLICY][assignment.part("train")]
+        which, count = assignment.share("train")
+        self.parts = {POLICY: partition(self.policy.trained(), count)}
+        mine = self.parts[POLICY][which]
         self.optimizer = make_optimizer(mine, recipe.optimizer, updates=updates) if trains else None
         self.models: dict[str, ScoringModel] = {}
         budget, whitens = assignment.token_budget, assignment.whitens
@@ -83,7 +84,7 @@ class Worker(RehearsalCalls, CheckpointCalls):
         gauges = load_gauges(assignment)
         self.critic = load_critic(assignment, self.policy)
         if self.critic is not None:
-            self.parts[CRITIC] = partition(self.critic.trained(), len(assignment.sharers.get("fit", ())) or 1)
+            self.parts[CRITIC] = partition(self.critic.trained(), assignment.share("fit")[1])
             self.models[CRITIC] = make_critic_trainer(self.critic, self.parts[CRITIC], assignment)
         self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
         self.models |= {{"value": CRITIC}.get(role, role): each for role, each in gauges.items()}

@@ -70,10 +70,11 @@ class WorkerSpec:
         """Whether what is here ends with this process: a slice of a model, or a part of an optimizer."""
         return bool(self.slices) or any(len(devices) > 1 for devices in self.sharers.values())
 
-    def part(self, role: str) -> int:
-        """Which part of the optimizer a device has that trains in a role."""
-        sharers = self.sharers.get(role, ())
-        return sharers.index(self.device) if self.device in sharers else 0
+    def share(self, role: str) -> tuple[int, int]:
+        """Which part of the optimizer of what it trains in a role a device has, of how many: one for each cell."""
+        sharers, width = self.sharers.get(role, ()), len(self.slices.get(role, (self.device,)))
+        count = max(1, len(sharers) // width)
+        return (sharers.index(self.device) if self.device in sharers else 0) % count, count
 
     @property
     def readers(self) -> frozenset[str]:
