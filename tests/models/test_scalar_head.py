@@ -97,10 +97,10 @@ def test_a_head_of_noise_is_the_same_in_every_process_and_no_weight_can_be_train
 
 def test_what_does_not_fit_into_memory_is_tried_in_smaller_rows(talks):
     class Small(FrozenScorer):
-        def _numbers(self, row):
+        def numbers(self, row):
             if len(row) > self.most:
                 raise OutOfMemory
-            return super()._numbers(row)
+            return super().numbers(row)
 
     plenty = loaded(None, "reward")
     small = Small(plenty.network, plenty.head, plenty.reads, token_budget=4096)

@@ -140,17 +140,11 @@ def test_weights_come_from_a_cell_that_trains_there(weights, reason):
     assert reason in told(with_cell(plan_on(2), 0, weights=weights))["placement.cells.0.weights"]
 
 
-def test_an_optimizer_is_shared_by_cells_of_one_device_or_cut_in_a_wide_one_but_not_both():
-    assert told(replace(plan_on(2), optimizer="sharded")) == {}
-    wide = plan_on(4, width={"train": 2})
-    assert told(wide) == {}
-    found = told(replace(wide, optimizer="sharded"))
-    (first,) = (index for index, cell in enumerate(wide.cells) if cell.name == "train-0")
-    assert found[f"placement.cells.{first}.devices"] == (
-        "train-0 cuts its optimizer over 2 devices, and the plan shares it as well | "
-        "give each training cell one device, or make the plan's optimizer replicated"
-    )
-    assert len(found) == 2
+def test_an_optimizer_is_shared_by_those_that_have_the_same_slices():
+    narrow, wide = (replace(plan_on(4, width={"train": width}), optimizer="sharded") for width in (1, 2))
+    assert told(narrow) == told(wide) == {}
+    assert narrow.sharers("train") == narrow.devices
+    assert wide.sharers("train") == tuple(wide.devices[index] for index in (0, 2, 1, 3))
 
 
 def test_a_cell_on_part_of_a_sharded_trainer_gathers():

@@ -3,6 +3,7 @@
 import pytest
 
 from planning import setting_of, workload
+from stretto.placement.partitions import RolePlace
 from stretto.planner.candidate import Candidate
 from stretto.planner.problem import ModelSplit
 
@@ -22,10 +23,11 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
         (REFERRED, CUT | {"frozen": ModelSplit(dp=4)}),
         (LORA, CUT | {"lane": ModelSplit(tp=2)}),
         ({"model": "qwen3-30b-a3b"}, CUT | {"lane": ModelSplit(tp=4, ep=4)}),
+        ({}, CUT | {"train": ModelSplit(dp=2), "sharded": True}),
     ],
     ids=[
         *("four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"),
-        *("a lane", "a lane with whole experts"),
+        *("a lane", "a lane with whole experts", "shared"),
     ],
 )
 def test_these_plans_can_be_executed(work, choice):
@@ -39,8 +41,7 @@ def test_these_plans_can_be_executed(work, choice):
         (CUT | {"lane": ModelSplit(tp=2, dp=2, ep=4)}, "experts spread wider than matrices are cut"),
         (CUT | {"lane": ModelSplit(tp=16)}, "key-value heads shared by several devices"),
         (CUT | {"train": ModelSplit(dp=2, tp=2)}, "training cells that cut more than parameters"),
-        (CUT | {"train": ModelSplit(dp=2), "sharded": True}, "an optimizer that cells of several devices share"),
-        (CUT | {"frozen": ModelSplit(dp=2)}, "frozen models in slices"),
+        (CUT | {"frozen": ModelSplit(tp=2)}, "frozen models that are cut in more than slices"),
     ],
 )
 def test_these_say_what_they_wait_for(choice, told):
@@ -53,13 +54,41 @@ def test_lanes_of_vllm_and_of_few_bits_wait():
     assert list(lane.waits_for(workload(**LORA, base="int8"))) == ["cut matrices in few bits"]
 
 
-def test_a_teacher_and_a_critic_are_not_cut_like_the_policy():
-    cut = Candidate(**CUT, frozen=ModelSplit(dp=4))
-    assert list(cut.waits_for(workload(**REFERRED, taught=True))) == ["frozen models in slices"]
-    fitted = {"roles": ("generate", "train", "value", "fit"), "reading": frozenset({"generate", "value"})}
-    assert list(cut.waits_for(workload(**fitted))) == ["a critic that devices train in slices"]
+FITTED = {"roles": ("generate", "train", "value", "fit"), "reading": frozenset({"generate", "value"})}
+
+
+def test_a_teacher_and_a_critic_are_cut_like_the_policy_and_in_other_ways():
+    for width in (2, 4):
+        cut = Candidate(**CUT, frozen=ModelSplit(dp=width))
+        assert list(cut.waits_for(workload(**REFERRED, taught=True))) == []
+        assert list(cut.waits_for(workload(**FITTED))) == []
     alone = Candidate(strategy="flatten", devices=4)
-    assert list(alone.waits_for(workload(**fitted, optimizer="adamw8bit", critic_optimizer="adamw16bit"))) == []
+    assert list(alone.waits_for(workload(**FITTED, optimizer="adamw8bit", critic_optimizer="adamw16bit"))) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "fit", "asked", "trained", "runs"),
+    [
+        ((0, 4), (0, 4), 2, 2, True),
+        ((0, 2), (2, 2), 1, 2, True),
+        ((0, 2), (2, 2), 2, 2, False),
+        ((0, 4), (0, 4), 1, 2, False),
+        ((0, 4), (0, 4), 1, 1, True),
+    ],
+)
+def test_a_critic_in_slices_is_asked_where_it_is_trained_or_as_a_whole_elsewhere(value, fit, asked, trained, runs):
+    places = tuple(
+        RolePlace(role, *place)
+        for role, place in {"fit": fit, "generate": (0, 4), "train": (0, 4), "value": value}.items()
+    )
+    choice = Candidate(
+        strategy="yours",
+        devices=4,
+        fractions=places,
+        others=(("value", ModelSplit(dp=asked)), ("fit", ModelSplit(dp=trained))),
+    )
+    told = list(choice.waits_for(workload(**FITTED)))
+    assert told == ([] if runs else ["values of a critic in slices where it is not trained"])
 
 
 def test_few_bits_are_those_of_the_model_that_is_trained_and_of_no_other():

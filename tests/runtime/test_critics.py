@@ -12,9 +12,10 @@ from sequential import Sequential
 from stretto.errors import RecipeError
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
+from stretto.recipe.schema import Placement
 from stretto.runtime import build
 from stretto.runtime.build import build_runtime
-from stretto.runtime.plans import make_plan
+from stretto.runtime.plans import make_plan, sliced_cells
 from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
@@ -159,17 +160,20 @@ def test_a_critic_is_read_where_it_is_not_trained(tmp_path):
     assert_alike(single["policy"], found["policy"][0], 1e-10)
 
 
-def test_a_critic_in_slices_is_refused(tmp_path):
-    cells = [{"role": role, "devices": [CPUS[0]]} for role in ("generate", "reward", "reference", "train", "value")]
-    cells.append({"role": "fit", "devices": list(CPUS)})
-    with pytest.raises(RecipeError, match="a critic in slices is not available yet"):
-        make_plan(recipe_in(tmp_path, **FOUR).model_copy(update={"placement": placed(cells)}))
+@pytest.mark.parametrize("devices", [[CPUS[0]], list(CPUS)[::-1]])
+def test_a_device_that_has_a_slice_of_a_critic_does_not_say_its_values_alone(devices, tmp_path):
+    cells = [{"role": role, "devices": [CPUS[0]]} for role in ("generate", "reward", "reference", "train")]
+    cells += [{"role": "fit", "devices": list(CPUS)}, {"role": "value", "devices": devices}]
+    placement = Placement(cluster="2xcpu", cells=tuple(cells))
+    with pytest.raises(RecipeError, match=r"value needs all of a model that fit has|are named in two orders"):
+        make_plan(recipe_in(tmp_path, **FOUR).model_copy(update={"placement": placement}))
 
 
-def placed(cells):
-    from stretto.recipe.schema import Placement
-
-    return Placement(cluster="2xcpu", cells=tuple(cells))
+def test_a_strategy_cuts_the_critic_like_the_policy(tmp_path):
+    recipe = recipe_in(tmp_path, **FOUR, placement={"cluster": "2xcpu", "strategy": "elastic"})
+    plan = make_plan(recipe, width=2)
+    wide = {cell.role for cell in plan.cells if len(cell.devices) == 2}
+    assert wide == {cell.role for cell in sliced_cells(recipe, plan)} == {"train", "fit", "value"}
 
 
 PPO = {

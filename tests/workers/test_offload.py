@@ -267,17 +267,18 @@ def test_a_trainer_that_lacks_memory_gets_what_the_engine_of_its_process_holds(t
 
 
 @pytest.mark.parametrize(
-    ("roles", "mates", "adapter", "read"),
+    ("roles", "sliced", "adapter", "read"),
     [
-        ({"generate", "train"}, 1, None, {"generate", "train"}),
-        ({"reference", "train"}, 2, None, set()),
-        ({"reference", "reward"}, 1, None, set()),
-        ({"reference", "reward"}, 1, LORA, {"reference"}),
+        ({"generate", "train"}, (), None, {"generate", "train"}),
+        ({"reference", "train"}, ("train",), None, set()),
+        ({"reference", "reward"}, (), None, set()),
+        ({"reference", "reward"}, (), LORA, {"reference"}),
     ],
 )
-def test_a_policy_that_nothing_on_a_device_reads_stays_in_host_memory(roles, mates, adapter, read, tmp_path):
+def test_a_policy_that_nothing_on_a_device_reads_stays_in_host_memory(roles, sliced, adapter, read, tmp_path):
     recipe = recipe_in(tmp_path, model__adapter=adapter)
-    made = assigned(recipe, tmp_path, "host0/gpu:0", roles, mates=mates)
+    made = assigned(recipe, tmp_path, "host0/gpu:0", roles)
+    made = replace(made, slices=dict.fromkeys(sliced, ("host0/gpu:0", "host0/gpu:1")))
     assert made.readers == read
     assert read or made.serving_device == CPU
 

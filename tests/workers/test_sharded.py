@@ -1,6 +1,7 @@
 """Training cells of two devices, each device a process that holds slices: the weights of one device."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -24,14 +25,14 @@ def cell(role, *devices, **more):
     return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices], **more}
 
 
-async def wide(recipe, folder, cells, killed):
+async def wide(recipe, folder, cells, killed, optimizer):
     """State and reports of some steps on these cells, in which the process of a device is killed that only generates.
 
     One that trains would take its slices with it.
     """
     placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
-    plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names))
+    plan = replace(plan_of(placement, roles=roles_of(recipe), devices=sorted(names)), optimizer=optimizer)
     launcher = processes(names, seconds=120, make=worker_of)
     parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
@@ -64,20 +65,28 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
 
 
 @pytest.mark.parametrize(
-    ("cells", "killed", "changes"),
+    ("cells", "killed", "changes", "optimizer"),
     [
-        (TOGETHER, None, {}),
-        (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE, "model__quantize": "nf4"}),
-        (REFERRED, None, REFERENCE),
-        (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}),
-        (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}),
+        (TOGETHER, None, {}, "replicated"),
+        (APART, "localhost/cpu:0", {"model__adapter": LORA, **REFERENCE, "model__quantize": "nf4"}, "replicated"),
+        (REFERRED, None, REFERENCE, "replicated"),
+        (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}, "replicated"),
+        (TWICE, None, {"optimizer__clip": 0.001}, "sharded"),
+        (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}, "replicated"),
     ],
-    ids=["full, recomputed", "lora on four bits", "a reference in slices", "two cells", "two cells, three updates"],
+    ids=[
+        "full, recomputed",
+        "lora on four bits",
+        "a reference in slices",
+        "two cells",
+        "a shared optimizer",
+        "two cells, three updates",
+    ],
 )
-def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, tmp_path):
+def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, optimizer, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
     single, reports = asyncio.run(alone(recipe, tmp_path))
-    held, crewed = asyncio.run(wide(recipe, tmp_path, cells, killed))
+    held, crewed = asyncio.run(wide(recipe, tmp_path, cells, killed, optimizer))
     assert distance(single, read(held)["optimizer"]["masters"]) < 1e-10
     assert distance(single, weights_on_one(recipe, tmp_path, held)) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):

@@ -123,8 +123,8 @@ def _tests(prompt: Prompt, column: str) -> str | None:
 
 
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
-    """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut, or they generate
-    with cut matrices (tp)."""
+    """What cells of several devices cannot do: they train and ask slices (dp_shard), or generate with cut matrices
+    (tp)."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
     for cell in wide:
         if cell.role == "generate":

@@ -70,12 +70,22 @@ class FrozenScorer:
         """Its weights; those of the head are the network's own, or beside it."""
         return nn.ModuleList([self.network, self.head]).parameters()
 
+    @property
+    def decoder(self) -> PreTrainedModel:
+        """What has its layers."""
+        return self.network
+
+    def modules(self) -> list[nn.Module]:
+        """What it computes with; of a language model not the head."""
+        return [self.network.get_decoder(), self.head]
+
     @torch.no_grad()
     def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """Its numbers for each conversation; none for one in which nothing was sampled."""
-        return map_microbatches(conversations, budget=self.token_budget, numbers=self._numbers, smaller=self._halves)
+        return map_microbatches(conversations, budget=self.token_budget, numbers=self.numbers, smaller=self._halves)
 
-    def _numbers(self, row: Sequence[Sample]) -> list[NDArray[np.float64]]:
+    def numbers(self, row: Sequence[Sample]) -> list[NDArray[np.float64]]:
+        """Those of a row's conversations."""
         tree, device = merge([sample.conversation.tokens for sample in row]), self.network.device
         places = [place[self.reads(sample.conversation)] for sample, place in zip(row, tree.places, strict=True)]
         with memory_errors():

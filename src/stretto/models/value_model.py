@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from stretto.kernels.cpu.backward import take_over
@@ -70,7 +69,7 @@ class ValueModel:
         self, states: Tensor, targets: Tensor, *, temperature: float, kept: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(N, W) states there -> (N) values, in the wide type; there is no distribution, so entropies are 0."""
-        values = linear(states.to(self.scalar.weight.dtype), self.scalar.weight, self.scalar.bias).flatten()
+        values = self.scalar(states.to(self.scalar.weight.dtype)).flatten()
         return values, torch.zeros_like(values)
 
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -6,8 +6,10 @@ interprets it and knows no strategy by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any, Literal
 
 
@@ -78,28 +80,34 @@ class Plan:
 
     def sharers(self, role: str) -> tuple[str, ...]:
         """Devices that train in a role and hold a part of one optimizer each, in the order of their parts; none if it
-        is not shared."""
+        is not shared. Those that have the same slice of the model share its optimizer."""
         if self.optimizer != "sharded":
             return ()
-        return tuple(device for cell in self.cells if cell.role == role for device in cell.devices)
+        slices = zip(*(cell.devices for cell in self.cells if cell.role == role), strict=True)
+        return tuple(device for devices in slices for device in devices)
 
     def sleeps_on(self, device: str) -> dict[str, tuple[str, ...]]:
         """Role -> phases in which its cell on a device leaves the memory there to others."""
         return {cell.role: cell.sleeps for cell in self.cells if device in cell.devices}
 
     def in_slices(self, cell: Cell) -> bool:
-        """Whether a frozen model of a cell's own is cut over its devices, which ask it together: a reference on the
-        devices of one cell that trains. Others stand on each of their devices as a whole."""
-        alike = any(each.role == "train" and each.devices == cell.devices for each in self.cells)
-        return cell.role == "reference" and cell.weights == "own" and len(cell.devices) > 1 and alike
+        """Whether a model is cut over the devices of a cell, which work on it together: one that is trained there, for
+        training and for values, and a frozen one of the cell's own. Of a critic that others train each device of a cell
+        has a whole copy."""
+        if len(cell.devices) < 2 or cell.role == "generate":
+            return False
+        fitted = [set(each.devices) for each in self.cells if each.role == "fit"]
+        if cell.role == "value" and fitted:
+            return set(cell.devices) in fitted
+        return cell.role in ("train", "fit") or cell.weights == "own"
 
     def generates_together(self, device: str) -> bool:
         """Whether a device generates in a cell of several."""
         return any(cell.role == "generate" and device in cell.devices and len(cell.devices) > 1 for cell in self.cells)
 
-    def recomputes_on(self, device: str) -> bool:
-        """Whether what trains on a device recomputes activations from the first row on."""
-        return any(cell.recompute for cell in self.cells if device in cell.devices and cell.role == "train")
+    def recomputes_on(self, device: str) -> frozenset[str]:
+        """Roles that train on a device and recompute activations from the first row on."""
+        return frozenset(cell.role for cell in self.cells if device in cell.devices and cell.recompute)
 
     def only(self, roles: Collection[str]) -> Plan:
         """The cells of these roles alone, for work that needs no others; those whose weights they read may be gone."""
@@ -115,3 +123,34 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The plan, as plan.json holds it."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceMeeting:
+    """Processes that meet before models are cut over them: those of a cell, or of several that share devices."""
+
+    devices: tuple[str, ...]
+    """All of them, in an order that is also that of each cell."""
+    cells: tuple[tuple[str, ...], ...]
+    """The devices of each cell, those of equal ones once."""
+
+
+def meetings(cells: Iterable[Cell]) -> tuple[SliceMeeting, ...]:
+    """Who meets so that these cells may have slices. ValueError if two of them name the same devices in two orders."""
+    groups: list[dict[tuple[str, ...], None]] = []
+    for devices in dict.fromkeys(cell.devices for cell in cells):
+        touched = [group for group in groups if any(set(devices) & set(each) for each in group)]
+        groups = [group for group in groups if group not in touched]
+        groups.append({each: None for group in touched for each in group} | {devices: None})
+    return tuple(SliceMeeting(devices=_ordered(group), cells=tuple(group)) for group in groups)
+
+
+def _ordered(cells: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    sorter = TopologicalSorter[str]()
+    for devices in cells:
+        for one, next_one in pairwise(devices):
+            sorter.add(next_one, one)
+    try:
+        return tuple(sorter.static_order())
+    except CycleError as error:
+        raise ValueError(f"{' and '.join(sorted(set(error.args[1])))} are named in two orders") from error

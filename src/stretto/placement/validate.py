@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stretto.errors import Problem
-from stretto.placement.plan import Cell, Plan
+from stretto.placement.plan import Cell, Plan, meetings
 from stretto.placement.strategies import ORDER
 from stretto.plugins import is_plugin
 
@@ -178,15 +178,6 @@ def _told(cell: Cell) -> str:
     return f"{count} ({degrees})" if degrees else count
 
 
-def optimizers_are_cut_once(case: PlanContext) -> Iterator[Problem]:
-    """Cells share an optimizer as whole parameters, and a wide cell has slices of them."""
-    for field, cell in case.cells():
-        if case.plan.optimizer == "sharded" and cell.role in UPDATE and len(cell.devices) > 1:
-            reason = f"{cell.name} cuts its optimizer over {len(cell.devices)} devices, and the plan shares it as well"
-            fix = "give each training cell one device, or make the plan's optimizer replicated"
-            yield Problem(field=f"{field}.devices", reason=reason, fix=fix)
-
-
 def weights_have_a_source(case: PlanContext) -> Iterator[Problem]:
     """own, or the tensors of a cell that trains the same model on the same devices."""
     for field, cell in case.cells():
@@ -212,6 +203,26 @@ def _weights_problem(cell: Cell, cells: dict[str, Cell]) -> tuple[str, str] | No
     if kind == "shared" and set(cell.devices) != set(source.devices):
         return f"{name} spreads the same tensors over more devices than {cell.name} has", f"use gather:{name}"
     return None
+
+
+def slices_are_asked_together(case: PlanContext) -> Iterator[Problem]:
+    """A device that has a slice of a model answers only together with those that have the others."""
+    sliced = [cell for cell in case.plan.cells if case.plan.in_slices(cell)]
+    for field, cell in case.cells():
+        for other in sliced:
+            asks = cell.role == other.role or (cell.role, other.role) == ("value", "fit")
+            shared, same = set(cell.devices) & set(other.devices), set(cell.devices) == set(other.devices)
+            if cell.name != other.name and asks and shared and not same and cell.role not in UPDATE:
+                there = _listed(sorted(shared))
+                reason = f"{cell.name} needs all of a model that {other.name} has in slices on {there}"
+                fix = f"give {cell.name} all devices of {other.name}, or none of them"
+                yield Problem(field=f"{field}.devices", reason=reason, fix=fix)
+                break
+    try:
+        meetings(sliced)
+    except ValueError as error:
+        fix = "name devices in one order in all cells of several"
+        yield Problem(field="placement.cells", reason=f"models are cut in order, and {error}", fix=fix)
 
 
 def engines_generate(case: PlanContext) -> Iterator[Problem]:
@@ -317,8 +328,8 @@ RULES: tuple[Callable[[PlanContext], Iterable[Problem]], ...] = (
     devices_exist,
     meshes_fit,
     copies_are_alike,
-    optimizers_are_cut_once,
     weights_have_a_source,
+    slices_are_asked_together,
     engines_generate,
     devices_generate_in_one_cell,
     cells_sleep_while_others_work,

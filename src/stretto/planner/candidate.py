@@ -146,33 +146,33 @@ class Candidate:
         """What of it nothing can execute yet."""
         shape, lane = workload.shapes["generate"], self.lane
         own_reference = "reference" in workload.roles - workload.reading
-        frozen = workload.roles - workload.reading - {"generate", "train", "fit"}
+        splits = {role: self.split(role, workload.reading) for role in workload.roles}
+        trained = [splits[role] for role in UPDATE if role in splits]
+        frozen = [splits[role] for role in workload.roles - workload.reading - {*UPDATE, "generate"}]
         for asked, what in (
             (lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"),
             (lane.pp > 1, "pipelines that generate"),
             (lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"),
             (lane.tp > 1 and workload.base != workload.precision, "cut matrices in few bits"),
             (not shape.kv_rank and shape.kv_heads % lane.tp > 0, "key-value heads shared by several devices"),
-            (self.train.width > self.train.dp, "training cells that cut more than parameters"),
-            (any(self._cut_apart(role, workload) for role in frozen), "frozen models in slices"),
-            (self._critic_width(workload) > 1, "a critic that devices train in slices"),
+            (any(split.width > split.dp for split in trained), "training cells that cut more than parameters"),
+            (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
+            (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
-            (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
         ):
             if asked:
                 yield what
 
-    def _cut_apart(self, role: str, workload: StepWorkload) -> bool:
-        """True if a frozen model is cut over several devices, unless it is a reference cut like the policy there."""
-        split, places = self.split(role, workload.reading), self.places(workload.roles)
-        referred = role == "reference" and not workload.taught  # a teacher is another model
-        like_policy = referred and split == self.train and places[role] == places["train"]
-        return split.width > 1 and not like_policy
-
-    def _critic_width(self, workload: StepWorkload) -> int:
-        """Devices of a cell that trains the critic; 1 where none is trained."""
-        return self.split("fit", workload.reading).width if "fit" in workload.roles else 1
+    def _values_apart(self, workload: StepWorkload) -> bool:
+        """True if a critic that is trained is asked in slices, or beside some, on other cells than those that train it:
+        there a device has a copy of all of it."""
+        if not {"fit", "value"} <= workload.roles:
+            return False
+        (first, count), (start, many) = (self.places(workload.roles)[role] for role in ("value", "fit"))
+        asked, trained = (self.split(role, workload.reading) for role in ("value", "fit"))
+        beside = first < start + many and start < first + count
+        return (first, count, asked) != (start, many, trained) and (asked.width > 1 or (beside and trained.width > 1))
 
     def copied(self, roles: frozenset[str]) -> bool:
         """True if several cells train and each has everything, so that one may die while gradients are added up: each

@@ -96,8 +96,8 @@ def width_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget
     device turns to these by itself; and where no number has.
     """
     work, rooms = setting.workload, MemoryFits(setting)
-    generating, training = (
-        sum(len(cell.devices) for cell in plan.cells if cell.role == role) for role in ("generate", "train")
+    generating, training, fitted = (
+        sum(len(cell.devices) for cell in plan.cells if cell.role == role) for role in ("generate", "train", "fit")
     )
     strategy = STRATEGIES[plan.strategy]
     fractions = shares_of(section.fractions, len(plan.devices)) if strategy.presets else None
@@ -115,7 +115,7 @@ def width_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget
     wide = (
         replace(base, train=ModelSplit(dp=width), budget=tokens)
         for width in range(2, training + 1)
-        if not training % width
+        if not training % width and not fitted % width
         for tokens in _falling(work, budget)
     )
     fitting = (choice for choice in wide if choice.runs(work) and rooms.room(choice).fits)

@@ -26,7 +26,7 @@ from stretto.models.source import locate
 from stretto.placement.build import OPEN
 from stretto.placement.cluster import parse_cluster
 from stretto.placement.devices import DeviceKind, kind_of
-from stretto.placement.plan import Plan
+from stretto.placement.plan import Plan, meetings
 from stretto.plugins import folders_of
 from stretto.recipe.schema import OwnEnvironmentSection, Recipe
 from stretto.rewards.combine import Rewards
@@ -36,7 +36,7 @@ from stretto.runtime.cpu_threads import threads_of
 from stretto.runtime.fitting import fitting, refuse_none
 from stretto.runtime.inputs import threads_before
 from stretto.runtime.kl_control import KlController
-from stretto.runtime.plans import whitens_gradients
+from stretto.runtime.plans import sliced_cells, whitens_gradients
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
 from stretto.runtime.teacher_prompt import teacher_prompt
@@ -184,6 +184,7 @@ def _assignment(
 ) -> WorkerSpec:
     """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
+    sliced = sliced_cells(recipe, plan)
     return WorkerSpec(
         recipe=recipe,
         root=root,
@@ -194,10 +195,10 @@ def _assignment(
         roles=frozenset(cell.role for cell in mine),
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
-        mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
+        slices={cell.role: cell.devices for cell in sliced if device in cell.devices},
+        meeting=next((meeting for meeting in meetings(sliced) if device in meeting.devices), None),
         lane=lane_of(plan, device),
-        recompute=plan.recomputes_on(device),
-        cuts_reference=recipe.roles.teacher is None and any(plan.in_slices(cell) for cell in mine),
+        recomputes=plan.recomputes_on(device),
         sharers={role: plan.sharers(role) for role in UPDATE},
         whitens=whitens_gradients(recipe, plan, build(recipe.algorithm, folders_of(root))),
         sleeps=plan.sleeps_on(device),

@@ -10,9 +10,9 @@ from stretto.algorithms.base import Algorithm
 from stretto.algorithms.catalog import learns_from_rows
 from stretto.errors import RecipeError
 from stretto.placement.build import devices_for, plan_of
-from stretto.placement.plan import Plan
+from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import DEFAULT
-from stretto.recipe.describe import reading_roles, roles_of
+from stretto.recipe.describe import reading_roles, reads_policy, roles_of
 from stretto.recipe.schema import Placement, Recipe
 
 
@@ -23,13 +23,10 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
         roles=roles_of(recipe),
         devices=devices_of(recipe.placement),
         reading=reading_roles(recipe),
-        width={"train": width},
+        width=dict.fromkeys(trained_roles(recipe), width),
         engine=recipe.engine.kind,
         updates=recipe.batch.updates,
     )
-    if wide := [cell.name for cell in plan.cells if cell.role == "fit" and len(cell.devices) > 1]:
-        reason = f"{wide[0]} has several devices, and a critic in slices is not available yet"
-        raise RecipeError.of("placement.cells", reason, "give each fit cell one device; several of them are fine")
     if getattr(recipe.algorithm, "top_k", None) and any(c.role == "train" and len(c.devices) > 1 for c in plan.cells):
         reason = "the exact KL of a model in slices is not available yet"
         raise RecipeError.of("algorithm.top_k", reason, "leave it out, or give each train cell one device")
@@ -57,6 +54,17 @@ def devices_here() -> list[str]:
     """Every device of this host."""
     gpus = [f"localhost/gpu:{index}" for index in range(torch.cuda.device_count())]
     return gpus + [f"localhost/cpu:{index}" for index in range(os.cpu_count() or 1)]
+
+
+def sliced_cells(recipe: Recipe, plan: Plan) -> list[Cell]:
+    """Cells whose devices have slices of a model. A reference that is the policy without its adapter has no weights."""
+    reads = reads_policy(recipe)
+    return [cell for cell in plan.cells if plan.in_slices(cell) and not (reads and cell.role == "reference")]
+
+
+def trained_roles(recipe: Recipe) -> set[str]:
+    """Roles that train, and those that ask what is trained there."""
+    return {"train", "fit", "value"} if "fit" in roles_of(recipe) else {"train"}
 
 
 def whitens_gradients(recipe: Recipe, plan: Plan, algorithm: Algorithm) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from transformers import PreTrainedModel
 
 from stretto.errors import TrainingError
 from stretto.models.candidates import likeliest
@@ -37,13 +38,23 @@ class Teacher:
         """Its weights."""
         return self.model.network.parameters()
 
+    @property
+    def decoder(self) -> PreTrainedModel:
+        """What has its layers."""
+        return self.model.network
+
+    def modules(self) -> list[nn.Module]:
+        """What it computes with."""
+        return [self.model.network]
+
     @torch.no_grad()
     def score(self, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """(N) log-probabilities of each conversation's trained tokens; with candidates a row each, which has that
         number first and then what `Sample.candidates` holds."""
-        return map_microbatches(conversations, budget=self.token_budget, numbers=self._numbers, smaller=self._halves)
+        return map_microbatches(conversations, budget=self.token_budget, numbers=self.numbers, smaller=self._halves)
 
-    def _numbers(self, row: Sequence[Sample]) -> list[NDArray[np.float64]]:
+    def numbers(self, row: Sequence[Sample]) -> list[NDArray[np.float64]]:
+        """Those of a row's conversations."""
         model, head = self.model, self.model.head()
         with memory_errors():
             batch = pack(row, device=model.device, dtype=accum_dtype(model.dtype))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor
 
 from stretto.errors import CheckpointError
 from stretto.models.load import Policy
@@ -34,7 +34,7 @@ class CheckpointCalls:
         """What trains a model."""
         raise NotImplementedError
 
-    def _awake(self, model: str) -> Mapping[str, nn.Parameter]:
+    def _awake(self, model: str) -> Mapping[str, Tensor]:
         raise NotImplementedError
 
     def save(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from stretto.storage.manifest import STATE
 from stretto.storage.tensors import read_parts, write_state
@@ -39,7 +39,7 @@ def write(
     return {f"{STATE}/{name}": hashed for name, hashed in hashes.items()}
 
 
-def read(model: str, trainer: Trainer, weights: Mapping[str, nn.Parameter], folder: Path) -> dict[str, Any]:
+def read(model: str, trainer: Trainer, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     """Puts a model's `weights` back, as an optimizer rounds its masters, and its trainer's state; returns the state of
     an optimizer that has all of them."""
     told, moments = STATES[model]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,7 @@ from stretto.models.scalar_head import Base, FrozenScorer, base_network, load_ga
 from stretto.models.source import locate
 from stretto.models.template_file import use_template
 from stretto.models.value_model import ValueModel, load_value_model
-from stretto.recipe.schema import NativeEngineSection, Recipe, VllmEngineSection
+from stretto.recipe.schema import NativeEngineSection, Recipe, UpdateSection, VllmEngineSection
 from stretto.training.critic_trainer import CriticTrainer
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
@@ -76,7 +75,7 @@ def make_reference(
     if recipe.roles.teacher is not None and asked:
         teacher = load_teacher(spec, policy)
         return teacher.model, teacher
-    own = asked and policy.adapted is None and not spec.cuts_reference
+    own = asked and policy.adapted is None and "reference" not in spec.slices
     copy = load_policy(spec, spec.torch_device) if own else None
     if copy is not None:
         copy.network.requires_grad_(False)
@@ -91,7 +90,7 @@ def load_teacher(spec: WorkerSpec, policy: Policy) -> Teacher:
     name = recipe.model.name if itself else section.name
     asked = recipe.model.model_copy(update={"name": name, "adapter": None, "quantize": "none"})
     base = spec.base if itself else None
-    model = load(asked, locate(name, spec.root), seed=recipe.seed, device=spec.torch_device, base=base)
+    model = load(asked, locate(name, spec.root), seed=recipe.seed, device=spec.device_of("reference"), base=base)
     model.network.requires_grad_(False)
     return Teacher(
         model,
@@ -148,13 +147,14 @@ def load_critic(spec: WorkerSpec, policy: Policy) -> ValueModel | None:
     recipe, section = spec.recipe, spec.recipe.roles.critic
     if section is None or section.name is None or section.optimizer is None or not spec.roles & {"value", "fit"}:
         return None
+    device = spec.device_of("fit")
     return load_value_model(
         locate(section.name, spec.root),
-        base=_base_of(recipe, root=spec.root, base=spec.base, device=spec.torch_device),
+        base=_base_of(spec, device),
         adapter=section.adapter,
-        shared=policy if policy.device == spec.torch_device else None,
+        shared=policy if policy.device == device else None,
         dtype=DTYPES[recipe.model.dtype],
-        device=spec.torch_device,
+        device=device,
         seed=recipe.seed,
     )
 
@@ -162,47 +162,51 @@ def load_critic(spec: WorkerSpec, policy: Policy) -> ValueModel | None:
 def make_critic_trainer(
     model: ValueModel, parts: Sequence[Mapping[str, nn.Parameter]], spec: WorkerSpec
 ) -> CriticTrainer:
-    """What trains a critic as a recipe says; on a device that only asks it, without an optimizer."""
-    recipe, section = spec.recipe, spec.recipe.roles.critic
-    assert section is not None and section.optimizer is not None  # it was loaded
+    """What trains a critic as a recipe says; without an optimizer on a device that only asks it, or has yet to get its
+    slices."""
+    recipe, section = spec.recipe, critic_optimizer(spec)
+    trains = "fit" in spec.roles and "fit" not in spec.slices
     updates = recipe.run.steps * recipe.batch.updates
-    mine = parts[spec.part("fit")]
-    optimizer = make_optimizer(mine, section.optimizer, updates=updates) if "fit" in spec.roles else None
-    settings = settings_of(recipe, spec.token_budget) | {"clip": section.optimizer.clip}
-    gae = getattr(recipe.algorithm, "gae", None)
-    return CriticTrainer(model, spec.algorithm(), optimizer, gae=gae, **settings)
+    optimizer = make_optimizer(parts[spec.share("fit")[0]], section, updates=updates) if trains else None
+    return CriticTrainer(model, spec.algorithm(), optimizer, **critic_settings(spec))
 
 
-def _base_of(recipe: Recipe, *, root: Path, base: Path | None, device: torch.device) -> Base:
+def critic_optimizer(spec: WorkerSpec) -> UpdateSection:
+    """The section of the optimizer of a critic that is trained."""
+    section = spec.recipe.roles.critic
+    assert section is not None and section.optimizer is not None  # the critic was loaded
+    return section.optimizer
+
+
+def critic_settings(spec: WorkerSpec) -> dict[str, Any]:
+    """What the trainer of a critic takes from a recipe."""
+    gae = getattr(spec.recipe.algorithm, "gae", None)
+    return settings_of(spec.recipe, spec.token_budget) | {"clip": critic_optimizer(spec).clip, "gae": gae}
+
+
+def _base_of(spec: WorkerSpec, device: torch.device) -> Base:
     """How the network that is trained is loaded once more."""
-    return base_network(recipe.model, locate(recipe.model.name, root), seed=recipe.seed, device=device, base=base)
+    recipe, files = spec.recipe, locate(spec.recipe.model.name, spec.root)
+    return base_network(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
 
 
-def load_gauges(
-    recipe: Recipe,
-    roles: frozenset[str],
-    *,
-    root: Path,
-    base: Path | None,
-    device: torch.device,
-    token_budget: int,
-) -> dict[str, FrozenScorer]:
-    """Role -> its frozen model, of those roles among these that are played by one; the same in every process."""
-    own, critic = _base_of(recipe, root=root, base=base, device=device), recipe.roles.critic
+def load_gauges(spec: WorkerSpec) -> dict[str, FrozenScorer]:
+    """Role -> its frozen model, of those roles of a device that are played by one; the same in every process."""
+    recipe, critic = spec.recipe, spec.recipe.roles.critic
     frozen = critic if critic is not None and critic.optimizer is None else None
     sections = {"reward": recipe.roles.reward_model, "value": frozen}
     return {
         role: load_gauge(
             role,
-            locate(section.name, root),
-            base=own,
+            locate(section.name, spec.root),
+            base=_base_of(spec, spec.device_of(role)),
             dtype=DTYPES[recipe.model.dtype],
-            device=device,
+            device=spec.device_of(role),
             seed=recipe.seed,
-            token_budget=token_budget,
+            token_budget=spec.token_budget,
         )
         for role, section in sections.items()
-        if role in roles and section is not None and section.name is not None
+        if role in spec.roles and section is not None and section.name is not None
     }
 
 

@@ -74,6 +74,9 @@ class Recovery:
         if any(device in copy and len(copy) > 1 for model in models for copy in model.copies):
             told = "and its part of the optimizer with it; resume the run"
             raise StateLostError(f"{device}: its process died, {told}")
+        if any(device in mates for mates in self.worker_group.joints):
+            told = "and those that hold the other slices of a model cannot go on; resume the run"
+            raise StateLostError(f"{device}: its process died, {told}")
         living = {model.name: self.living(model) for model in models if self._needs(model, device)}
         if gone := [name for name, copy in living.items() if copy is None]:
             whose = "" if gone == [POLICY] else f" of the {gone[0]}"

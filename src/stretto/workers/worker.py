@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.catalog import learns_from_rows
@@ -79,27 +79,21 @@ class Worker(GenerateCalls, RehearsalCalls, CheckpointCalls):
             if assignment.threads:
                 torch.set_num_threads(assignment.threads)
         self.policy = self._load(assignment.serving_device)
-        trains = "train" in assignment.roles and assignment.mates == 1
+        trains = "train" in assignment.roles and "train" not in assignment.slices
         updates = recipe.run.steps * recipe.batch.updates
-        self.parts = {POLICY: partition(self.policy.trained(), len(assignment.sharers.get("train", ())) or 1)}
-        mine = self.parts[POLICY][assignment.part("train")]
+        which, count = assignment.share("train")
+        self.parts = {POLICY: partition(self.policy.trained(), count)}
+        mine = self.parts[POLICY][which]
         self.optimizer = make_optimizer(mine, recipe.optimizer, updates=updates) if trains else None
         self.models: dict[str, ScoringModel] = {}
         budget, whitens = assignment.token_budget, assignment.whitens
         self.trainer = make_trainer(
             self.policy, assignment.algorithm(), recipe, self.optimizer, token_budget=budget, whitens=whitens
         )
-        gauges = load_gauges(
-            recipe,
-            assignment.roles,
-            root=assignment.root,
-            base=assignment.base,
-            device=device,
-            token_budget=assignment.token_budget,
-        )
+        gauges = load_gauges(assignment)
         self.critic = load_critic(assignment, self.policy)
         if self.critic is not None:
-            self.parts[CRITIC] = partition(self.critic.trained(), len(assignment.sharers.get("fit", ())) or 1)
+            self.parts[CRITIC] = partition(self.critic.trained(), assignment.share("fit")[1])
             self.models[CRITIC] = make_critic_trainer(self.critic, self.parts[CRITIC], assignment)
         self.reference, self.models["reference"] = make_reference(assignment, self.policy, lambda: self.trainer)
         self.models |= {{"value": CRITIC}.get(role, role): each for role, each in gauges.items()}
@@ -111,9 +105,12 @@ class Worker(GenerateCalls, RehearsalCalls, CheckpointCalls):
             policy=self.policy,
             readers=assignment.readers,
             optimizer=lambda: self.optimizer,
-            reference=self.reference,
-            gauges=gauges,
-            critic=None if self.critic is None else (self.critic, lambda: self.trained(CRITIC).optimizer),
+            # What is cut sleeps in slices.
+            reference=None if "reference" in assignment.slices else self.reference,
+            gauges={role: each for role, each in gauges.items() if role not in assignment.slices},
+            critic=None
+            if self.critic is None or "fit" in assignment.slices
+            else (self.critic, lambda: self.trained(CRITIC).optimizer),
             engine=self.engine,
             shelf=self.make_shelf(),
         )
@@ -311,14 +308,19 @@ class Worker(GenerateCalls, RehearsalCalls, CheckpointCalls):
             return False
         folder = folder or self.files.copy()
         for model in self.held_models:
-            trainer, weights = self.trained(model), self._awake(model)
+            self._awake(model)
+            trainer, weights = self.trained(model), self._whole(model)
             self._take_up(model, model_state.read(model, trainer, weights, folder))
             self._tell(model, trainer.shared())
         return True
 
-    def _awake(self, model: str) -> Mapping[str, nn.Parameter]:
+    def _awake(self, model: str) -> Mapping[str, Tensor]:
         """The trained tensors of a model, where they are handed over, compared and written."""
         self.sleepers.enter(FITTED if model == CRITIC else PUBLISH)
+        return self._whole(model)
+
+    def _whole(self, model: str) -> Mapping[str, Tensor]:
+        """Those that lie here in full."""
         held = self.critic if model == CRITIC and self.critic is not None else self.policy
         return held.trained()
 

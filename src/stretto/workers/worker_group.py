@@ -75,10 +75,10 @@ class WorkerGroup:
         self.role = {cell.name: cell.role for cell in plan.cells}
         self.devices = {cell.name: cell.devices for cell in plan.cells}
         self.trained = trained_models(plan)
-        # Cells whose devices ask one model together, each with a slice of it.
-        self.sliced = {
-            cell.name for cell in plan.cells if plan.in_slices(cell) and assign(cell.devices[0], 0.0).cuts_reference
-        }
+        # Cells whose devices have slices of a model each, and who meets for that.
+        wide = [(cell, assign(cell.devices[0], 0.0)) for cell in plan.cells if plan.in_slices(cell)]
+        self.sliced = {cell.name for cell, spec in wide if cell.role in spec.slices}
+        self.joints = list(dict.fromkeys(spec.meeting.devices for _, spec in wide if spec.meeting))
         self.members: dict[str, WorkerTransport] = {}
         self.lanes: dict[str, EngineQueue] = {}
         self.lane_calls = LaneCalls(self, [cell.name for cell in plan.cells if cell.role == "generate"])
@@ -131,9 +131,8 @@ class WorkerGroup:
         self.lanes = self.lane_calls.queues()
         says("waiting until the workers have found each other")
         await self.reach(devices)
-        for mates in self.training:
-            if len(mates) > 1:
-                await self.join("cell", f"cell-{next(EPOCHS)}", mates)
+        for mates in self.joints:
+            await self.join("cell", f"cell-{next(EPOCHS)}", mates)
         await self.meet()
         await self.lane_calls.meet()
         says("comparing their weights")
@@ -193,7 +192,7 @@ class WorkerGroup:
     async def score(self, cell: str, conversations: Sequence[Conversation]) -> list[NDArray[np.float64]]:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         model, seconds = MODELS[self.role[cell]], self.patience.train
-        if model == POLICY or cell in self.sliced:  # in lockstep, after which each of them knows all
+        if cell in self.sliced:  # in lockstep, after which each of them knows all
             told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
             return told[0]
         return await scatter_gather(

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from stretto.algorithms.base import Algorithm, build
+from stretto.placement.plan import SliceMeeting
 from stretto.recipe.schema import Recipe, VllmEngineSection
 
 
@@ -47,14 +48,14 @@ class WorkerSpec:
     """Tokens in a forward; running out of memory lowers it."""
     threads: int | None = None
     """Threads of a CPU device; all of the process's if none."""
-    mates: int = 1
-    """Processes that train one copy of the policy together, itself included."""
+    slices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Role -> devices of its cell, in roles whose model is cut over several."""
+    meeting: SliceMeeting | None = None
+    """Whom it meets before anything is cut."""
     lane: LaneSpec | None = None
     """Its place among processes that generate together; none where it generates by itself, or not at all."""
-    recompute: bool = False
-    """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
-    cuts_reference: bool = False
-    """Whether a reference of its own is cut over the processes that train together."""
+    recomputes: frozenset[str] = frozenset()
+    """Roles whose trainer recomputes activations from the first row on, whatever the recipe leaves open."""
     sharers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role that trains -> devices that share its optimizer, in the order of their parts; none if each has all of it."""
     whitens: bool = False
@@ -82,13 +83,14 @@ class WorkerSpec:
 
     @property
     def parted(self) -> bool:
-        """Whether what trains here has a part of the optimizer that nobody else has."""
-        return self.mates > 1 or any(len(devices) > 1 for devices in self.sharers.values())
+        """Whether what is here ends with this process: a slice of a model, or a part of an optimizer."""
+        return bool(self.slices) or any(len(devices) > 1 for devices in self.sharers.values())
 
-    def part(self, role: str) -> int:
-        """Which part of the optimizer a device has that trains in a role."""
-        sharers = self.sharers.get(role, ())
-        return sharers.index(self.device) if self.device in sharers else 0
+    def share(self, role: str) -> tuple[int, int]:
+        """Which part of the optimizer of what it trains in a role a device has, of how many: one for each cell."""
+        sharers, width = self.sharers.get(role, ()), len(self.slices.get(role, (self.device,)))
+        count = max(1, len(sharers) // width)
+        return (sharers.index(self.device) if self.device in sharers else 0) % count, count
 
     @property
     def readers(self) -> frozenset[str]:
@@ -97,11 +99,15 @@ class WorkerSpec:
         elsewhere = set()
         if self.lane is not None or isinstance(self.recipe.engine, VllmEngineSection):  # it has weights of its own
             elsewhere.add("generate")
-        if self.mates > 1:
+        if "train" in self.slices:
             elsewhere.add("train")
         if self.recipe.model.adapter is None or self.recipe.roles.teacher is not None:
             elsewhere.add("reference")
         return self.roles & {"generate", "train", "reference"} - elsewhere
+
+    def device_of(self, role: str) -> torch.device:
+        """Where a role's model is loaded: in host memory if it is cut, because all of it may be too much elsewhere."""
+        return torch.device("cpu") if role in self.slices else self.torch_device
 
     @property
     def serving_device(self) -> torch.device:

@@ -1,5 +1,7 @@
 """A model whose parameters, gradients and optimizer are spread over the processes of one cell, in lockstep (FSDP2).
 
+It is a policy or a critic; what is only asked is cut likewise (`sliced_scorer`).
+
 Every process holds a slice of each parameter, in the wide type. A layer's weights are gathered, in the type that the
 model computes in, when it runs, and given back after it; gradients are summed and cut into slices again. All processes
 of a cell get the same pieces in the same order and share their rows; one without a row of its own computes one that
@@ -14,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +34,10 @@ from stretto.models import attention
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory
+from stretto.models.unpacked import is_apart
+from stretto.models.value_model import ValueModel
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
-from stretto.training.packing import MicroBatch
+from stretto.training.packing import MicroBatch, divide
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Sample, Weights
@@ -55,6 +60,12 @@ def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: f
     return init_device_mesh(device.type, (size,), mesh_dim_names=(AXIS,))
 
 
+def mesh_over(ranks: Sequence[int], *, device: torch.device, seconds: float) -> DeviceMesh | None:
+    """The mesh of some of those who have met, which all of them make together; none for who is not among them."""
+    group = dist.new_group(list(ranks), timeout=timedelta(seconds=seconds))
+    return DeviceMesh.from_group(group, device.type, mesh_dim_names=(AXIS,)) if dist.get_rank() in ranks else None
+
+
 def leave() -> None:
     """Parts from them."""
     dist.destroy_process_group()
@@ -66,9 +77,11 @@ class GatheredForward(nn.Module):
     The head is used past the network's own forward, and may share its weight with the embedding.
     """
 
-    def __init__(self, policy: Policy, temperature: float) -> None:
+    def __init__(self, policy: Policy | ValueModel, temperature: float) -> None:
         super().__init__()
-        self.network = policy.network
+        # What a critic may still have of a language model's head says nothing, and is not cut.
+        asked = [policy.network.get_decoder(), policy.scalar] if isinstance(policy, ValueModel) else [policy.network]
+        self.parts = nn.ModuleList(asked)
         self.policy, self.temperature = policy, temperature
 
     def forward(
@@ -95,50 +108,97 @@ def on_the_same_tensors(policy: Policy) -> Policy:
     return copy.deepcopy(policy, shared | {id(policy.tokenizer): policy.tokenizer})
 
 
-class Shards:
-    """A policy cut into the slices of a cell's processes."""
+class CutModel:
+    """A model in slices as one process has it: whatever is computed with it goes through one module."""
 
-    def __init__(self, policy: Policy, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None) -> None:
-        """Takes a policy that every process has loaded alike; what it had in full is freed.
-
-        `serving` is a full copy, which gets the weights under every new version.
-        """
-        if policy.apart:  # processes gather a layer together, and would not compute equally many conversations
+    def __init__(self, whole: nn.Module, network: PreTrainedModel, mesh: DeviceMesh, *heads: nn.Linear) -> None:
+        """Takes a model that every process has loaded alike: `whole` is all of it, `network` has its layers, `heads`
+        may compute in another type. What it had in full is freed."""
+        if is_apart(network):  # processes gather a layer together, and would not compute equally many conversations
             raise RecipeError.of(
                 "placement",
                 "a model that cannot be given packed rows cannot be cut over several devices",
-                "train an adapter, or give each train cell one device",
+                "train an adapter, or give each of its cells one device",
             )
-        self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
+        self.rows, self.mesh = whole, mesh
         self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
-        self.rows = GatheredForward(policy, temperature)
-        settings: dict[str, Any] = {
-            "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=accum_dtype(self.computes)),
-        }
-        for layer in layers(policy.network):
-            widen(layer, accum_dtype(self.computes))  # one by one: all of it need never be there wide
-            fully_shard(layer, **settings)
-        widen(self.rows, accum_dtype(self.computes))
-        fully_shard(self.rows, **settings)
-        for module in self.rows.modules():
-            if isinstance(module, FSDPModule):
-                # Sums, never means: what they are divided by is known at the end of the step.
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(1.0)
-
-    def slices(self) -> dict[str, nn.Parameter]:
-        """This process's part of every trained parameter, in the memory where it is."""
-        return {name: nn.Parameter(local(weight.detach())) for name, weight in self.policy.trained().items()}
+        computes = network.dtype
+        pieces = [(layer, computes) for layer in layers(network)] + [(head, head.weight.dtype) for head in heads]
+        for module, dtype in (*pieces, (whole, computes)):
+            wide = accum_dtype(dtype)
+            widen(module, wide)  # one by one: all of it need never be there wide
+            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide))
+        for part in self._gathered():
+            # Sums, never means: what they are divided by is known at the end of the step.
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_gradient_divide_factor(1.0)
 
     def tensors(self) -> Iterator[Tensor]:
         """This process's part of everything, trained or not."""
         return (local(weight.detach()) for weight in self.rows.parameters())
 
+    def each_row(self, rows: Sequence[Sequence[Sample]], do: Callable[..., None]) -> None:
+        """Does something with this process's share of some rows; those that have one less take part in the last one."""
+        mine = deque(rows[self.rank :: self.size])
+        try:
+            for _ in range(-(-len(rows) // self.size)):
+                counts = bool(mine)
+                do(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
+        except OutOfMemory as error:
+            raise TrainingError(
+                f"process {self.rank} of a cell of {self.size} has too little memory for its rows; lower "
+                "batch.token_budget"
+            ) from error
+
+    def ask(
+        self,
+        conversations: Sequence[Conversation],
+        *,
+        budget: int,
+        numbers: Callable[[Sequence[Sample]], Sequence[Numbers]],
+    ) -> list[Numbers]:
+        """The numbers of each conversation: every process computes those of its rows, then all of them know all."""
+        found: dict[int, Numbers] = {}
+
+        def note(row: Sequence[Sample], *, counts: bool) -> None:
+            told = numbers(row)
+            if counts:
+                found.update({sample.key[3]: mine for sample, mine in zip(row, told, strict=True)})
+
+        with torch.no_grad():
+            self.each_row(divide(asked(conversations), budget), note)
+        for module in self._gathered():
+            module.reshard()  # what no backward follows would outlive the next update
+        everywhere: list[Any] = [None] * self.size
+        dist.all_gather_object(everywhere, found, group=self.mesh.get_group(AXIS))
+        return in_order({index: mine for one in everywhere for index, mine in one.items()}, len(conversations))
+
+    def _gathered(self) -> Iterator[FSDPModule]:
+        """What is gathered one after the other."""
+        return (module for module in self.rows.modules() if isinstance(module, FSDPModule))
+
+
+class Shards(CutModel):
+    """A policy or a critic that is trained, cut into the slices of a cell's processes."""
+
+    def __init__(
+        self, policy: Policy | ValueModel, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None
+    ) -> None:
+        """`serving` is a full copy, which gets the weights under every new version."""
+        self.policy, self.serving = policy, serving
+        self.computes = {name: weight.dtype for name, weight in policy.trained().items()}
+        heads = [policy.scalar] if isinstance(policy, ValueModel) else []
+        super().__init__(GatheredForward(policy, temperature), policy.network, mesh, *heads)
+        self.trained = policy.trained()
+
+    def slices(self) -> dict[str, nn.Parameter]:
+        """This process's part of every trained parameter, in the memory where it is."""
+        return {name: nn.Parameter(local(weight.detach())) for name, weight in self.trained.items()}
+
     def places(self) -> Places:
         """Of every slice the shape of its parameter, and the first of its rows that is here."""
         found = {}
-        for name, weight in self.policy.trained().items():
+        for name, weight in self.trained.items():
             assert isinstance(weight, DTensor)
             found[name] = weight.shape, min(self.rank * -(-len(weight) // self.size), len(weight))
         return found
@@ -175,30 +235,23 @@ class Shards:
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
         """One trained parameter after the other, in full and in the type that the model computes in; all processes ask
         together."""
-        for name, part in self.slices().items():
-            yield name, self.whole(name, part.detach()).to(self.computes)
+        return ((name, self.gather(name)) for name in self.trained)
+
+    def gather(self, name: str) -> Tensor:
+        """One of them."""
+        return self.whole(name, local(self.trained[name].detach())).to(self.computes[name])
 
     def serve(self) -> None:
-        """Brings the full copy up to date; all processes ask together."""
-        served = self.serving.trained() if self.serving is not None else {}
+        """Brings the full copy up to date, if there is one; all processes ask together."""
+        if self.serving is None:
+            return
+        served = self.serving.trained()
         for name, full in self.gathered():
             if name in served:
                 served[name].data.copy_(full)
 
-    def forget(self) -> None:
-        """Gives back what is gathered, after forwards that no backward follows: it would outlive the next update."""
-        for module in self.rows.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-    def told(self, found: Mapping[int, Numbers]) -> dict[int, Numbers]:
-        """What all processes of the cell have found; all of them ask together."""
-        everywhere: list[Any] = [None] * self.size
-        dist.all_gather_object(everywhere, dict(found), group=self.mesh.get_group(AXIS))
-        return {index: numbers for one in everywhere for index, numbers in one.items()}
-
     def _like(self, name: str) -> DTensor:
-        weight = self.policy.network.get_parameter(name)
+        weight = self.trained[name]
         assert isinstance(weight, DTensor)
         return weight
 
@@ -230,17 +283,11 @@ class ShardedTrainer(Trainer):
 
     in_lockstep = True
 
-    def __init__(
-        self,
-        shards: Shards,
-        algorithm: Algorithm,
-        optimizer: MasterAdamW | None,
-        reference: Shards | None = None,
-        **settings: Any,
-    ) -> None:
-        """`reference` is another model that the same processes have slices of."""
-        self.shards, self.reference = shards, reference
-        super().__init__(shards.policy, algorithm, optimizer, **settings)
+    def __init__(self, shards: Shards, algorithm: Algorithm, optimizer: MasterAdamW | None, **settings: Any) -> None:
+        """Settings are those of the trainer of one device."""
+        self.shards = shards
+        # It asks of a critic what both have.
+        super().__init__(shards.policy, algorithm, optimizer, **settings)  # type: ignore[arg-type]
         self.trained = shards.slices()
 
     def weights(self) -> Weights:
@@ -251,46 +298,14 @@ class ShardedTrainer(Trainer):
     def score(
         self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
     ) -> list[Numbers]:
-        """What is cut is asked by all processes together, each about its rows; then every one of them knows all.
-
-        Another model is asked by each on its own.
-        """
-        scorer = reference or self.policy
-        shards = self._slices_of(scorer)
-        if shards is None or without_adapter:
+        """What is trained is asked by all processes together; another model by each on its own."""
+        if without_adapter or reference not in (None, self.policy):
             return super().score(conversations, reference=reference, without_adapter=without_adapter)
-        found: dict[int, Numbers] = {}
-
-        def ask(row: Sequence[Sample], *, counts: bool) -> None:
-            numbers = self._numbers(scorer, row)
-            if counts:
-                found.update({sample.key[3]: mine for sample, mine in zip(row, numbers, strict=True)})
-
-        with torch.no_grad():
-            self._each_row(asked(conversations), ask)
-        shards.forget()
-        return in_order(shards.told(found), len(conversations))
-
-    def _slices_of(self, policy: Policy) -> Shards | None:
-        """The slices of a model, if it is cut."""
-        return next((each for each in (self.shards, self.reference) if each and each.policy is policy), None)
+        return self.shards.ask(conversations, budget=self.token_budget, numbers=partial(self._numbers, self.policy))
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Every process takes its rows of the piece."""
-        self._each_row(samples, self._row)
-
-    def _each_row(self, samples: Sequence[Sample], do: Callable[..., None]) -> None:
-        """Does something with this process's rows of a piece; those that have one less take part in the last one."""
-        rows, rank, size = self.rows_of(samples), self.shards.rank, self.shards.size
-        mine = deque(rows[rank::size])
-        try:
-            for _ in range(-(-len(rows) // size)):
-                counts = bool(mine)
-                do(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
-        except OutOfMemory as error:
-            raise TrainingError(
-                f"process {rank} of a cell of {size} has too little memory for its rows; lower batch.token_budget"
-            ) from error
+        self.shards.each_row(self.rows_of(samples), self._row)
 
     def _row(self, samples: Sequence[Sample], *, counts: bool) -> None:
         begun = time.perf_counter()
@@ -304,10 +319,9 @@ class ShardedTrainer(Trainer):
 
     def _forward(self, batch: MicroBatch, policy: Policy) -> tuple[Tensor, Tensor, TokenStreams]:
         """Through the slices, unless it is another model that is asked, which every process has in full."""
-        shards = self._slices_of(policy)
-        if shards is None:
+        if policy is not self.policy:
             return super()._forward(batch, policy)
-        logprobs, entropy = shards.rows(
+        logprobs, entropy = self.shards.rows(
             batch.tokens, batch.positions, batch.layout, batch.sources, batch.targets, batch.kept, batch.experts
         )
         return logprobs, entropy, batch.rows

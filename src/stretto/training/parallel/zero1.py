@@ -1,8 +1,8 @@
 """One optimizer for several training cells: parameters are dealt to them, and each has masters and moments of its own.
 
-This is the first stage of ZeRO (Rajbhandari et al. 2020), with whole parameters. Every cell has all gradients, updates
-what it was dealt and hands that to the others (`workers.worker`). Nobody is told who has what: the rule gives
-everybody the same answer.
+This is the first stage of ZeRO (Rajbhandari et al. 2020), with whole parameters, or with the slices of them that the
+devices of a cell have. Every cell has all gradients, updates what it was dealt and hands that to the others
+(`workers.worker`). Nobody is told who has what: the rule gives everybody the same answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ def partition(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[s
     """As many parts, one after the other as the parameters are; a parameter belongs where its middle falls.
 
     A part is larger than an equal one by no more than a parameter; where one is large or there are few, some are empty.
+    Of slices some may be empty too.
     """
     parts: list[dict[str, nn.Parameter]] = [{} for _ in range(count)]
     numbers, before = sum(weight.numel() for weight in parameters.values()), 0
     for name, weight in parameters.items():
         middle = 2 * before + weight.numel()
-        parts[middle * count // (2 * numbers)][name] = weight
+        parts[min(count - 1, middle * count // max(1, 2 * numbers))][name] = weight
         before += weight.numel()
     return parts
 

@@ -124,7 +124,7 @@ class ThreadLauncher:
 
 def worker_of(assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> Worker:
     """The worker that an assignment asks for."""
-    if assignment.mates == 1:
+    if not assignment.slices:
         return Worker(assignment, make_engine)
     from stretto.workers.sharded_worker import ShardedWorker  # what it needs of torch takes seconds to load
 
