@@ -162,8 +162,6 @@ WRONG = [
     ),
     ([cells("0, 1", "2")], "placement.cells", "share every matrix"),
     ([LANE, "model={quantize: int8, adapter: {rank: 4}}"], "model.quantize", "matrices in few bits are not cut"),
-    ([LANE, "engine.kind=vllm"], "placement.cells", "the engine vllm on several devices together"),
-    ([LANE, "engine.graphs=true"], "engine.graphs", "are not recorded"),
     ([cells("0", "1, 2", ", mesh: {tp: 2}")], "placement.cells", "other than dp_shard"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),
     (["placement.cluster=cpus"], "placement.cluster", "'cpus' is no cluster"),
@@ -313,8 +311,23 @@ def test_what_is_wrong_is_one_problem_with_a_fix(taken, changes, field, reason):
     assert problem.fix
 
 
+@pytest.mark.parametrize(
+    ("engine", "field", "reason"),
+    [
+        ("kind=vllm", "placement.cells", "the engine vllm on several devices together is not available yet"),
+        ("graphs=true", "engine.graphs", "steps of devices that generate together are not recorded"),
+    ],
+)
+def test_what_an_engine_cannot_do_on_several_devices_is_told_beside_what_this_machine_lacks(
+    taken, engine, field, reason
+):
+    found = problems(taken, [LANE, f"engine.{engine}"])
+    assert [problem.fix for problem in found if problem.field == field and reason in problem.reason]
+
+
 RIGHT = [
     [],
+    [LANE],
     [*PPO, "roles.critic.name=scratch", "algorithm.gae={lam: 1.0}"],
     [*PPO, "roles.critic={name: causal, adapter: {rank: 4}}", "algorithm.kl={coef: 0.1, where: reward, adaptive: {}}"],
     ["algorithm={name: distill, top_k: 2}", "roles.teacher.name=causal"],
