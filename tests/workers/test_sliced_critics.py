@@ -1,6 +1,7 @@
 """PPO on cells of several devices: a critic trained in slices, and frozen models that are cut, as on one device."""
 
 import asyncio
+import copy
 from dataclasses import replace
 
 import pytest
@@ -108,7 +109,7 @@ def gone_on_from(recipe, folder, held):
     ids=["one cell", "adapters", "cells that share a device", "read elsewhere", "two cells", "shared", "frozen"],
 )
 def test_ppo_on_cells_of_several_devices_ends_with_the_weights_of_one(cells, optimizer, changes, tmp_path):
-    recipe = recipe_in(tmp_path, **FOUR | changes)
+    recipe = recipe_in(tmp_path, **copy.deepcopy(FOUR | changes))  # what it is given is written into
     reports = plainly(recipe, tmp_path)
     before, after = (read(tmp_path / name / "state") for name in ("before", "after"))
     held, again, crewed = asyncio.run(wide(recipe, tmp_path, cells, optimizer, tmp_path / "before" / "state"))

@@ -50,7 +50,7 @@ class StrategyInputs:
     reading: frozenset[str] = frozenset({"generate"})
     """Roles that read the trainer's own tensors where they lie on its device; the others hold weights of their own."""
     width: Mapping[str, int] = field(default_factory=dict)
-    """Role -> devices of one of its cells; 1 where not said."""
+    """Role -> devices of one of its cells; where not said 1, or as many as train the critic that it asks."""
     degrees: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Role -> how such a cell divides its model; where not said, all of its devices hold a shard (`dp_shard`)."""
     engine: str = "native"
@@ -249,7 +249,8 @@ def _plan(strategy: Strategy, layout: StrategyInputs, places: Places) -> Plan:
     """Cells of each role on its devices, and the order in which each device serves them."""
     cells: list[Cell] = []
     for role in sorted(places, key=ORDER.index):
-        width, devices = layout.width.get(role, 1), tuple(places[role])
+        usual = layout.width.get("fit", 1) if role == "value" and "fit" in places else 1  # which has the critic
+        width, devices = layout.width.get(role, usual), tuple(places[role])
         if len(devices) % width:
             reason = f"a {role} cell takes {width} devices, and {len(devices)} are not a multiple of that"
             raise RecipeError.of("placement.cluster", reason, "use a multiple of it")

@@ -23,7 +23,7 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
         roles=roles_of(recipe),
         devices=devices_of(recipe.placement),
         reading=reading_roles(recipe),
-        width=dict.fromkeys(trained_roles(recipe), width),
+        width=dict.fromkeys(("train", "fit"), width),
         engine=recipe.engine.kind,
         updates=recipe.batch.updates,
     )
@@ -60,11 +60,6 @@ def sliced_cells(recipe: Recipe, plan: Plan) -> list[Cell]:
     """Cells whose devices have slices of a model. A reference that is the policy without its adapter has no weights."""
     reads = reads_policy(recipe)
     return [cell for cell in plan.cells if plan.in_slices(cell) and not (reads and cell.role == "reference")]
-
-
-def trained_roles(recipe: Recipe) -> set[str]:
-    """Roles that train, and those that ask what is trained there."""
-    return {"train", "fit", "value"} if "fit" in roles_of(recipe) else {"train"}
 
 
 def whitens_gradients(recipe: Recipe, plan: Plan, algorithm: Algorithm) -> bool:

@@ -299,7 +299,7 @@ class ShardedTrainer(Trainer):
         self, conversations: Sequence[Conversation], *, reference: Policy | None = None, without_adapter: bool = False
     ) -> list[Numbers]:
         """What is trained is asked by all processes together; another model by each on its own."""
-        if without_adapter or reference not in (None, self.policy):
+        if without_adapter or (reference is not None and reference is not self.policy):
             return super().score(conversations, reference=reference, without_adapter=without_adapter)
         return self.shards.ask(conversations, budget=self.token_budget, numbers=partial(self._numbers, self.policy))
 
