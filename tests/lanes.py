@@ -7,17 +7,19 @@ import time
 import numpy as np
 import torch
 
-from families import twins
+from families import FAMILIES, sharpen
+from families import LORA as ADAPTER
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.truncation import Truncation
+from stretto.models.lora import add_adapter
 from stretto.placement.transport import TensorPath
 from stretto.recipe.schema import NativeEngineSection
 from stretto.types import Weights
 from stretto.workers.lanes import lane_engine
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.worker_spec import LaneSpec
-from tiny import CPU, VOCABULARY, scratch_policy
+from tiny import CPU, VOCABULARY, policy_from, scratch_policy
 
 LORA = {"kind": "lora", "rank": 3, "alpha": 4}
 WIDE = {"width": 32, "heads": 4}
@@ -37,8 +39,14 @@ CASES = {
 
 def policy_of(case):
     """A model of its own for whoever asks."""
+    if CASES[case]:
+        return scratch_policy(**CASES[case])
     family, _, more = case.partition(", ")
-    return scratch_policy(**CASES[case]) if CASES[case] else twins.__wrapped__(family, adapter=more == "lora")[0]
+    policy = policy_from(FAMILIES[family]())
+    if more == "lora":
+        policy.adapted = add_adapter(policy.network, ADAPTER, seed=0)
+    sharpen(policy.network)
+    return policy
 
 
 def section_of(case):

@@ -100,7 +100,8 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
             devices = tuple(sorted(named)) or ("localhost/gpu:0",)
         else:
             devices = tuple(parse_cluster(section.cluster).devices)
-        plan = plan_of(section, roles=roles_of(recipe), devices=devices, updates=recipe.batch.updates)
+        roles, updates = roles_of(recipe), recipe.batch.updates
+        plan = plan_of(section, roles=roles, devices=devices, engine=recipe.engine.kind, updates=updates)
     except RecipeError as error:
         return error.problems
     by_name = section.strategy != "auto" and section.cells is None

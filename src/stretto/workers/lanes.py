@@ -7,13 +7,14 @@ would wait for it: they notice, and leave too. All of them begin anew when they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stretto.engines.base import Completion, Engine, Request
+from stretto.engines.base import Engine
 from stretto.engines.native.lane import FIRST, LaneEngine, LaneLink
 from stretto.engines.native.truncation import Truncation
 from stretto.errors import RecipeError
@@ -22,7 +23,6 @@ from stretto.models.load import Policy
 from stretto.models.tensor_parallel import cut_network
 from stretto.recipe.schema import NativeEngineSection
 from stretto.workers.api import LANE
-from stretto.workers.offload import Offloader
 from stretto.workers.process_group import ProcessGroup
 from stretto.workers.worker_spec import LaneSpec, WorkerSpec
 
@@ -64,35 +64,31 @@ def lane_engine(policy: Policy, section: NativeEngineSection, lane: LaneSpec, de
     )
 
 
-class GenerateCalls:
-    """The part of a worker that generates."""
+class LaneMember:
+    """The part of a worker that generates together with others, if it does."""
 
     assignment: WorkerSpec
     engine: Engine
-    sleepers: Offloader
     groups: dict[str, ProcessGroup]
 
-    def generate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
-        """Takes requests in and out, and decodes until something completes or the seconds are over."""
-        try:
-            self.sleepers.enter("generate")
-            partial = self.engine.abort(unwanted) if unwanted else []
-            self.engine.submit(new)
-            done = partial + self.engine.step(seconds)
-        except BaseException:
-            self.leave_lane()
-            raise
-        lane = self.assignment.lane
-        return done if lane is None or lane.rank == FIRST else []
+    @property
+    def speaks(self) -> bool:
+        """Whether its answer is that of its cell."""
+        return self.assignment.lane is None or self.assignment.lane.rank == FIRST
 
     def met(self, kind: str) -> None:
         """Its engine goes on with those that generate together with it, if it is these that were met."""
         if kind.startswith(LANE) and isinstance(self.engine, LaneEngine):
             self.engine.meet(self.groups[kind])
 
-    def leave_lane(self) -> None:
-        """Lets nobody wait for this process, in which something has failed."""
-        if isinstance(self.engine, LaneEngine):
-            self.engine.part_from_others()
-        for kind in [kind for kind in self.groups if kind.startswith(LANE)]:
-            self.groups.pop(kind).close()
+    @contextmanager
+    def in_lane(self) -> Iterator[None]:
+        """Where others wait for it. If something fails in here, it leaves, so that they need not wait any longer."""
+        try:
+            yield
+        except BaseException:
+            if isinstance(self.engine, LaneEngine):
+                self.engine.part_from_others()
+            for kind in [kind for kind in self.groups if kind.startswith(LANE)]:
+                self.groups.pop(kind).close()
+            raise

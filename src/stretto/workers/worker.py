@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.catalog import learns_from_rows
+from stretto.engines.base import Completion, Request
 from stretto.engines.native.lane import LaneEngine
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
@@ -36,7 +37,7 @@ from stretto.workers import model_state
 from stretto.workers.api import CRITIC, HOLDS, POLICY, TRAINS
 from stretto.workers.checkpoint_calls import CheckpointCalls
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
-from stretto.workers.lanes import GenerateCalls
+from stretto.workers.lanes import LaneMember
 from stretto.workers.models import (
     EngineFactory,
     ScoringModel,
@@ -66,7 +67,7 @@ ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "r
 """Model -> the role of the cells that ask it."""
 
 
-class Worker(GenerateCalls, RehearsalCalls, CheckpointCalls):
+class Worker(LaneMember, RehearsalCalls, CheckpointCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -151,6 +152,17 @@ class Worker(GenerateCalls, RehearsalCalls, CheckpointCalls):
 
     def _load(self, device: torch.device) -> Policy:
         return load_policy(self.assignment, device)
+
+    # Generate ---------------------------------------------------------------------------------------------------------
+
+    def generate(self, new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
+        """Takes requests in and out, and decodes until something completes or the seconds are over."""
+        with self.in_lane():
+            self.sleepers.enter("generate")
+            partial = self.engine.abort(unwanted) if unwanted else []
+            self.engine.submit(new)
+            done = partial + self.engine.step(seconds)
+        return done if self.speaks else []
 
     # Score and train --------------------------------------------------------------------------------------------------
 
