@@ -20,8 +20,21 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
         ({"model": "qwen3-30b-a3b"}, CUT),
         (LORA | {"model": "qwen3-30b-a3b"}, CUT),
         (REFERRED, CUT | {"frozen": ModelSplit(dp=4)}),
+        ({}, CUT | {"train": ModelSplit(dp=2, tp=2)}),
+        ({"model": "qwen3-30b-a3b"}, CUT | {"train": ModelSplit(dp=2, tp=2, ep=4)}),
+        (LORA | {"model": "deepseek-v3", "base": "nf4"}, CUT | {"train": ModelSplit(dp=4, ep=4)}),
     ],
-    ids=["four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"],
+    ids=[
+        "four bits",
+        "eight bits in slices",
+        "8-bit AdamW in slices",
+        "experts",
+        "adapted experts",
+        "reference",
+        "matrices",
+        "matrices and experts",
+        "experts in four bits",
+    ],
 )
 def test_these_plans_can_be_executed(work, choice):
     assert list(Candidate(**choice).waits_for(workload(**work))) == []
@@ -31,13 +44,26 @@ def test_these_plans_can_be_executed(work, choice):
     ("choice", "told"),
     [
         (CUT | {"lane": ModelSplit(tp=2)}, "generating on several devices together"),
-        (CUT | {"train": ModelSplit(dp=2, tp=2)}, "training cells that cut more than parameters"),
+        (CUT | {"train": ModelSplit(tp=2, pp=2)}, "pipelines that train"),
+        (CUT | {"train": ModelSplit(tp=4, ep=2)}, "experts spread over fewer devices than share a matrix"),
         (CUT | {"train": ModelSplit(dp=2), "sharded": True}, "an optimizer that cells of several devices share"),
         (CUT | {"frozen": ModelSplit(dp=2)}, "frozen models in slices"),
     ],
 )
 def test_these_say_what_they_wait_for(choice, told):
     assert told in list(Candidate(**choice).waits_for(workload(**REFERRED)))
+
+
+@pytest.mark.parametrize(
+    ("work", "split", "told"),
+    [
+        ({"model": "gemma3-12b"}, ModelSplit(tp=4), "a family that was not tried cut"),
+        ({"model": "qwen2.5-1.5b"}, ModelSplit(tp=4), "key-value heads that devices share"),
+        (LORA | {"base": "nf4"}, ModelSplit(dp=2, tp=2), "matrices in few bits that devices share"),
+    ],
+)
+def test_not_every_model_can_be_cut(work, split, told):
+    assert list(Candidate(**CUT | {"train": split}).waits_for(workload(**work))) == [told]
 
 
 def test_a_teacher_and_a_critic_are_not_cut_like_the_policy():

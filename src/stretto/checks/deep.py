@@ -28,6 +28,8 @@ from stretto.models.quantised import expert_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
 from stretto.models.template_file import use_template
+from stretto.models.tensor_parallel import cut_problems
+from stretto.placement.build import read_cells
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
 from stretto.rewards import answer
@@ -78,7 +80,19 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
     if recipe.model.quantize != "none":
         problems += expert_problems(network)
-    return problems
+    return problems + shared_matrix_problems(recipe, network)
+
+
+def shared_matrix_problems(recipe: Recipe, network: PreTrainedModel) -> list[Problem]:
+    """What devices of a cell by hand that trains cannot share of this model."""
+    found: dict[Problem, None] = {}
+    for cell in read_cells(recipe.placement.cells or ()):
+        if cell.role == "train":
+            tensor, spread = (cell.mesh.get(axis, 1) for axis in ("tp", "ep"))
+            experts = max(1, spread // tensor) if spread > 1 else None
+            few_bits = recipe.model.quantize != "none"
+            found |= dict.fromkeys(cut_problems(network, tensor=tensor, experts=experts, few_bits=few_bits))
+    return list(found)
 
 
 def device_problems(recipe: Recipe) -> list[Problem]:

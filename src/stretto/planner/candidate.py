@@ -148,7 +148,7 @@ class Candidate:
         frozen = workload.roles - workload.reading - {"generate", "train", "fit"}
         for asked, what in (
             (self.lane.width > 1, "generating on several devices together"),
-            (self.train.width > self.train.dp, "training cells that cut more than parameters"),
+            *self._uncut(workload),
             (any(self._cut_apart(role, workload) for role in frozen), "frozen models in slices"),
             (self._critic_width(workload) > 1, "a critic that devices train in slices"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
@@ -157,6 +157,17 @@ class Candidate:
         ):
             if asked:
                 yield what
+
+    def _uncut(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
+        """What of a cell that trains cannot be cut, and whether it would be."""
+        train, shape = self.train, workload.shapes.get("train")
+        if shape is None:
+            return
+        yield train.pp > 1, "pipelines that train"
+        yield shape.uncut and max(train.tp, train.ep) > 1, "a family that was not tried cut"
+        yield train.tp > 1 and workload.base != workload.precision, "matrices in few bits that devices share"
+        yield shape.kv_heads % train.tp > 0, "key-value heads that devices share"
+        yield train.ep > 1 and train.ep % train.tp > 0, "experts spread over fewer devices than share a matrix"
 
     def _cut_apart(self, role: str, workload: StepWorkload) -> bool:
         """True if a frozen model is cut over several devices, unless it is a reference cut like the policy there."""

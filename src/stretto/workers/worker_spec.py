@@ -35,6 +35,8 @@ class WorkerSpec:
     """Threads of a CPU device; all of the process's if none."""
     mates: int = 1
     """Processes that train one copy of the policy together, itself included."""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """How they share it: degrees as a plan's cell has them; shards where nothing is said."""
     recompute: bool = False
     """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
     cuts_reference: bool = False
