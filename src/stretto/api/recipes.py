@@ -124,12 +124,19 @@ def _tests(prompt: Prompt, column: str) -> str | None:
 
 
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
-    """What cells of several devices cannot do: they train and ask slices (dp_shard), or generate with cut matrices
-    (tp)."""
+    """What cells of several devices cannot do. Those that train share parameters, matrices and experts; those that
+    generate share matrices; what is asked is cut by parameters alone, but a reference as the policy on its devices."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
     for cell in wide:
+        trains = next((each for each in wide if each.role == "train" and each.devices == cell.devices), None)
         if cell.role == "generate":
             yield from _lane_problems(recipe, cell)
+        elif cell.role == "train":
+            yield from _not_trained(cell, wide)
+        elif cell.role == "reference" and trains is not None and recipe.roles.teacher is None:
+            if cell.mesh != trains.mesh:
+                reason = f"{cell.name} is cut with {trains.name}, and has another mesh"
+                yield Problem(field="placement.cells", reason=reason, fix=f"give it the mesh of {trains.name}")
         elif cell.mesh["dp_shard"] < len(cell.devices) or cell.mesh["ep"] > 1:
             reason = f"{cell.name}: degrees other than dp_shard are not available yet"
             yield Problem(field="placement.cells", reason=reason, fix="leave the mesh out")
@@ -152,6 +159,23 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
     if recipe.model.quantize != "none":
         reason = f"{cell.name} has {count} devices, and matrices in few bits are not cut"
         yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {alone}")
+
+
+def _not_trained(cell: Cell, wide: Sequence[Cell]) -> Iterable[Problem]:
+    """What a cell that trains cannot cut, whatever the model."""
+    if cell.mesh["pp"] > 1:
+        reason = f"{cell.name}: pipelines (pp) are not available yet"
+        yield Problem(field="placement.cells", reason=reason, fix="use dp_shard or tp in its place")
+    if cell.mesh["ep"] > 1 and cell.mesh["ep"] % cell.mesh["tp"]:
+        reason = f"{cell.name}: devices that share a matrix (tp {cell.mesh['tp']}) have experts of their own each, and "
+        reason += f"ep {cell.mesh['ep']} is no multiple"
+        yield Problem(field="placement.cells", reason=reason, fix="use a multiple of tp, or leave ep out")
+    mine, others = set(cell.devices), [each for each in wide if each.role != "generate"]
+    linked = next((each for each in others if mine & set(each.devices) and mine != set(each.devices)), None)
+    if linked is not None and max(cell.mesh["tp"], cell.mesh["ep"]) > 1:
+        reason = f"{cell.name} shares matrices or experts, and some of its devices with {linked.name}"
+        fix = f"give {linked.name} all devices of {cell.name}, or none of them"
+        yield Problem(field="placement.cells", reason=reason, fix=fix)
 
 
 PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers, tests=_tests)

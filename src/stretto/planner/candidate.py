@@ -147,15 +147,17 @@ class Candidate:
         shape, lane = workload.shapes["generate"], self.lane
         own_reference = "reference" in workload.roles - workload.reading
         splits = {role: self.split(role, workload.reading) for role in workload.roles}
-        trained = [splits[role] for role in UPDATE if role in splits]
-        frozen = [splits[role] for role in workload.roles - workload.reading - {*UPDATE, "generate"}]
+        fitted = [splits["fit"]] if "fit" in splits else []
+        others = workload.roles - workload.reading - {*UPDATE, "generate"}
+        frozen = [splits[role] for role in others if not self._like_policy(role, workload)]
         for asked, what in (
             (lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"),
             (lane.pp > 1, "pipelines that generate"),
             (lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"),
             (lane.tp > 1 and workload.base != workload.precision, "cut matrices in few bits"),
             (not shape.kv_rank and shape.kv_heads % lane.tp > 0, "key-value heads shared by several devices"),
-            (any(split.width > split.dp for split in trained), "training cells that cut more than parameters"),
+            *self._uncut(workload),
+            (any(split.width > split.dp for split in fitted), "critics that are cut in more than slices"),
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
@@ -173,6 +175,23 @@ class Candidate:
         asked, trained = (self.split(role, workload.reading) for role in ("value", "fit"))
         beside = first < start + many and start < first + count
         return (first, count, asked) != (start, many, trained) and (asked.width > 1 or (beside and trained.width > 1))
+
+    def _uncut(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
+        """What of a cell that trains cannot be cut, and whether it would be."""
+        train, shape = self.train, workload.shapes.get("train")
+        if shape is None:
+            return
+        yield train.pp > 1, "pipelines that train"
+        yield shape.uncut and max(train.tp, train.ep) > 1, "a family that was not tried cut"
+        yield train.tp > 1 and workload.base != workload.precision, "matrices in few bits that devices share"
+        yield shape.kv_heads % train.tp > 0, "key-value heads that devices share"
+        yield train.ep > 1 and train.ep % train.tp > 0, "experts spread over fewer devices than share a matrix"
+
+    def _like_policy(self, role: str, workload: StepWorkload) -> bool:
+        """True for a reference that is cut like the policy on the devices where that is trained."""
+        places = self.places(workload.roles)
+        referred = role == "reference" and not workload.taught  # a teacher is another model
+        return referred and self.split(role, workload.reading) == self.train and places[role] == places["train"]
 
     def copied(self, roles: frozenset[str]) -> bool:
         """True if several cells train and each has everything, so that one may die while gradients are added up: each

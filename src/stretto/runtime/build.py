@@ -197,6 +197,7 @@ def _assignment(
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
         slices={cell.role: cell.devices for cell in sliced if device in cell.devices},
         meeting=next((meeting for meeting in meetings(sliced) if device in meeting.devices), None),
+        mesh=next((cell.mesh for cell in mine if cell.role == "train"), {}),
         lane=lane_of(plan, device),
         recomputes=plan.recomputes_on(device),
         sharers={role: plan.sharers(role) for role in UPDATE},

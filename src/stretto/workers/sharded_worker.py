@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.models.scalar_head import FrozenScorer
 from stretto.recipe.schema import UpdateSection
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave, mesh_over, on_the_same_tensors
+from stretto.training.parallel.mesh import EXPERTS, TENSOR, CellMesh, mesh_of
 from stretto.training.parallel.sharded_critic import ShardedCriticTrainer
 from stretto.training.parallel.sliced_scorer import FrozenModel, SlicedScorer
 from stretto.training.parallel.zero1 import partition
@@ -64,7 +64,7 @@ class ShardedWorker(Worker):
             return
         meshes = self._join(where)
         for role, devices in self.assignment.slices.items():
-            mesh = meshes[devices]
+            mesh = meshes[devices, self._like_policy(role, devices)]
             if role == "train":
                 self._train_slices(mesh)
             elif role == "fit":
@@ -72,21 +72,27 @@ class ShardedWorker(Worker):
             elif role != "value" or self.critic is None:  # values of a critic that is trained are asked of its trainer
                 self._ask_slices(role, mesh)
 
-    def _join(self, where: Rendezvous) -> dict[tuple[str, ...], DeviceMesh]:
-        """Meets them; the mesh of each cell of several devices that it is in."""
+    def _like_policy(self, role: str, devices: tuple[str, ...]) -> bool:
+        """Whether a role's model is cut as the policy is: it is the policy, or was the policy before training."""
+        same = role == "train" or (role == "reference" and self.assignment.recipe.roles.teacher is None)
+        return same and devices == self.assignment.slices.get("train")
+
+    def _join(self, where: Rendezvous) -> dict[tuple[tuple[str, ...], bool], CellMesh]:
+        """Meets them; the mesh of each cell of several devices that it is in: in slices, and as the policy is cut."""
         device, meeting = self.assignment.torch_device, self.assignment.meeting
         assert meeting is not None
-        everybody = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
+        join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
         found = {}
         for cell in meeting.cells:
             ranks = [meeting.devices.index(each) for each in cell]
-            whole = len(ranks) == where.size
-            mesh = everybody if whole else mesh_over(ranks, device=device, seconds=where.seconds)
-            if mesh is not None:
-                found[cell] = mesh
+            sliced = mesh_over(ranks, device=device, seconds=where.seconds)
+            if sliced is not None:
+                found[cell, False] = found[cell, True] = sliced
+            if len(ranks) == where.size and max(self.assignment.mesh.get(axis, 1) for axis in (TENSOR, EXPERTS)) > 1:
+                found[cell, True] = mesh_of(device, where.size, self.assignment.mesh)
         return found
 
-    def _train_slices(self, mesh: DeviceMesh) -> None:
+    def _train_slices(self, mesh: CellMesh) -> None:
         """The policy, in slices beside the full copy."""
         recipe = self.assignment.recipe
         settings = settings_of(recipe, self.assignment.token_budget) | self._checkpointing("train")
@@ -98,7 +104,7 @@ class ShardedWorker(Worker):
         self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, **settings)
         self.shards[POLICY] = shards
 
-    def _fit_slices(self, mesh: DeviceMesh) -> None:
+    def _fit_slices(self, mesh: CellMesh) -> None:
         """The critic, of which nothing stays whole."""
         assert self.critic is not None
         self.trained(CRITIC).close()
@@ -118,7 +124,7 @@ class ShardedWorker(Worker):
         updates = recipe.run.steps * recipe.batch.updates
         return make_optimizer(self.parts[model][which], section, updates=updates, places=shards.places())
 
-    def _ask_slices(self, role: str, mesh: DeviceMesh) -> None:
+    def _ask_slices(self, role: str, mesh: CellMesh) -> None:
         """A frozen model: the one that was loaded, or the policy as it is now, before any training."""
         loaded = self.models[MODELS[role]]
         whole = loaded if isinstance(loaded, FrozenScorer | Teacher) else self._as_it_is()

@@ -52,6 +52,9 @@ class WorkerSpec:
     """Role -> devices of its cell, in roles whose model is cut over several."""
     meeting: SliceMeeting | None = None
     """Whom it meets before anything is cut."""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """How the processes of its training cell share the policy: degrees as a plan's cell has them; slices where nothing
+    is said."""
     lane: LaneSpec | None = None
     """Its place among processes that generate together; none where it generates by itself, or not at all."""
     recomputes: frozenset[str] = frozenset()

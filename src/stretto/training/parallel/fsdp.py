@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]  # its stubs forget it
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -31,23 +31,32 @@ from transformers import PreTrainedModel
 from stretto.algorithms.base import Algorithm, TokenStreams
 from stretto.errors import RecipeError, TrainingError
 from stretto.models import attention
+from stretto.models.cut_collectives import add_up
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory
+from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.models.unpacked import is_apart
 from stretto.models.value_model import ValueModel
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
 from stretto.training.packing import MicroBatch, divide
+from stretto.training.parallel.mesh import (
+    AXIS,
+    CellMesh,
+    counted_once,
+    mesh_of,
+    place_of,
+    shard_experts,
+    whole_of,
+    widen,
+)
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Sample, Weights
 
-AXIS = "dp_shard"
-"""The axis of a cell's mesh over which parameters are cut; other axes (tensor, experts) would stand beside it."""
 
-
-def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: float) -> DeviceMesh:
-    """Meets the other processes of a cell; they are this process's default group from then on."""
+def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: float) -> None:
+    """Meets the other processes of cells; they are this process's default group from then on."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -57,13 +66,17 @@ def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: f
         world_size=size,
         timeout=timedelta(seconds=seconds),
     )
-    return init_device_mesh(device.type, (size,), mesh_dim_names=(AXIS,))
 
 
-def mesh_over(ranks: Sequence[int], *, device: torch.device, seconds: float) -> DeviceMesh | None:
-    """The mesh of some of those who have met, which all of them make together; none for who is not among them."""
+def mesh_over(ranks: Sequence[int], *, device: torch.device, seconds: float) -> CellMesh | None:
+    """The mesh of slices of some of those who have met, which all of them make together; none for who is not among
+    them."""
+    if len(ranks) == dist.get_world_size():
+        return mesh_of(device, len(ranks), {})
     group = dist.new_group(list(ranks), timeout=timedelta(seconds=seconds))
-    return DeviceMesh.from_group(group, device.type, mesh_dim_names=(AXIS,)) if dist.get_rank() in ranks else None
+    if dist.get_rank() not in ranks:
+        return None
+    return CellMesh(shards=DeviceMesh.from_group(group, device.type, mesh_dim_names=(AXIS,)))
 
 
 def leave() -> None:
@@ -108,10 +121,10 @@ def on_the_same_tensors(policy: Policy) -> Policy:
     return copy.deepcopy(policy, shared | {id(policy.tokenizer): policy.tokenizer})
 
 
-class CutModel:
+class SlicedModel:
     """A model in slices as one process has it: whatever is computed with it goes through one module."""
 
-    def __init__(self, whole: nn.Module, network: PreTrainedModel, mesh: DeviceMesh, *heads: nn.Linear) -> None:
+    def __init__(self, whole: nn.Module, network: PreTrainedModel, mesh: CellMesh, *heads: nn.Linear) -> None:
         """Takes a model that every process has loaded alike: `whole` is all of it, `network` has its layers, `heads`
         may compute in another type. What it had in full is freed."""
         if is_apart(network):  # processes gather a layer together, and would not compute equally many conversations
@@ -121,13 +134,15 @@ class CutModel:
                 "train an adapter, or give each of its cells one device",
             )
         self.rows, self.mesh = whole, mesh
-        self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
+        self.rank, self.size = mesh.shards.get_local_rank(), mesh.shards.size()
+        self.layout = cut_network(network, tensor=mesh.tensor, experts=mesh.experts)
         computes = network.dtype
+        shard_experts(self.layout, mesh, computes=computes, wide=accum_dtype(computes))
         pieces = [(layer, computes) for layer in layers(network)] + [(head, head.weight.dtype) for head in heads]
         for module, dtype in (*pieces, (whole, computes)):
             wide = accum_dtype(dtype)
             widen(module, wide)  # one by one: all of it need never be there wide
-            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide))
+            fully_shard(module, mesh=mesh.shards, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide))
         for part in self._gathered():
             # Sums, never means: what they are divided by is known at the end of the step.
             part.set_force_sum_reduction_for_comms(True)
@@ -170,7 +185,7 @@ class CutModel:
         for module in self._gathered():
             module.reshard()  # what no backward follows would outlive the next update
         everywhere: list[Any] = [None] * self.size
-        dist.all_gather_object(everywhere, found, group=self.mesh.get_group(AXIS))
+        dist.all_gather_object(everywhere, found, group=self.mesh.shards.get_group())
         return in_order({index: mine for one in everywhere for index, mine in one.items()}, len(conversations))
 
     def _gathered(self) -> Iterator[FSDPModule]:
@@ -178,11 +193,11 @@ class CutModel:
         return (module for module in self.rows.modules() if isinstance(module, FSDPModule))
 
 
-class Shards(CutModel):
+class Shards(SlicedModel):
     """A policy or a critic that is trained, cut into the slices of a cell's processes."""
 
     def __init__(
-        self, policy: Policy | ValueModel, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None
+        self, policy: Policy | ValueModel, mesh: CellMesh, *, temperature: float, serving: Policy | None = None
     ) -> None:
         """`serving` is a full copy, which gets the weights under every new version."""
         self.policy, self.serving = policy, serving
@@ -196,17 +211,18 @@ class Shards(CutModel):
         return {name: nn.Parameter(local(weight.detach())) for name, weight in self.trained.items()}
 
     def places(self) -> Places:
-        """Of every slice the shape of its parameter, and the first of its rows that is here."""
+        """Where the slices lie in their parameters."""
         found = {}
         for name, weight in self.trained.items():
             assert isinstance(weight, DTensor)
-            found[name] = weight.shape, min(self.rank * -(-len(weight) // self.size), len(weight))
+            found[name] = place_of(name, weight, self.layout, self.mesh)
         return found
 
     def cut(self, name: str, full: Tensor) -> Tensor:
         """This process's part of a tensor that has the rows of parameter `name`."""
-        like = self._like(name)
-        return local(distribute_tensor(full.to(like.device), self.mesh, like.placements, src_data_rank=None)).clone()
+        like, cut = self._like(name), self.layout.cuts.get(name)
+        mine = (full if cut is None else cut.part(full)).to(like.device)
+        return local(distribute_tensor(mine, like.device_mesh, like.placements, src_data_rank=None)).clone()
 
     def cut_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """This process's part of the state of one device's optimizer."""
@@ -227,10 +243,14 @@ class Shards(CutModel):
         """The tensor that the parts of all processes make; all of them ask together."""
         like = self._like(name)
         spread = DTensor.from_local(
-            part.to(like.device), self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            part.to(like.device),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
         )
-        full: Tensor = spread.full_tensor()
-        return full
+        return whole_of(name, spread.full_tensor(), self.layout, self.mesh)
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
         """One trained parameter after the other, in full and in the type that the model computes in; all processes ask
@@ -257,20 +277,13 @@ class Shards(CutModel):
 
     def add(self, tensor: Tensor) -> Tensor:
         """The sum of what every process of the cell has."""
-        dist.all_reduce(tensor, group=self.mesh.get_group(AXIS))
-        return tensor
+        dist.all_reduce(tensor, group=self.mesh.shards.get_group())
+        return add_up(tensor, self.mesh.tensor)
 
 
 def layers(network: PreTrainedModel) -> list[nn.Module]:
     """The blocks that are gathered one by one: a decoder's own list of them, not one of experts within a layer."""
     return next((list(each) for each in network.get_decoder().children() if isinstance(each, nn.ModuleList)), [])
-
-
-def widen(module: nn.Module, dtype: torch.dtype) -> None:
-    """Makes what is trained as wide as its masters, which slices are themselves; what is frozen stays as it is."""
-    for weight in module.parameters():
-        if weight.requires_grad and not isinstance(weight, DTensor):
-            weight.data = weight.data.to(dtype)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -313,7 +326,7 @@ class ShardedTrainer(Trainer):
         logprobs, entropy, rows = self._forward(batch, self.policy)
         losses = self._losses(logprobs, rows)
         self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})
-        if counts:
+        if counts and self.shards.mesh.leads:
             self.meter.count(batch, logprobs.detach(), entropy, losses)
             self.meter.time(batch, time.perf_counter() - begun)
 
@@ -336,10 +349,18 @@ class ShardedTrainer(Trainer):
 
         return collect
 
+    def _mean_gradients(self) -> dict[str, Tensor]:
+        """Complete for what this process has."""
+        gradients = super()._mean_gradients()
+        copies_made_equal(gradients, self.shards.layout)
+        return gradients
+
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """The gradient norm over all slices."""
-        squares = [gradient.square().sum() for gradient in gradients.values()]
-        return float(self.shards.add(torch.stack(squares).sum()).sqrt())
+        total = next(iter(gradients.values())).new_zeros(())
+        for gradient in counted_once(gradients, self.shards.layout, self.shards.mesh):
+            total += gradient.square().sum()
+        return float(self.shards.add(total).sqrt())
 
 
 def _tokens(samples: Sequence[Sample]) -> int:

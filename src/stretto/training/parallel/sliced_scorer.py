@@ -10,10 +10,10 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from stretto.training.parallel.fsdp import CutModel
+from stretto.training.parallel.fsdp import SlicedModel
+from stretto.training.parallel.mesh import CellMesh
 from stretto.training.rows import Numbers
 from stretto.types import Conversation, Sample
 
@@ -51,10 +51,10 @@ class GatheredCall(nn.Module):
         return compute()
 
 
-class SlicedScorer(CutModel):
+class SlicedScorer(SlicedModel):
     """Such a model, which answers as the whole one does."""
 
-    def __init__(self, model: FrozenModel, mesh: DeviceMesh) -> None:
+    def __init__(self, model: FrozenModel, mesh: CellMesh) -> None:
         """Takes a frozen model that every process has loaded alike; what it had in full is freed."""
         self.model = model
         super().__init__(GatheredCall(model.modules()), model.decoder, mesh)
