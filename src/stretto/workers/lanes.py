@@ -23,6 +23,7 @@ from stretto.models.load import Policy
 from stretto.models.tensor_parallel import cut_network
 from stretto.recipe.schema import NativeEngineSection
 from stretto.workers.api import LANE
+from stretto.workers.offload import HeldStorages, HostBuffer, Offloader
 from stretto.workers.process_group import ProcessGroup
 from stretto.workers.worker_spec import LaneSpec, WorkerSpec
 
@@ -69,12 +70,18 @@ class LaneMember:
 
     assignment: WorkerSpec
     engine: Engine
+    sleepers: Offloader
     groups: dict[str, ProcessGroup]
 
     @property
     def speaks(self) -> bool:
         """Whether its answer is that of its cell."""
         return self.assignment.lane is None or self.assignment.lane.rank == FIRST
+
+    def let_parts_sleep(self, shelf: HostBuffer) -> None:
+        """Its parts of the model leave the device where its cell may sleep."""
+        if isinstance(self.engine, LaneEngine):
+            self.sleepers.add(HeldStorages({"generate"}, self.engine.tensors, shelf))
 
     def met(self, kind: str) -> None:
         """Its engine goes on with those that generate together with it, if it is these that were met."""

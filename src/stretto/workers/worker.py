@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 
 from stretto.algorithms.catalog import learns_from_rows
 from stretto.engines.base import Completion, Request
-from stretto.engines.native.lane import LaneEngine
 from stretto.errors import TrainingError
 from stretto.models.load import Policy
 from stretto.models.memory import keep_memory, peak_gb
@@ -49,15 +48,7 @@ from stretto.workers.models import (
     make_reference,
     make_trainer,
 )
-from stretto.workers.offload import (
-    FITTED,
-    PUBLISH,
-    UPDATE,
-    HeldStorages,
-    HostBuffer,
-    release_caches,
-    sleepers_of,
-)
+from stretto.workers.offload import FITTED, PUBLISH, UPDATE, HostBuffer, release_caches, sleepers_of
 from stretto.workers.process_group import ProcessGroup, Rendezvous
 from stretto.workers.rehearsal import RehearsalCalls
 from stretto.workers.shared_folder import HostFolder, Listing, SavedFiles, listing
@@ -115,8 +106,7 @@ class Worker(LaneMember, RehearsalCalls, CheckpointCalls):
             engine=self.engine,
             shelf=self.make_shelf(),
         )
-        if isinstance(self.engine, LaneEngine):
-            self.sleepers.add(HeldStorages({"generate"}, self.engine.tensors, self.make_shelf()))
+        self.let_parts_sleep(self.make_shelf())
         self.carrier = Carrier()
         rounds = recipe.optimizer.reduce == "bfloat16"
         self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
