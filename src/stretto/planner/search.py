@@ -116,26 +116,25 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
     rejected: dict[str, str] = {}
     best: dict[str, Forecast] = {}
     tried = 0
-    ready: list[Forecast] = []
+    ready: dict[str, Forecast] = {}
     for variant in variants:
         why = variant.cannot(setting)
         quota = max(1, min(LEAST, most), most // len(variants))
         forecasts = [] if why else _simulated(grid, prices, variant, quota)
         forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
-            first = min(forecasts, key=_seconds)
-            label = first.choice.label  # groups of models may come to be a preset
-            best[label] = min(first, best.get(label, first), key=_seconds)
-            able = (each for each in forecasts if variant.strategy in STRATEGIES and each.choice.runs(setting.workload))
-            ready += sorted(able, key=_seconds)[:1]
+            able = [each for each in forecasts if variant.strategy in STRATEGIES and each.choice.runs(setting.workload)]
+            for kept, found in ((best, forecasts), (ready, able)):
+                for first in sorted(found, key=_seconds)[:1]:
+                    label = first.choice.label  # groups of models may come to be a preset
+                    kept[label] = min(first, kept.get(label, first), key=_seconds)
             tried += len(forecasts)
         elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
-    ready.sort(key=_seconds)
     return SearchResult(
         best=tuple(sorted(best.values(), key=_seconds)),
         rejected=tuple(rejected.items()),
-        ready=tuple(ready),
+        ready=tuple(sorted(ready.values(), key=_seconds)),
         misses=tuple(f"{name}: {rejected[name]}" for name in grid.misses if name in rejected),
         weighed=grid.weighed,
         simulated=tried,
