@@ -13,7 +13,8 @@ from stretto.recipe.schema import Adapter, AlgorithmSection, Gae, Optimizer
 from stretto.training.critic_trainer import CriticTrainer
 from stretto.training.loss_counters import together
 from stretto.training.narrow_adamw import make_optimizer
-from stretto.training.parallel.fsdp import Shards, join, leave, mesh_over
+from stretto.training.parallel.fsdp import Shards
+from stretto.training.parallel.mesh import join, leave, mesh_over
 from stretto.training.parallel.sharded_critic import ShardedCriticTrainer
 from stretto.training.parallel.sliced_scorer import SlicedScorer
 from stretto.training.parallel.zero1 import merge_states
@@ -117,7 +118,7 @@ def alone(case):
 
 def in_a_cell(case, mesh):
     """The same in slices, and once more from the state of the beginning."""
-    group = mesh.get_group()
+    group = mesh.shards.get_group()
     shards = Shards(critic_of(**CRITICS[case]), mesh, temperature=1.0)
     optimizer = optimizer_of(shards.slices(), places=shards.places())
     trainer = ShardedCriticTrainer(shards, PPO, optimizer, **settings_of(case))
@@ -155,11 +156,11 @@ def asked(case, mesh):
     """What a frozen model in slices says, and the share of it that a process holds."""
     scorer = SlicedScorer(frozen(case), mesh)
     held = sum(tensor.numel() for tensor in scorer.tensors())
-    return {"numbers": scorer.score(talks()), "held": everywhere(held, mesh.get_group())}
+    return {"numbers": scorer.score(talks()), "held": everywhere(held, mesh.shards.get_group())}
 
 
 def keep(folder, case, made, mesh):
     """Writes what a cell has made."""
     told = made(mesh)
-    if mesh.get_local_rank() == 0:
+    if mesh.shards.get_local_rank() == 0:
         torch.save(told, folder / f"{case}.pt")

@@ -9,8 +9,8 @@ from stretto.algorithms.base import build
 from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.training.loss_counters import together
 from stretto.training.narrow_adamw import make_optimizer
-from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave
-from stretto.training.parallel.mesh import mesh_of
+from stretto.training.parallel.fsdp import ShardedTrainer, Shards
+from stretto.training.parallel.mesh import join, leave, mesh_of
 from stretto.training.parallel.zero1 import merge_states
 from stretto.workers.offload import HeldStorages
 from tiny import CPU, SETTINGS, credited, random_groups, scratch_policy

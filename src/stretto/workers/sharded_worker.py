@@ -18,8 +18,8 @@ from stretto.models.scalar_head import FrozenScorer
 from stretto.recipe.schema import UpdateSection
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.optimizer import MasterAdamW
-from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave, mesh_over, on_the_same_tensors
-from stretto.training.parallel.mesh import EXPERTS, TENSOR, CellMesh, mesh_of
+from stretto.training.parallel.fsdp import ShardedTrainer, Shards, on_the_same_tensors
+from stretto.training.parallel.mesh import EXPERTS, TENSOR, CellMesh, join, leave, mesh_of, mesh_over
 from stretto.training.parallel.sharded_critic import ShardedCriticTrainer
 from stretto.training.parallel.sliced_scorer import FrozenModel, SlicedScorer
 from stretto.training.parallel.zero1 import partition

@@ -5,8 +5,9 @@ It is a policy or a critic; what is only asked is cut likewise (`sliced_scorer`)
 Every process holds a slice of each parameter, in the wide type. A layer's weights are gathered, in the type that the
 model computes in, when it runs, and given back after it; gradients are summed and cut into slices again. All processes
 of a cell get the same pieces in the same order and share their rows; one without a row of its own computes one that
-counts for nothing, because each must take part in every gathering. What a process accumulates, reduces over cells and
-updates are plain tensors: its slices.
+counts for nothing, because each must take part in every gathering. Where a cell cuts matrices or spreads experts too
+(`models.tensor_parallel`), those that share matrices compute the same rows, and what is sharded is what a process has.
+What a process accumulates, reduces over cells and updates are plain tensors: its slices.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]  # its stubs forget it
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -40,48 +38,10 @@ from stretto.models.unpacked import is_apart
 from stretto.models.value_model import ValueModel
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
 from stretto.training.packing import MicroBatch, divide
-from stretto.training.parallel.mesh import (
-    AXIS,
-    CellMesh,
-    counted_once,
-    mesh_of,
-    place_of,
-    shard_experts,
-    whole_of,
-    widen,
-)
+from stretto.training.parallel.mesh import CellMesh, counted_once, place_of, shard_experts, whole_of, widen
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Sample, Weights
-
-
-def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: float) -> None:
-    """Meets the other processes of cells; they are this process's default group from then on."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=seconds),
-    )
-
-
-def mesh_over(ranks: Sequence[int], *, device: torch.device, seconds: float) -> CellMesh | None:
-    """The mesh of slices of some of those who have met, which all of them make together; none for who is not among
-    them."""
-    if len(ranks) == dist.get_world_size():
-        return mesh_of(device, len(ranks), {})
-    group = dist.new_group(list(ranks), timeout=timedelta(seconds=seconds))
-    if dist.get_rank() not in ranks:
-        return None
-    return CellMesh(shards=DeviceMesh.from_group(group, device.type, mesh_dim_names=(AXIS,)))
-
-
-def leave() -> None:
-    """Parts from them."""
-    dist.destroy_process_group()
 
 
 class GatheredForward(nn.Module):

@@ -7,12 +7,14 @@ other rows that hold the same part of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]  # its stubs forget it
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -42,6 +44,35 @@ class CellMesh:
     def leads(self) -> bool:
         """True for one of those that compute the same rows: it counts them for all."""
         return self.tensor.rank == 0
+
+
+def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: float) -> None:
+    """Meets the other processes of cells; they are this process's default group from then on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+    )
+
+
+def mesh_over(ranks: Sequence[int], *, device: torch.device, seconds: float) -> CellMesh | None:
+    """The mesh of slices of some of those who have met, which all of them make together; none for who is not among
+    them."""
+    if len(ranks) == dist.get_world_size():
+        return mesh_of(device, len(ranks), {})
+    group = dist.new_group(list(ranks), timeout=timedelta(seconds=seconds))
+    if dist.get_rank() not in ranks:
+        return None
+    return CellMesh(shards=DeviceMesh.from_group(group, device.type, mesh_dim_names=(AXIS,)))
+
+
+def leave() -> None:
+    """Parts from them."""
+    dist.destroy_process_group()
 
 
 def mesh_of(device: torch.device, size: int, degrees: Mapping[str, int]) -> CellMesh:
