@@ -9,6 +9,7 @@ import pytest
 from crewed import STEPS, distance, read, steps
 from running import recipe_in
 from sequential import Sequential
+from stretto.errors import StateLostError
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import reading_roles, roles_of
 from stretto.runtime.build import build_runtime
@@ -57,6 +58,10 @@ async def wide(recipe, folder, cells, optimizer, before):
         await parts.worker_group.save(folder / "again")
         reports = await steps(parts, Clock(devices=parts.devices))
         await parts.worker_group.save(folder / "saved")
+        *_, last = (each for each in plan.cells if plan.in_slices(each))
+        lost = "its part of the optimizer" if last.role == "fit" else "those that hold the other slices"
+        with pytest.raises(StateLostError, match=lost):
+            await parts.worker_group.recovery.revive(last.devices[-1])
         return folder / "saved" / "state", folder / "again" / "state", reports
     finally:
         await parts.close()
