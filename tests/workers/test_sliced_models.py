@@ -1,4 +1,4 @@
-"""PPO on cells of several devices: a critic trained in slices, and frozen models that are cut, as on one device."""
+"""PPO and distillation on cells of several devices: critics trained in slices and frozen models that are cut."""
 
 import asyncio
 import copy
@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from crewed import STEPS, distance, read, steps
-from running import recipe_in
+from running import recipe_in, start
 from sequential import Sequential
+from stretto.errors import StateLostError
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import reading_roles, roles_of
 from stretto.runtime.build import build_runtime
@@ -57,6 +58,10 @@ async def wide(recipe, folder, cells, optimizer, before):
         await parts.worker_group.save(folder / "again")
         reports = await steps(parts, Clock(devices=parts.devices))
         await parts.worker_group.save(folder / "saved")
+        *_, last = (each for each in plan.cells if plan.in_slices(each))
+        lost = "its part of the optimizer" if last.role == "fit" else "those that hold the other slices"
+        with pytest.raises(StateLostError, match=lost):
+            await parts.worker_group.recovery.revive(last.devices[-1])
         return folder / "saved" / "state", folder / "again" / "state", reports
     finally:
         await parts.close()
@@ -126,3 +131,18 @@ def test_ppo_on_cells_of_several_devices_ends_with_the_weights_of_one(cells, opt
     for name in [*watched, *("critic/loss", "critic/grad_norm", "critic/value")] if "critic" in models else watched:
         told = [[report[name] for report in each if name in report] for each in (crewed, reports)]
         assert told[0] == pytest.approx(told[1], rel=1e-9, abs=1e-15), name
+
+
+def test_a_teacher_in_slices_teaches_what_it_does_as_a_whole(tmp_path):
+    (beside := tmp_path / "teacher").mkdir()
+    teacher = str(start(beside, run__steps=1, evaluate__every=0, model__scratch__width=32, seed=9).model)
+    changes = {"model__dtype": "float64", "optimizer__lr": RATE, "roles__teacher": {"name": teacher}}
+    recipe = recipe_in(tmp_path, algorithm={"name": "distill", "top_k": 3}, **changes)
+    plainly(recipe, tmp_path)
+    cells = [cell("generate", 0), cell("train", 0), cell("reference", 1, 2)]
+    held, again, _ = asyncio.run(wide(recipe, tmp_path, cells, "replicated", tmp_path / "before" / "state"))
+    found, before, after = (
+        read(state)["optimizer"]["masters"] for state in (held, again, tmp_path / "after" / "state")
+    )
+    assert distance(before, after) > 1e-6, "it has learned"
+    assert distance(after, found) < 1e-10
