@@ -40,7 +40,7 @@ CASES = {
     "deepseek v3 with narrow values, lora": None,
 }
 """What scratch models are made of; a family where there is nothing."""
-LLAMAS = ("full", "lora", "half precision", "recomputed", "asleep", "qwen3 with wide heads")
+LLAMAS = ("full", "lora", "half precision", "recomputed", "qwen3 with wide heads")
 NARROW = {"adamw8bit": WIDER, "adamw16bit": WIDER}
 MIXTURES = tuple(
     f"{each}{lora}" for each in ("qwen3 with experts", "deepseek v3 with narrow values") for lora in ("", ", lora")
@@ -50,7 +50,7 @@ GRIDS = {
     "matrices": (2, {"tp": 2}, (*LLAMAS, *NARROW, *MIXTURES)),
     "experts of the same rows": (2, {"tp": 2, "ep": 2}, MIXTURES),
     "experts of other rows": (2, {"ep": 2}, MIXTURES),
-    "shards and matrices": (4, {"tp": 2}, ("full", "lora", "adamw8bit", "qwen3 with experts, lora")),
+    "shards and matrices": (4, {"tp": 2}, ("full", "lora", "qwen3 with experts, lora")),
     "shards and experts": (4, {"ep": 2}, MIXTURES),
     "matrices and experts": (4, {"tp": 2, "ep": 4}, MIXTURES),
 }
