@@ -10,15 +10,17 @@ from transformers import MixtralConfig, Qwen2Config
 
 from families import FAMILIES, LORA, SIZES, keep_double, sharpen
 from stretto.algorithms.base import build
+from stretto.models.cut_collectives import ALONE, Ranks
 from stretto.models.lora import add_adapter
 from stretto.models.quantised import quantise
-from stretto.models.tensor_parallel import ALONE, Ranks, copies_made_equal, cut_network
+from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.recipe.schema import AlgorithmSection
 from stretto.training.trainer import Trainer
 from tiny import CPU, SETTINGS, Recorder, credited, policy_from, random_groups
 
 CONFIGS = {
     "qwen2": lambda: Qwen2Config(**SIZES),
+    "mistral": FAMILIES["mistral with a window"],
     "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
     "qwen3": FAMILIES["qwen3 with wide heads"],
     "qwen3 moe": FAMILIES["qwen3 with experts"],

@@ -153,3 +153,19 @@ def test_a_text_that_is_surely_too_long_is_not_tokenised(tmp_path, monkeypatch):
     assert found.keys() == {"task", "model.scratch.warmup_steps"}
     assert "(1900021 characters)" in found["task"].reason
     assert max(encoded) < 100
+
+
+def test_a_cell_that_cannot_share_the_matrices_of_a_model_is_a_problem(tmp_path):
+    devices = [f"localhost/cpu:{index}" for index in range(4)]
+    for mesh, told in (({"tp": 2}, None), ({"tp": 4}, "2 heads"), ({"ep": 2}, "no experts that could be spread")):
+        cells = [
+            {"role": "generate", "devices": devices[:1]},
+            {"role": "train", "devices": devices, "mesh": mesh},
+        ]
+        found = problems_of(tmp_path, placement={"cells": cells, "cluster": "4xcpu"})
+        assert found.keys() == ({"placement.cells"} if told else set())
+        assert told is None or told in found["placement.cells"].reason
+    bits = {"model__quantize": "int8", "model__adapter": {"kind": "lora", "rank": 2, "alpha": 4.0}}
+    cells[1]["mesh"] = {"tp": 2}
+    found = problems_of(tmp_path, placement={"cells": cells, "cluster": "4xcpu"}, **bits)
+    assert found.keys() == {"model.quantize"}

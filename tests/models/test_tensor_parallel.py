@@ -8,9 +8,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from cut import CASES, CONFIGS, gradients_of, in_parts, policy_of, samples_of
 from families import SIZES
 from stretto.errors import RecipeError
+from stretto.models.cut_collectives import Ranks
 from stretto.models.parameter_cut import ParameterCut
 from stretto.models.quantised import quantise
-from stretto.models.tensor_parallel import Ranks, cut_network, cut_problems
+from stretto.models.tensor_parallel import cut_network, cut_problems
 from tiny import CPU
 
 

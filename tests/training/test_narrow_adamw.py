@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from stretto.errors import RecipeError
+from stretto.models.parameter_cut import ParameterCut
 from stretto.recipe.schema import Optimizer
 from stretto.training.narrow_adamw import (
     FIRST,
@@ -19,7 +21,8 @@ from stretto.training.narrow_adamw import (
     noise_of,
     parted,
 )
-from stretto.training.optimizer import MasterAdamW
+from stretto.training.optimizer import MasterAdamW, Place
+from stretto.training.parallel.zero1 import merge_states
 
 NARROW = ["adamw16bit", "adamw8bit"]
 SECTION = Optimizer(lr=0.01, warmup=3, schedule="cosine", weight_decay=0.1)
@@ -110,7 +113,7 @@ def test_slices_make_the_state_of_the_whole_to_the_bit(name):
     whole = weights(torch.float32, (67, 128), (4096,), (5, 33, 64))
     cuts = [slice(0, 3), slice(3, 40), slice(40, None)]
     parts = [{key: nn.Parameter(weight.detach()[cut].clone()) for key, weight in whole.items()} for cut in cuts]
-    places = [{key: (weight.shape, cut.start) for key, weight in whole.items()} for cut in cuts]
+    places = [{key: Place(shape=weight.shape, first=cut.start) for key, weight in whole.items()} for cut in cuts]
     one = make_optimizer(whole, named(name), updates=5)
     several = [make_optimizer(p, named(name), updates=5, places=at) for p, at in zip(parts, places, strict=True)]
     for update in range(5):
@@ -127,6 +130,39 @@ def test_slices_make_the_state_of_the_whole_to_the_bit(name):
             assert close(torch.cat([each[key][kind] for each in held]), moment), (key, kind)
 
 
+CUTS = {"w0": {"dim": 1}, "w1": {"dim": 1, "blocks": 2}, "w2": {"dim": 0}, "w3": {"dim": 2}}
+"""Of parameters that two processes share: one by its columns, gates and ups in one, one by its rows, and experts."""
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_parts_of_matrices_make_the_state_of_the_whole_to_the_bit(name):
+    whole = weights(torch.float32, (67, 512), (5, 64, 128), (68, 128), (4, 3, 1024))
+    cuts = [{key: ParameterCut(**how, rank=rank, size=2) for key, how in CUTS.items()} for rank in range(2)]
+    parts = [{key: nn.Parameter(mine[key].part(each.detach()).clone()) for key, each in whole.items()} for mine in cuts]
+    places = [{key: Place(shape=whole[key].shape, cut=cut) for key, cut in mine.items()} for mine in cuts]
+    one = make_optimizer(whole, named(name), updates=5)
+    several = [make_optimizer(p, named(name), updates=5, places=at) for p, at in zip(parts, places, strict=True)]
+    for update in range(5):
+        found = gradients(whole, update)
+        for mine, each in zip(cuts, several, strict=True):
+            each.step({key: mine[key].part(gradient).clone() for key, gradient in found.items()})
+        one.step(found)
+    joined_state, state = merge_states([each.state() for each in several]), one.state()
+    for key, weight in whole.items():
+        assert torch.equal(joined_state["masters"][key], weight)
+        for kind, moment in state["moments"][key].items():
+            assert torch.equal(joined_state["moments"][key][kind], moment), (key, kind)
+
+
+def test_numbers_that_share_a_scale_are_not_cut_apart():
+    cut = ParameterCut(dim=1, rank=0, size=2)
+    part = {"w0": nn.Parameter(torch.zeros(64, 64))}
+    place = {"w0": Place(shape=torch.Size((64, 128)), cut=cut)}
+    make_optimizer(part, named("adamw16bit"), updates=5, places=place)
+    with pytest.raises(RecipeError, match="w0 is cut into pieces of 64 numbers, and 128 share a scale"):
+        make_optimizer(part, named("adamw8bit"), updates=5, places=place)
+
+
 @pytest.mark.parametrize("storage", [Half(), Quarter(64)], ids=["16 bits", "8 bits"])
 @pytest.mark.parametrize("average", [FIRST, SECOND], ids=["first", "second"])
 def test_rounding_has_the_right_mean_and_a_positive_average_stays_positive(storage, average):
@@ -136,7 +172,7 @@ def test_rounding_has_the_right_mean_and_a_positive_average_stays_positive(stora
     stored = storage.fresh(average, wide.shape, CPU)
     total = torch.zeros_like(wide)
     for seed in range(2000):
-        noise = noise_of(0, wide.numel(), seed * 7919, CPU)[average is SECOND].view(wide.shape)
+        noise = noise_of(torch.arange(wide.numel()).view(wide.shape), seed * 7919)[average is SECOND]
         storage.write(average, stored, slice(0, 4), wide.clone(), noise)
         total += storage.read(average, stored, slice(0, 4))
         if average is SECOND:
@@ -146,13 +182,13 @@ def test_rounding_has_the_right_mean_and_a_positive_average_stays_positive(stora
 
 
 def test_noise_is_even_and_its_halves_have_nothing_in_common():
-    one, other = noise_of(123, 200_000, 99, CPU)
+    one, other = noise_of(torch.arange(123, 200_123), 99)
     for noise in (one, other):
         assert abs(float(noise.mean()) - 0.5) < 0.005
         assert abs(float(noise.var()) - 1 / 12) < 0.002
         assert abs(float(torch.corrcoef(torch.stack([noise[1:], noise[:-1]]))[0, 1])) < 0.01
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.01
-    assert torch.equal(noise_of(1123, 50, 99, CPU)[0], one[1000:1050])
+    assert torch.equal(noise_of(torch.arange(1123, 1173), 99)[0], one[1000:1050])
 
 
 @pytest.mark.parametrize(("width", "block"), [(576, 192), (1536, 256), (4096, 256), (896, 224), (257, 1), (64, 64)])

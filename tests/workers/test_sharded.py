@@ -3,11 +3,15 @@
 import asyncio
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from crewed import alone, dies, distance, read, steps
+from families import SIZES
 from running import recipe_in
 from sequential import Sequential
 from stretto.errors import TrainingError
+from stretto.models.scratch import character_tokenizer
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime.build import build_runtime
@@ -24,10 +28,10 @@ def cell(role, *devices, **more):
     return {"role": role, "devices": [f"localhost/cpu:{device}" for device in devices], **more}
 
 
-async def wide(recipe, folder, cells, killed):
+async def wide(recipe, folder, cells, killed=None, since=None):
     """State and reports of some steps on these cells, in which the process of a device is killed that only generates.
 
-    One that trains would take its slices with it.
+    One that trains would take its slices with it. They go on from the state in a folder, if there is one.
     """
     placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
@@ -37,6 +41,8 @@ async def wide(recipe, folder, cells, killed):
     try:
         if killed:
             dies(killed, "generate")(parts.worker_group)
+        if since:
+            await parts.worker_group.restore(since)
         reports = await steps(parts, Clock(devices=parts.devices))
         await parts.worker_group.files.save(folder / "saved")
         with pytest.raises(TrainingError, match="its part of the optimizer with it"):
@@ -56,10 +62,30 @@ def weights_on_one(recipe, folder, held):
         asyncio.run(plain.close())
 
 
+def mixture_in(folder):
+    """A tiny mixture as its files, for a recipe to name."""
+    tokenizer = character_tokenizer("01=")
+    config = Qwen3MoeConfig(
+        **(SIZES | {"vocab_size": len(tokenizer)}),
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = AutoModelForCausalLM.from_config(config)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1, recompute=True)]
 APART = [cell("generate", 0), cell("reference", 0), cell("train", 1, 2)]
 REFERRED = [*TOGETHER, cell("reference", 0, 1)]
 TWICE = [cell("generate", 0), cell("train", 0, 1), cell("train", 2, 3)]
+MATRICES = [cell("generate", 0), cell("train", 0, 1, mesh={"tp": 2}, recompute=True)]
+GRID = [*(cell(role, 0, 1, 2, 3, mesh={"tp": 2}) for role in ("train", "reference")), cell("generate", 0)]
+EXPERTS = [cell("generate", 0), cell("train", 0, 1, mesh={"ep": 2})]
 REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
 
 
@@ -71,8 +97,18 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
         (REFERRED, None, REFERENCE),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3}}),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}),
+        (MATRICES, None, {"model__adapter": LORA}),
+        (GRID, None, REFERENCE),
     ],
-    ids=["full, recomputed", "lora on four bits", "a reference in slices", "two cells", "two cells, three updates"],
+    ids=[
+        "full, recomputed",
+        "lora on four bits",
+        "a reference in slices",
+        "two cells",
+        "two cells, three updates",
+        "matrices, recomputed",
+        "slices of matrices, and a reference",
+    ],
 )
 def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, changes, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", **changes)
@@ -82,3 +118,30 @@ def test_a_cell_of_two_devices_ends_with_the_weights_of_one(cells, killed, chang
     assert distance(single, weights_on_one(recipe, tmp_path, held)) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):
         assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
+
+
+def test_experts_in_few_bits_are_spread_over_the_devices_of_a_cell(tmp_path):
+    mixture_in(tmp_path / "mixture")
+    recipe = recipe_in(
+        tmp_path,
+        model={"name": "mixture", "dtype": "float64", "quantize": "int8", "adapter": LORA},
+        optimizer__lr=1e-3,
+    )
+    with pytest.warns(UserWarning, match="experts in few bits stay as they are"):
+        single, reports = asyncio.run(alone(recipe, tmp_path))
+    held, crewed = asyncio.run(wide(recipe, tmp_path, EXPERTS))
+    # The norms and the router of a stock model compute in fp32.
+    assert distance(single, read(held)["optimizer"]["masters"]) < 1e-6
+    for name in ("loss", "grad_norm", "tokens/trained"):
+        assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-5)
+
+
+def test_what_matrices_left_slices_go_on_from(tmp_path):
+    recipe = recipe_in(tmp_path, model__dtype="float64")
+    (held, _), folders = asyncio.run(wide(recipe, tmp_path, MATRICES)), [tmp_path / "first", tmp_path / "second"]
+    ends = []
+    for cells, folder in zip((GRID[:1] + GRID[2:], TOGETHER), folders, strict=True):
+        folder.mkdir()
+        ends.append(read(asyncio.run(wide(recipe, folder, cells, since=held))[0])["optimizer"]["masters"])
+    assert distance(*ends) < 1e-10
+    assert distance(ends[0], read(held)["optimizer"]["masters"]) > 1e-3, "and they have learned meanwhile"

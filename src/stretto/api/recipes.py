@@ -124,12 +124,20 @@ def _tests(prompt: Prompt, column: str) -> str | None:
 
 
 def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
-    """What cells of several devices cannot do: they train slices (dp_shard), and nothing else is cut, or they generate
-    with cut matrices (tp)."""
+    """What cells of several devices cannot do. Those that train share parameters, matrices and experts, those that
+    generate matrices and experts; what is asked on the devices of one that trains is cut as there, and elsewhere by
+    parameters alone."""
     wide = [cell for cell in plan.cells if len(cell.devices) > 1]
     for cell in wide:
         if cell.role == "generate":
             yield from _lane_problems(recipe, cell)
+        elif cell.role == "train":
+            yield from _not_trained(cell)
+        elif plan.in_slices(cell):
+            trains = next(each for each in wide if each.role == "train" and each.devices == cell.devices)
+            if cell.mesh != trains.mesh:
+                reason = f"{cell.name} is cut with {trains.name}, and has another mesh"
+                yield Problem(field="placement.cells", reason=reason, fix=f"give it the mesh of {trains.name}")
         elif cell.mesh["dp_shard"] < len(cell.devices) or cell.mesh["ep"] > 1:
             reason = f"{cell.name}: degrees other than dp_shard are not available yet"
             yield Problem(field="placement.cells", reason=reason, fix="leave the mesh out")
@@ -152,6 +160,17 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
     if recipe.model.quantize != "none":
         reason = f"{cell.name} has {count} devices, and matrices in few bits are not cut"
         yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {alone}")
+
+
+def _not_trained(cell: Cell) -> Iterable[Problem]:
+    """What a cell that trains cannot cut, whatever the model."""
+    if cell.mesh["pp"] > 1:
+        reason = f"{cell.name}: pipelines (pp) are not available yet"
+        yield Problem(field="placement.cells", reason=reason, fix="use dp_shard or tp in its place")
+    if cell.mesh["ep"] > 1 and cell.mesh["ep"] % cell.mesh["tp"]:
+        reason = f"{cell.name}: devices that share a matrix (tp {cell.mesh['tp']}) have experts of their own each, and "
+        reason += f"ep {cell.mesh['ep']} is no multiple"
+        yield Problem(field="placement.cells", reason=reason, fix="use a multiple of tp, or leave ep out")
 
 
 PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers, tests=_tests)

@@ -80,14 +80,19 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
     if recipe.model.quantize != "none":
         problems += expert_problems(network)
-    return [*problems, *lane_problems(recipe, network)]
+    return problems + shared_matrix_problems(recipe, network)
 
 
-def lane_problems(recipe: Recipe, network: PreTrainedModel) -> list[Problem]:
-    """Why the devices of a cell by hand cannot share the matrices of the model that they generate with."""
-    lanes = [cell for cell in read_cells(recipe.placement.cells or ()) if cell.role == "generate"]
-    ways = {(len(cell.devices), 1 if cell.mesh.get("ep", 1) > 1 else None) for cell in lanes if len(cell.devices) > 1}
-    return [problem for size, experts in ways for problem in cut_problems(network, tensor=size, experts=experts)]
+def shared_matrix_problems(recipe: Recipe, network: PreTrainedModel) -> list[Problem]:
+    """What devices of a cell by hand that trains or generates cannot share of this model."""
+    found: dict[Problem, None] = {}
+    for cell in read_cells(recipe.placement.cells or ()):
+        if cell.role in ("train", "generate"):
+            tensor, spread = (cell.mesh.get(axis, 1) for axis in ("tp", "ep"))
+            experts = max(1, spread // tensor) if spread > 1 else None
+            few_bits = recipe.model.quantize != "none"
+            found |= dict.fromkeys(cut_problems(network, tensor=tensor, experts=experts, few_bits=few_bits))
+    return list(found)
 
 
 def device_problems(recipe: Recipe) -> list[Problem]:

@@ -59,6 +59,8 @@ class CutPlan:
     """Modules that hold all experts of a layer."""
     spreads: bool
     """Whether experts stay whole."""
+    few_bits: bool
+    """Whether its linear layers are in few bits."""
     strange: dict[str, str]
     """Name in the plan -> a style that is not known here."""
 
@@ -105,10 +107,7 @@ class CutPlan:
     def unsupported(self, tensor: int) -> Iterator[Problem]:
         """Layers of a kind that is not cut."""
         if tensor > 1:
-            layers = [layer for region in self.regions for layer in (*region.columns, *region.rows)]
-            narrow = any(is_quantised(layer) for layer in layers)
-            inside = not self.spreads and any(is_quantised(module) for module in self.mixtures)
-            if narrow or inside:
+            if self.few_bits and (self.regions or not self.spreads):
                 reason = "matrices in few bits are not cut: their numbers share scales across the cut"
                 yield Problem(field="model.quantize", reason=reason, fix="use none, or dp_shard in place of tp")
             if any(base_of(layer).bias is not None for region in self.regions for layer in region.rows):
@@ -123,14 +122,18 @@ class CutPlan:
                 return
 
 
-def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
-    """The plan of a network's family, put to its layers. Experts are cut inside, unless it `spreads` them."""
+def cut_plan(network: PreTrainedModel, *, spreads: bool, few_bits: bool = False) -> CutPlan:
+    """The plan of a network's family, put to its layers. Experts are cut inside, unless it `spreads` them.
+
+    `few_bits` says that its linear layers will be in few bits, if they are not yet.
+    """
     decoder, config = network.get_decoder(), network.get_decoder().config
     styles: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
     whole: Mapping[str, str] = getattr(config, "base_model_ep_plan", None) or {}
     modules = dict(decoder.named_modules())
     regions: dict[str, CutRegion] = {}
-    mixtures, strange = [], {}
+    mixtures: list[Any] = []
+    strange: dict[str, str] = {}
     for name, module in modules.items():
         if _style(whole, name) == SPREAD or _style(styles, name) == MIXTURE:
             mixtures.append(module)
@@ -153,6 +156,7 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
         regions=list(regions.values()),
         mixtures=mixtures,
         spreads=spreads,
+        few_bits=few_bits or any(isinstance(part, QuantisedLinear | QuantisedExperts) for part in modules.values()),
         strange=strange,
     )
 
@@ -169,11 +173,6 @@ def adapters_of(layer: Any) -> Iterator[Any]:
     while hasattr(layer, "base_layer"):
         yield layer
         layer = layer.base_layer
-
-
-def is_quantised(layer: Any) -> bool:
-    """True for weights in few bits."""
-    return any(isinstance(part, QuantisedLinear | QuantisedExperts) for part in layer.modules())
 
 
 def _style(plan: Mapping[str, str], name: str) -> str | None:

@@ -73,14 +73,17 @@ def cut_network(network: PreTrainedModel, *, tensor: Ranks = ALONE, experts: Ran
     return found
 
 
-def cut_problems(network: PreTrainedModel, *, tensor: int = 1, experts: int | None = None) -> list[Problem]:
+def cut_problems(
+    network: PreTrainedModel, *, tensor: int = 1, experts: int | None = None, few_bits: bool = False
+) -> list[Problem]:
     """Why a network cannot be cut over so many processes; one without weights will do.
 
-    `experts` is how many processes with other rows experts are spread over besides, if they are spread.
+    `experts` is how many processes with other rows experts are spread over besides, if they are spread; `few_bits` says
+    that its linear layers will be in few bits.
     """
     if tensor == 1 and experts is None:
         return []
-    plan = cut_plan(network, spreads=experts is not None)
+    plan = cut_plan(network, spreads=experts is not None, few_bits=few_bits)
     return [*plan.unknown(tensor), *plan.indivisible(tensor, tensor * (experts or 1)), *plan.unsupported(tensor)]
 
 

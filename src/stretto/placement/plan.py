@@ -35,6 +35,11 @@ class Cell:
     """Whether its backward recomputes activations from the first row on. A cell of one device begins by itself when
     memory runs out, and needs not be told."""
 
+    @property
+    def row_ranks(self) -> int:
+        """Devices, or groups of them, that compute rows of their own: those that share matrices compute the same."""
+        return len(self.devices) // (self.mesh.get("tp", 1) * self.mesh.get("pp", 1))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -144,24 +144,33 @@ class Candidate:
 
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
-        shape, lane = workload.shapes["generate"], self.lane
         own_reference = "reference" in workload.roles - workload.reading
         frozen = workload.roles - workload.reading - {"generate", "train", "fit"}
-        for asked, what in (
-            (lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"),
-            (lane.pp > 1, "pipelines that generate"),
-            (lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"),
-            (lane.tp > 1 and workload.base != workload.precision, "cut matrices in few bits"),
-            (not shape.kv_rank and shape.kv_heads % lane.tp > 0, "key-value heads shared by several devices"),
-            (self.train.width > self.train.dp, "training cells that cut more than parameters"),
+        told = (
+            *self._unmade_lane(workload),
+            *self._uncut(workload),
             (any(self._cut_apart(role, workload) for role in frozen), "frozen models in slices"),
             (self._critic_width(workload) > 1, "a critic that devices train in slices"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
             (self.sharded and self.train.width > 1, "an optimizer that cells of several devices share"),
             (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
-        ):
-            if asked:
-                yield what
+        )
+        yield from dict.fromkeys(what for asked, what in told if asked)
+
+    def _unmade_lane(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
+        """What of a cell that generates cannot be done by several devices, and whether it would be."""
+        lane = self.lane
+        yield lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"
+        yield lane.pp > 1, "pipelines that generate"
+        yield lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"
+        yield from _unshared(lane, workload, "generate")
+
+    def _uncut(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
+        """What of a cell that trains cannot be cut, and whether it would be."""
+        yield self.train.pp > 1, "pipelines that train"
+        yield from _unshared(self.train, workload, "train")
+        spread = self.train.ep > 1 and self.train.ep % self.train.tp > 0
+        yield spread, "experts spread over fewer devices than share a matrix"
 
     def _cut_apart(self, role: str, workload: StepWorkload) -> bool:
         """True if a frozen model is cut over several devices, unless it is a reference cut like the policy there."""
@@ -220,6 +229,15 @@ class Candidate:
         if not self.streamed:
             return _others(cell, on)
         return ("generate",) if cell.role in UPDATE else ()
+
+
+def _unshared(split: ModelSplit, workload: StepWorkload, role: str) -> Iterator[tuple[bool, str]]:
+    """What of a role's model devices cannot share, and whether they would."""
+    shape = workload.shapes.get(role)
+    if shape is not None:
+        yield shape.uncut and max(split.tp, split.ep) > 1, "a family that was not tried cut"
+        yield split.tp > 1 and workload.base != workload.precision, "matrices in few bits that devices share"
+        yield shape.kv_heads % split.tp > 0, "key-value heads that devices share"
 
 
 def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:

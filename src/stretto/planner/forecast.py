@@ -123,9 +123,12 @@ def width_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget
 
 
 def _same(choice: Candidate, plan: Plan, setting: PlanningProblem) -> bool:
-    """True if a choice has the cells of a plan, and the same flow."""
+    """True if a choice has the cells of a plan, those that train in the same parts, and the same flow."""
     made = choice.plan(setting)
-    cells, others = ({(cell.role, cell.devices) for cell in each.cells} for each in (made, plan))
+    cells, others = (
+        {(cell.role, cell.devices, tuple(sorted(cell.mesh.items())) * (cell.role == "train")) for cell in each.cells}
+        for each in (made, plan)
+    )
     return cells == others and made.flow == plan.flow
 
 

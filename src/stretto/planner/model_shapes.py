@@ -83,4 +83,4 @@ def _of_gguf(path: Path, *, field: str) -> ModelShape:
     except (OSError, ValueError) as wrong:
         reason = f"the sizes in {path.name} cannot be read: {str(wrong).splitlines()[0]}"
         raise RecipeError.of(field, reason, "give model.shape, as a well-known name or in numbers") from None
-    return replace(shape_of(sizes, field=field), name=path.stem)
+    return replace(shape_of(sizes, field=field), name=path.stem, uncut=True)  # its family is not read here

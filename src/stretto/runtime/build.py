@@ -184,6 +184,7 @@ def _assignment(
 ) -> WorkerSpec:
     """What the worker of a device is told to be."""
     mine = [cell for cell in plan.cells if device in cell.devices]
+    trains = next((cell for cell in mine if cell.role == "train"), None)
     return WorkerSpec(
         recipe=recipe,
         root=root,
@@ -194,8 +195,9 @@ def _assignment(
         roles=frozenset(cell.role for cell in mine),
         token_budget=budgets[device],
         threads=threads.get(device, None if len(plan.devices) == 1 else 1),
-        mates=max((len(cell.devices) for cell in mine if cell.role == "train"), default=1),
         lane=lane_of(plan, device),
+        mates=len(trains.devices) if trains else 1,
+        mesh=trains.mesh if trains else {},
         recompute=plan.recomputes_on(device),
         cuts_reference=recipe.roles.teacher is None and any(plan.in_slices(cell) for cell in mine),
         sharers={role: plan.sharers(role) for role in UPDATE},

@@ -114,7 +114,7 @@ def _tried(parts: Runtime, cell: Cell, talks: Talks) -> Fits:
     """Trains rows on a cell; each of its devices has one."""
 
     async def fits(count: int) -> bool:
-        samples = made_up(parts, talks, count * len(cell.devices))
+        samples = made_up(parts, talks, count * cell.row_ranks)
         return await parts.worker_group.rehearsal.try_row(cell.name, samples, count * sum(map(len, talks)))
 
     return fits

@@ -75,9 +75,7 @@ def _sampling_terms(parts: Runtime, plan: Plan, speeds: SpeedEstimate, drawn: Se
         stages=tuple(dict.fromkeys(cell.role for cell in cells)),
         slots={cell.name: _slots(parts, plan, cell, drawn) for cell in plan.cells if cell.role == "generate"},
         # The devices of a cell share the rows of a piece.
-        budgets={
-            cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * len(cell.devices) for cell in cells
-        },
+        budgets={cell.name: (cell.token_budget or parts.budgets[cell.devices[0]]) * cell.row_ranks for cell in cells},
         longest=parts.recipe.engine.max_new_tokens,
         speeds=speeds,
     )

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from stretto.errors import RecipeError
 from stretto.recipe.schema import UpdateSection as Section
-from stretto.training.optimizer import EPS, MasterAdamW, Places, joined, wide_master
+from stretto.training.optimizer import EPS, MasterAdamW, Place, Places, joined, wide_master
 
 PIECE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers that are wide at once: on a CPU what its cache holds."""
@@ -166,9 +167,9 @@ def parted(master: Tensor) -> tuple[Tensor, Tensor]:
     return weight, rest.clamp_(max=32767).to(torch.int16)  # 32768 lies between two weights, and would not be unique
 
 
-def noise_of(first: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two numbers from 0 to 1 for each place from `first` on; the same on every device."""
-    mixed = (torch.arange(first, first + count, device=device) * -7046029254386353131) ^ seed
+def noise_of(places: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two numbers from 0 to 1 for each place in a parameter; the same on every device."""
+    mixed = (places * -7046029254386353131) ^ seed
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     mixed ^= mixed >> 32
     return ((mixed & 0xFFFFFF).float() / 2**24), (((mixed >> 24) & 0xFFFFFF).float() / 2**24)
@@ -178,10 +179,8 @@ def noise_of(first: int, count: int, seed: int, device: torch.device) -> tuple[T
 class NarrowState:
     """What an update of one parameter goes on from."""
 
-    shape: torch.Size
-    """The parameter's shape as a whole; in a slice of it there are fewer rows."""
-    first: int
-    """The first of its rows that is here."""
+    place: Place
+    """Where it lies, if it is a slice."""
     storage: Storage
     """How its averages are stored."""
     moments: Moments
@@ -215,22 +214,22 @@ class NarrowAdamW(MasterAdamW):
     def _prepare(self) -> None:
         self.states = {}
         for name, weight in self.parameters.items():
-            whole, first = self.places.get(name, (weight.shape, 0))
-            storage = storage_for(self.section.name, whole, weight.dtype)
+            place = self.places.get(name, Place(shape=weight.shape))
+            storage = storage_for(self.section.name, place.shape, weight.dtype)
+            refuse_cut_blocks(name, place, storage)
             moments = storage.fresh(FIRST, weight.shape, weight.device) | storage.fresh(
                 SECOND, weight.shape, weight.device
             )
             narrow = weight.dtype == torch.bfloat16
             rest = torch.zeros(weight.shape, dtype=torch.int16, device=weight.device) if narrow else None
-            self.states[name] = NarrowState(shape=whole, first=first, storage=storage, moments=moments, rest=rest)
+            self.states[name] = NarrowState(place=place, storage=storage, moments=moments, rest=rest)
         self.masters = SplitMasters(self.parameters, self.states)
 
     @torch.no_grad()
     def _move(self, gradients: Mapping[str, Tensor], rate: float) -> None:
         for name, weight in self.parameters.items():
             state, gradient = self.states[name], gradients[name]
-            per_row = max(1, state.shape[1:].numel())
-            rows = max(1, PIECE.get(weight.device.type, 1 << 18) // per_row)
+            rows = max(1, PIECE.get(weight.device.type, 1 << 18) // max(1, weight.shape[1:].numel()))
             for start in range(0, len(weight), rows):
                 self._move_rows(name, weight, state, slice(start, min(start + rows, len(weight))), gradient, rate)
 
@@ -247,11 +246,10 @@ class NarrowAdamW(MasterAdamW):
             beta1=section.betas[0], beta2=section.betas[1], weight_decay=section.weight_decay, eps=EPS,
         )  # fmt: skip
         if not isinstance(state.storage, Wide):
-            place = (state.first + rows.start) * max(1, state.shape[1:].numel())
             seed = zlib.crc32(f"{self.update} {name}".encode()) * 0x1E3779B1
-            noises = noise_of(place, master.numel(), seed, master.device)
+            noises = noise_of(state.place.numbers(rows, master.device), seed)
             for average, wide, noise in zip((FIRST, SECOND), (first, second), noises, strict=True):
-                state.storage.write(average, state.moments, rows, wide, noise.view(wide.shape))
+                state.storage.write(average, state.moments, rows, wide, noise)
         if rest is not None:
             here[...], rest[rows] = parted(master)
 
@@ -272,14 +270,22 @@ class NarrowAdamW(MasterAdamW):
 
     def state(self) -> dict[str, Any]:
         """Masters in two halves where they are, moments as they are stored, and the number of updates made."""
+        told = self.told()
         halves = {
             name: weight.detach()
             if (rest := self.states[name].rest) is None
             else {"high": weight.detach(), "low": rest}
             for name, weight in self.parameters.items()
+            if name in told
         }
-        moments = {name: dict(state.moments) for name, state in self.states.items()}
-        return {"update": self.update, "kind": self.section.name, "masters": halves, "moments": moments}
+        moments = {name: dict(self.states[name].moments) for name in told}
+        return {
+            "update": self.update,
+            "kind": self.section.name,
+            "masters": halves,
+            "moments": moments,
+            "cuts": self.cuts(),
+        }
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -296,6 +302,16 @@ class NarrowAdamW(MasterAdamW):
                 mine.rest.copy_(low)
             for key, tensor in state["moments"][name].items():
                 mine.moments[key].copy_(tensor)
+
+
+def refuse_cut_blocks(name: str, place: Place, storage: Storage) -> None:
+    """Numbers that share a scale must lie in one part, or the state would depend on how the model is cut."""
+    cut = place.cut
+    if not isinstance(storage, Quarter) or cut is None or cut.dim != len(place.shape) - 1:
+        return
+    if (run := cut.run(place.shape[-1])) % storage.block:
+        reason = f"{name} is cut into pieces of {run} numbers, and {storage.block} share a scale"
+        raise RecipeError.of("optimizer.name", reason, "use adamw16bit or adamw, or a smaller tp")
 
 
 def make_optimizer(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from stretto.errors import CheckpointError
 from stretto.models.logprob_head import accum_dtype
+from stretto.models.parameter_cut import ParameterCut
 from stretto.recipe.schema import UpdateSection as Section
 
 
@@ -33,8 +35,34 @@ def learning_rate(section: Section, *, update: int, updates: int) -> float:
 EPS = 1e-8
 """What Adam adds below; torch's own."""
 
-Places = Mapping[str, tuple[torch.Size, int]]
-"""Parameter -> the shape of all of it and the first of its rows that is here, where these are slices."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in a parameter a slice of it lies."""
+
+    shape: torch.Size
+    """Of all of the parameter."""
+    cut: ParameterCut | None = None
+    """The part of it that this slice is of, where matrices are shared."""
+    first: int = 0
+    """The first row of that which is here."""
+    told: bool = True
+    """False if another process has the same slice, and writes it."""
+
+    def numbers(self, rows: slice, device: torch.device) -> Tensor:
+        """Where in the flat parameter the numbers of some rows of the slice lie."""
+        found = torch.zeros((), dtype=torch.int64, device=device)
+        for dim, count in enumerate(self.shape):
+            cut = self.cut if self.cut is not None and self.cut.dim == dim else None
+            index = torch.arange(count, device=device) if cut is None else cut.numbers(count, device)
+            if dim == 0:
+                index = index[self.first + rows.start : self.first + rows.stop]
+            found = found[..., None] * count + index
+        return found
+
+
+Places = Mapping[str, Place]
+"""Parameter -> where its slice lies."""
 
 
 class MasterAdamW:
@@ -115,9 +143,18 @@ class MasterAdamW:
         return {
             "update": self.update,
             "kind": self.section.name,
-            "masters": {name: master.detach() for name, master in self.masters.items()},
-            "moments": {name: dict(self.adamw.state[master]) for name, master in self.masters.items()},
+            "masters": {name: self.masters[name].detach() for name in self.told()},
+            "moments": {name: dict(self.adamw.state[self.masters[name]]) for name in self.told()},
+            "cuts": self.cuts(),
         }
+
+    def told(self) -> list[str]:
+        """Parameters whose state is this process's to write."""
+        return [name for name in self.parameters if name not in self.places or self.places[name].told]
+
+    def cuts(self) -> dict[str, dict[str, int]]:
+        """Which part of a parameter a slice is of, where matrices are shared."""
+        return {name: asdict(place.cut) for name, place in self.places.items() if place.cut is not None}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
-
 from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.fsdp import ShardedTrainer, Shards, join, leave, on_the_same_tensors
+from stretto.training.parallel.mesh import CellMesh
 from stretto.weights.tensors import checksums, unlike
 from stretto.workers.api import POLICY
 from stretto.workers.models import FrozenReference, settings_of
@@ -30,7 +29,14 @@ class ShardedWorker(Worker):
             super().meet(kind, where)
             return
         recipe, device = self.assignment.recipe, self.assignment.torch_device
-        mesh = join(wait_for_all(where), rank=where.rank, size=where.size, device=device, seconds=where.seconds)
+        mesh = join(
+            wait_for_all(where),
+            rank=where.rank,
+            size=where.size,
+            device=device,
+            seconds=where.seconds,
+            degrees=self.assignment.mesh,
+        )
         settings = settings_of(recipe, self.assignment.token_budget)
         apart = on_the_same_tensors(self.policy)
         shards = Shards(apart, mesh, temperature=settings["temperature"], serving=self.policy)
@@ -44,7 +50,7 @@ class ShardedWorker(Worker):
             settings["checkpointing"] = True
         self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, reference, **settings)
 
-    def _cut_reference(self, mesh: DeviceMesh) -> Shards:
+    def _cut_reference(self, mesh: CellMesh) -> Shards:
         """The policy as it is now, before any training, in slices that stay as they are."""
         frozen = on_the_same_tensors(self.policy)
         frozen.network.requires_grad_(False)

@@ -51,6 +51,8 @@ class WorkerSpec:
     """Processes that train one copy of the policy together, itself included."""
     lane: LaneSpec | None = None
     """Its place among processes that generate together; none where it generates by itself, or not at all."""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """How they share it: degrees as a plan's cell has them; shards where nothing is said."""
     recompute: bool = False
     """Whether the policy's trainer recomputes activations from the first row on, whatever the recipe leaves open."""
     cuts_reference: bool = False

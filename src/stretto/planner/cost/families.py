@@ -137,6 +137,11 @@ _ALIASES = {
 }
 """Other spellings, and models that are trained from another's shape."""
 
-FAMILIES: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
+_CUT = ("llama", "mistral", "mixtral", "qwen", "smollm2", "deepseek-r1", "deepseek-v3")
+"""How the names of models begin that were tried cut, if in small."""
+
+FAMILIES: dict[str, ModelShape] = {
+    shape.name: replace(shape, uncut=not shape.name.startswith(_CUT)) for shape in _SHAPES
+}
 FAMILIES |= {alias: FAMILIES[name] for alias, name in _ALIASES.items()}
 """Name -> shape."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class ModelShape:
     """Layers whose attention sees only `window` tokens."""
     window: int = 0
     """How many those see."""
+    uncut: bool = False
+    """True if devices may not be able to share its matrices or spread its experts (`models.tensor_parallel`)."""
 
     @cached_property
     def values(self) -> int:
@@ -209,6 +211,12 @@ def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
     )
 
 
+CUT_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
+"""Types of models that were tried cut."""
+
+UNBIASED = ("mistral", "mixtral", "qwen2", "deepseek_v3")
+"""Those whose `attention_bias` gives the last layer of attention none, or leaves attention whole."""
+
 CONFIG_KEYS = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
@@ -248,7 +256,10 @@ def read_config(path: Path, *, field: str = "model.shape") -> ModelShape:
     found = {ours: told[key] for ours, keys in CONFIG_KEYS.items() for key in reversed(keys) if told.get(key)}
     if "tie_word_embeddings" not in told and str(told.get("model_type")).startswith("gemma"):
         found["tied"] = True  # their files leave out what is the default of the family
-    return _checked({"name": path.parent.name or "config.json", **found}, field)
+    shape = _checked({"name": path.parent.name or "config.json", **found}, field)
+    kind = told.get("model_type")
+    biased = told.get("mlp_bias") or (told.get("attention_bias") and kind not in UNBIASED)
+    return replace(shape, uncut=kind not in CUT_TYPES or bool(biased))
 
 
 def _checked(values: Mapping[str, Any], field: str) -> ModelShape:

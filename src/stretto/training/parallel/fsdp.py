@@ -3,8 +3,9 @@
 Every process holds a slice of each parameter, in the wide type. A layer's weights are gathered, in the type that the
 model computes in, when it runs, and given back after it; gradients are summed and cut into slices again. All processes
 of a cell get the same pieces in the same order and share their rows; one without a row of its own computes one that
-counts for nothing, because each must take part in every gathering. What a process accumulates, reduces over cells and
-updates are plain tensors: its slices.
+counts for nothing, because each must take part in every gathering. Where a cell cuts matrices or spreads experts too
+(`models.tensor_parallel`), those that share matrices compute the same rows, and what is sharded is what a process has.
+What a process accumulates, reduces over cells and updates are plain tensors: its slices.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]  # its stubs forget it
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -31,18 +31,26 @@ from stretto.models import attention
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory
+from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.training.optimizer import MasterAdamW, Places, wide_master
 from stretto.training.packing import MicroBatch
+from stretto.training.parallel.mesh import CellMesh, counted_once, mesh_of, place_of, shard_experts, whole_of, widen
 from stretto.training.rows import Numbers, asked, in_order
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Sample, Weights
 
-AXIS = "dp_shard"
-"""The axis of a cell's mesh over which parameters are cut; other axes (tensor, experts) would stand beside it."""
 
-
-def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: float) -> DeviceMesh:
-    """Meets the other processes of a cell; they are this process's default group from then on."""
+def join(
+    store: Store,
+    *,
+    rank: int,
+    size: int,
+    device: torch.device,
+    seconds: float,
+    degrees: Mapping[str, int] | None = None,
+) -> CellMesh:
+    """Meets the other processes of a cell, whose mesh has these degrees; they are this process's default group from
+    then on."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -52,7 +60,7 @@ def join(store: Store, *, rank: int, size: int, device: torch.device, seconds: f
         world_size=size,
         timeout=timedelta(seconds=seconds),
     )
-    return init_device_mesh(device.type, (size,), mesh_dim_names=(AXIS,))
+    return mesh_of(device, size, degrees or {})
 
 
 def leave() -> None:
@@ -98,7 +106,7 @@ def on_the_same_tensors(policy: Policy) -> Policy:
 class Shards:
     """A policy cut into the slices of a cell's processes."""
 
-    def __init__(self, policy: Policy, mesh: DeviceMesh, *, temperature: float, serving: Policy | None = None) -> None:
+    def __init__(self, policy: Policy, mesh: CellMesh, *, temperature: float, serving: Policy | None = None) -> None:
         """Takes a policy that every process has loaded alike; what it had in full is freed.
 
         `serving` is a full copy, which gets the weights under every new version.
@@ -110,17 +118,14 @@ class Shards:
                 "train an adapter, or give each train cell one device",
             )
         self.policy, self.mesh, self.computes, self.serving = policy, mesh, policy.dtype, serving
-        self.rank, self.size = mesh.get_local_rank(AXIS), mesh.size()
-        self.rows = GatheredForward(policy, temperature)
-        settings: dict[str, Any] = {
-            "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=accum_dtype(self.computes)),
-        }
-        for layer in layers(policy.network):
-            widen(layer, accum_dtype(self.computes))  # one by one: all of it need never be there wide
-            fully_shard(layer, **settings)
-        widen(self.rows, accum_dtype(self.computes))
-        fully_shard(self.rows, **settings)
+        self.rank, self.size = mesh.shards.get_local_rank(), mesh.shards.size()
+        self.model = cut_network(policy.network, tensor=mesh.tensor, experts=mesh.experts)
+        self.rows, wide = GatheredForward(policy, temperature), accum_dtype(self.computes)
+        shard_experts(self.model, mesh, computes=self.computes, wide=wide)
+        for part in (*layers(policy.network), self.rows):
+            widen(part, wide)  # one by one: all of it need never be there wide
+            types = MixedPrecisionPolicy(param_dtype=self.computes, reduce_dtype=wide)
+            fully_shard(part, mesh=mesh.shards, mp_policy=types)
         for module in self.rows.modules():
             if isinstance(module, FSDPModule):
                 # Sums, never means: what they are divided by is known at the end of the step.
@@ -136,17 +141,18 @@ class Shards:
         return (local(weight.detach()) for weight in self.rows.parameters())
 
     def places(self) -> Places:
-        """Of every slice the shape of its parameter, and the first of its rows that is here."""
+        """Where the slices lie in their parameters."""
         found = {}
         for name, weight in self.policy.trained().items():
             assert isinstance(weight, DTensor)
-            found[name] = weight.shape, min(self.rank * -(-len(weight) // self.size), len(weight))
+            found[name] = place_of(name, weight, self.model, self.mesh)
         return found
 
     def cut(self, name: str, full: Tensor) -> Tensor:
         """This process's part of a tensor that has the rows of parameter `name`."""
-        like = self._like(name)
-        return local(distribute_tensor(full.to(like.device), self.mesh, like.placements, src_data_rank=None)).clone()
+        like, cut = self._like(name), self.model.cuts.get(name)
+        mine = (full if cut is None else cut.part(full)).to(like.device)
+        return local(distribute_tensor(mine, like.device_mesh, like.placements, src_data_rank=None)).clone()
 
     def cut_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """This process's part of the state of one device's optimizer."""
@@ -167,10 +173,14 @@ class Shards:
         """The tensor that the parts of all processes make; all of them ask together."""
         like = self._like(name)
         spread = DTensor.from_local(
-            part.to(like.device), self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            part.to(like.device),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
         )
-        full: Tensor = spread.full_tensor()
-        return full
+        return whole_of(name, spread.full_tensor(), self.model, self.mesh)
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
         """One trained parameter after the other, in full and in the type that the model computes in; all processes ask
@@ -194,7 +204,7 @@ class Shards:
     def told(self, found: Mapping[int, Numbers]) -> dict[int, Numbers]:
         """What all processes of the cell have found; all of them ask together."""
         everywhere: list[Any] = [None] * self.size
-        dist.all_gather_object(everywhere, dict(found), group=self.mesh.get_group(AXIS))
+        dist.all_gather_object(everywhere, dict(found), group=self.mesh.shards.get_group())
         return {index: numbers for one in everywhere for index, numbers in one.items()}
 
     def _like(self, name: str) -> DTensor:
@@ -204,20 +214,13 @@ class Shards:
 
     def add(self, tensor: Tensor) -> Tensor:
         """The sum of what every process of the cell has."""
-        dist.all_reduce(tensor, group=self.mesh.get_group(AXIS))
+        dist.all_reduce(tensor)
         return tensor
 
 
 def layers(network: PreTrainedModel) -> list[nn.Module]:
     """The blocks that are gathered one by one: a decoder's own list of them, not one of experts within a layer."""
     return next((list(each) for each in network.get_decoder().children() if isinstance(each, nn.ModuleList)), [])
-
-
-def widen(module: nn.Module, dtype: torch.dtype) -> None:
-    """Makes what is trained as wide as its masters, which slices are themselves; what is frozen stays as it is."""
-    for weight in module.parameters():
-        if weight.requires_grad and not isinstance(weight, DTensor):
-            weight.data = weight.data.to(dtype)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -298,7 +301,7 @@ class ShardedTrainer(Trainer):
         logprobs, entropy, rows = self._forward(batch, self.policy)
         losses = self._losses(logprobs, rows)
         self._backward(losses if counts else {kind: 0 * loss for kind, loss in losses.items()})
-        if counts:
+        if counts and self.shards.mesh.leads:
             self.meter.count(batch, logprobs.detach(), entropy, losses)
             self.meter.time(batch, time.perf_counter() - begun)
 
@@ -322,10 +325,18 @@ class ShardedTrainer(Trainer):
 
         return collect
 
+    def _mean_gradients(self) -> dict[str, Tensor]:
+        """Complete for what this process has."""
+        gradients = super()._mean_gradients()
+        copies_made_equal(gradients, self.shards.model)
+        return gradients
+
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """The gradient norm over all slices."""
-        squares = [gradient.square().sum() for gradient in gradients.values()]
-        return float(self.shards.add(torch.stack(squares).sum()).sqrt())
+        total = next(iter(gradients.values())).new_zeros(())
+        for gradient in counted_once(gradients, self.shards.model, self.shards.mesh):
+            total += gradient.square().sum()
+        return float(self.shards.add(total).sqrt())
 
 
 def _tokens(samples: Sequence[Sample]) -> int:

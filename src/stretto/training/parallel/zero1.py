@@ -7,11 +7,13 @@ everybody the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from stretto.models.parameter_cut import ParameterCut
 
 HELD = ("masters", "moments")
 """What of an optimizer's state belongs to parameters."""
@@ -34,12 +36,19 @@ def partition(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[s
 class JoinedParts(Mapping[str, Any]):
     """What several processes hold of each parameter as one. A parameter is put together when it is asked for."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[Mapping[str, Any]], cuts: Sequence[Mapping[str, Any]]) -> None:
+        """`cuts` are those of each process: parameter -> which part of it its slices are of."""
+        self.parts, self.cuts = parts, cuts
         self.names = list(dict.fromkeys(name for part in parts for name in part))
 
     def __getitem__(self, name: str) -> Any:
-        return _joined([part[name] for part in self.parts if name in part])
+        held = [(part[name], cut.get(name)) for part, cut in zip(self.parts, self.cuts, strict=True) if name in part]
+        if held[0][1] is None:
+            return _joined([part for part, _ in held], _below)
+        of = [(part, ParameterCut(**cut)) for part, cut in held if cut is not None]
+        _, first = of[0]
+        parts = [_joined([part for part, cut in of if cut.rank == rank], _below) for rank in range(first.size)]
+        return _joined(parts, first.whole)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -48,17 +57,24 @@ class JoinedParts(Mapping[str, Any]):
         return len(self.names)
 
 
-def _joined(found: Sequence[Any]) -> Any:
-    """One thing from its parts: slices of a tensor one below the other; numbers are the same in all of them."""
+def _joined(found: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor]) -> Any:
+    """One thing from its parts; numbers are the same in all of them."""
     first = found[0]
     if len(found) == 1:
         return first
     if isinstance(first, Mapping):
-        return {key: _joined([each[key] for each in found]) for key in first}
-    return torch.cat(list(found)) if isinstance(first, torch.Tensor) and first.dim() else first
+        return {key: _joined([each[key] for each in found], join) for key in first}
+    return join(found) if isinstance(first, Tensor) and first.dim() else first
+
+
+def _below(slices: Sequence[Tensor]) -> Tensor:
+    """Slices of rows one below the other."""
+    return torch.cat(list(slices))
 
 
 def merge_states(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The optimizer's state of one device, from those that hold it together, in the order of their parts: each has
     whole parameters, or slices of all."""
-    return {**parts[0], **{kind: JoinedParts([part[kind] for part in parts]) for kind in HELD}}
+    cuts = [part.get("cuts", {}) for part in parts]
+    whole = {key: value for key, value in parts[0].items() if key != "cuts"}
+    return {**whole, **{kind: JoinedParts([part[kind] for part in parts], cuts) for kind in HELD}}
