@@ -42,7 +42,7 @@ def test_these_plans_can_be_executed(work, choice):
     [
         (CUT | {"lane": ModelSplit(tp=2, pp=2)}, "pipelines that generate"),
         (CUT | {"lane": ModelSplit(tp=2, dp=2, ep=4)}, "experts spread wider than matrices are cut"),
-        (CUT | {"lane": ModelSplit(tp=16)}, "key-value heads shared by several devices"),
+        (CUT | {"lane": ModelSplit(tp=16)}, "key-value heads that devices share"),
         (CUT | {"train": ModelSplit(tp=2, pp=2)}, "pipelines that train"),
         (CUT | {"train": ModelSplit(tp=4, ep=2)}, "experts spread over fewer devices than share a matrix"),
         (CUT | {"frozen": ModelSplit(tp=2)}, "frozen models that are cut in more than slices"),
@@ -55,7 +55,7 @@ def test_these_say_what_they_wait_for(choice, told):
 def test_lanes_of_vllm_and_of_few_bits_wait():
     lane = Candidate(**CUT, lane=ModelSplit(tp=2))
     assert list(lane.waits_for(workload(engine="vllm"))) == ["vllm on several devices together"]
-    assert list(lane.waits_for(workload(**LORA, base="int8"))) == ["cut matrices in few bits"]
+    assert list(lane.waits_for(workload(**LORA, base="int8"))) == ["matrices in few bits that devices share"]
 
 
 @pytest.mark.parametrize(

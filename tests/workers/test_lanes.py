@@ -29,6 +29,7 @@ def cell(role, *devices, **more):
 APART = [cell("generate", 0, 1, **LANE), cell("train", 2)]
 SLICED = [cell("generate", 0, 1, **LANE), cell("train", 2, 3)]
 SAME = [cell("generate", 0, 1, **LANE), cell("train", 0, 1)]
+SHARED = [cell("generate", 0, 1, **LANE), cell("train", 0, 1, **LANE)]
 TWO = [cell("generate", 0, 1, **LANE), cell("train", 0), cell("train", 1)]
 BESIDE = [cell("generate", 0, 1, **LANE), cell("generate", 2), cell("train", 2)]
 
@@ -57,6 +58,7 @@ async def in_lanes(recipe, folder, cells, hurt=None):
         (APART, None, {"model__adapter": LORA}),
         (SLICED, None, {}),
         (SAME, None, {"model__adapter": LORA}),
+        (SHARED, None, {}),
         (TWO, None, {}),
         (BESIDE, None, {}),
         (APART, dies("localhost/cpu:1", "generate"), {}),
@@ -67,6 +69,7 @@ async def in_lanes(recipe, folder, cells, hurt=None):
         "one trains an adapter",
         "two train slices",
         "the same two train slices of an adapter",
+        "the same two share matrices at both",
         "the same two train, each all of it",
         "beside a lane of one",
         "a follower dies",

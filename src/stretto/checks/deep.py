@@ -87,12 +87,10 @@ def shared_matrix_problems(recipe: Recipe, network: PreTrainedModel) -> list[Pro
     """What devices of a cell by hand that trains or generates cannot share of this model."""
     found: dict[Problem, None] = {}
     for cell in read_cells(recipe.placement.cells or ()):
-        tensor, spread = (cell.mesh.get(axis, 1) for axis in ("tp", "ep"))
-        if cell.role == "generate":
-            tensor = len(cell.devices)
         if cell.role in ("train", "generate"):
+            tensor, spread = (cell.mesh.get(axis, 1) for axis in ("tp", "ep"))
             experts = max(1, spread // tensor) if spread > 1 else None
-            few_bits = cell.role == "train" and recipe.model.quantize != "none"
+            few_bits = recipe.model.quantize != "none"
             found |= dict.fromkeys(cut_problems(network, tensor=tensor, experts=experts, few_bits=few_bits))
     return list(found)
 

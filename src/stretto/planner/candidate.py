@@ -144,27 +144,29 @@ class Candidate:
 
     def waits_for(self, workload: StepWorkload) -> Iterator[str]:
         """What of it nothing can execute yet."""
-        shape, lane = workload.shapes["generate"], self.lane
         own_reference = "reference" in workload.roles - workload.reading
         splits = {role: self.split(role, workload.reading) for role in workload.roles}
         fitted = [splits["fit"]] if "fit" in splits else []
         others = workload.roles - workload.reading - {*UPDATE, "generate"}
         frozen = [splits[role] for role in others if not self._like_policy(role, workload)]
-        for asked, what in (
-            (lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"),
-            (lane.pp > 1, "pipelines that generate"),
-            (lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"),
-            (lane.tp > 1 and workload.base != workload.precision, "cut matrices in few bits"),
-            (not shape.kv_rank and shape.kv_heads % lane.tp > 0, "key-value heads shared by several devices"),
+        told = (
+            *self._unmade_lane(workload),
             *self._uncut(workload),
             (any(split.width > split.dp for split in fitted), "critics that are cut in more than slices"),
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
             (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
-        ):
-            if asked:
-                yield what
+        )
+        yield from dict.fromkeys(what for asked, what in told if asked)
+
+    def _unmade_lane(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
+        """What of a cell that generates cannot be done by several devices, and whether it would be."""
+        lane = self.lane
+        yield lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"
+        yield lane.pp > 1, "pipelines that generate"
+        yield lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"
+        yield from _unshared(lane, workload, "generate")
 
     def _values_apart(self, workload: StepWorkload) -> bool:
         """True if a critic that is trained is asked in slices, or beside some, on other cells than those that train it:
@@ -178,14 +180,10 @@ class Candidate:
 
     def _uncut(self, workload: StepWorkload) -> Iterator[tuple[bool, str]]:
         """What of a cell that trains cannot be cut, and whether it would be."""
-        train, shape = self.train, workload.shapes.get("train")
-        if shape is None:
-            return
-        yield train.pp > 1, "pipelines that train"
-        yield shape.uncut and max(train.tp, train.ep) > 1, "a family that was not tried cut"
-        yield train.tp > 1 and workload.base != workload.precision, "matrices in few bits that devices share"
-        yield shape.kv_heads % train.tp > 0, "key-value heads that devices share"
-        yield train.ep > 1 and train.ep % train.tp > 0, "experts spread over fewer devices than share a matrix"
+        yield self.train.pp > 1, "pipelines that train"
+        yield from _unshared(self.train, workload, "train")
+        spread = self.train.ep > 1 and self.train.ep % self.train.tp > 0
+        yield spread, "experts spread over fewer devices than share a matrix"
 
     def _like_policy(self, role: str, workload: StepWorkload) -> bool:
         """True for a reference that is cut like the policy on the devices where that is trained."""
@@ -239,6 +237,15 @@ class Candidate:
         if not self.streamed:
             return _others(cell, on)
         return ("generate",) if cell.role in UPDATE else ()
+
+
+def _unshared(split: ModelSplit, workload: StepWorkload, role: str) -> Iterator[tuple[bool, str]]:
+    """What of a role's model devices cannot share, and whether they would."""
+    shape = workload.shapes.get(role)
+    if shape is not None:
+        yield shape.uncut and max(split.tp, split.ep) > 1, "a family that was not tried cut"
+        yield split.tp > 1 and workload.base != workload.precision, "matrices in few bits that devices share"
+        yield shape.kv_heads % split.tp > 0, "key-value heads that devices share"
 
 
 def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
