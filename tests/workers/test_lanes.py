@@ -55,25 +55,21 @@ async def in_lanes(recipe, folder, cells, hurt=None):
     ("cells", "hurt", "changes"),
     [
         (APART, None, {}),
-        (APART, None, {"model__adapter": LORA}),
         (SLICED, None, {}),
         (SAME, None, {"model__adapter": LORA}),
         (SHARED, None, {}),
         (TWO, None, {}),
-        (BESIDE, None, {}),
         (APART, dies("localhost/cpu:1", "generate"), {}),
         (BESIDE, dies("localhost/cpu:0", "generate"), {"model__adapter": LORA}),
     ],
     ids=[
         "one trains",
-        "one trains an adapter",
         "two train slices",
         "the same two train slices of an adapter",
         "the same two share matrices at both",
         "the same two train, each all of it",
-        "beside a lane of one",
         "a follower dies",
-        "the first dies",
+        "the first dies, beside a lane of one",
     ],
 )
 def test_a_lane_of_two_devices_ends_with_the_weights_of_one(cells, hurt, changes, tmp_path):
