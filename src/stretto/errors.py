@@ -169,6 +169,10 @@ class CheckpointError(StrettoError):
         self.damaged = damaged
 
 
+MODEL_FAILURES = (WorkerLost, DeadlineError, EngineError, WeightsError)
+"""What a call of the model fails with that no environment is to blame for: it ends more than a trajectory."""
+
+
 class ChangedInputsError(RecipeError, CheckpointError):
     """What a run reads is not what its checkpoints were trained with: data, rewards, model files or a table of V*."""
 

@@ -27,7 +27,7 @@ from stretto.engines.base import Completion
 from stretto.environments.addresses import Caller
 from stretto.environments.base import Reply
 from stretto.environments.wire import BadRequest, ChatCall, TokenCall, chat_call, token_call
-from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WeightsError, WorkerLost
+from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
 
 LARGEST = 8 << 20
 """Bytes of a request."""
@@ -76,7 +76,7 @@ class Endpoint:
             return _error(error.status, error.reason or "refused", "invalid_request_error")
         except BadRequest as error:
             return _error(error.status, str(error), error.code)
-        except (WorkerLost, DeadlineError, EngineError, WeightsError) as error:
+        except MODEL_FAILURES as error:
             caller.fail(error)
             return _error(503, f"the run cannot answer any more: {type(error).__name__}", "unavailable")
         except (RolloutError, ValueError) as error:

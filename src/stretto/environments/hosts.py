@@ -17,16 +17,7 @@ from typing import Any
 
 from stretto.environments import FIELD, host_worker
 from stretto.environments.base import Model, Reply
-from stretto.errors import (
-    DeadlineError,
-    EngineError,
-    Problem,
-    RecipeError,
-    RolloutError,
-    StrettoError,
-    WeightsError,
-    WorkerLost,
-)
+from stretto.errors import MODEL_FAILURES, DeadlineError, Problem, RecipeError, RolloutError, StrettoError
 from stretto.sandbox.process import Process
 from stretto.types import Message, Outcome, Prompt
 
@@ -166,7 +157,7 @@ class HostProcess:
         """One call of the model. What the environment is not to blame for ends its trajectory, as it would here."""
         try:
             self.send(answer=call, **await answer)
-        except (WorkerLost, DeadlineError, EngineError, WeightsError) as error:
+        except MODEL_FAILURES as error:
             if not episode.outcome.done():
                 episode.outcome.set_exception(error)
         except (StrettoError, ValueError) as error:

@@ -19,7 +19,7 @@ from stretto.environments.addresses import Addresses
 from stretto.environments.base import Environment
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
-from stretto.errors import DeadlineError, EngineError, RolloutError, StrettoError, WeightsError, WorkerLost
+from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
 from stretto.types import Outcome, Prompt, Trajectory
 
 
@@ -87,7 +87,7 @@ async def run_trajectory(
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
         failure = f"environment: CancelledError: {error}"
-    except (WorkerLost, DeadlineError, EngineError, WeightsError):
+    except MODEL_FAILURES:
         raise
     except StrettoError as error:
         failure = f"environment: {error}"

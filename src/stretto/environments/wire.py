@@ -222,7 +222,7 @@ def _parsed(kind: Any, body: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"
-        if where.partition(".")[0] in _Refused.model_fields or where.startswith("sampling_params.stop"):
+        if _Refused.model_fields.keys() & set(first["loc"]):
             raise BadRequest(f"{where}: cannot be done here, and would change the answer; leave it out") from error
         raise BadRequest(f"{where}: {first['msg']}") from error
     except RecursionError as error:

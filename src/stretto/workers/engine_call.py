@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from stretto.engines.base import Completion, Request
-from stretto.errors import DeadlineError, EngineError, WeightsError, WorkerLost
+from stretto.errors import MODEL_FAILURES, EngineError
 
 EngineCall = Callable[[Sequence[Request], Sequence[int], float], Awaitable[list[Completion]]]
 """New requests, unwanted ones and seconds -> what is complete."""
@@ -20,7 +20,7 @@ def engine_of_cell(generate: EngineCall, cell: str) -> EngineCall:
     async def call(new: Sequence[Request], unwanted: Sequence[int], seconds: float) -> list[Completion]:
         try:
             return await generate(new, unwanted, seconds)
-        except (WorkerLost, DeadlineError, EngineError, WeightsError):
+        except MODEL_FAILURES:
             raise
         except Exception as error:
             raise EngineError(f"{cell}: {error or repr(error)}") from error
