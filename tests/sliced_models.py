@@ -6,6 +6,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from slices import taken
 from stretto.algorithms.base import build
 from stretto.models.scalar_head import base_network, load_gauge
 from stretto.models.value_model import load_value_model
@@ -19,7 +20,17 @@ from stretto.training.parallel.sharded_critic import ShardedCriticTrainer
 from stretto.training.parallel.sliced_scorer import SlicedScorer
 from stretto.training.parallel.zero1 import merge_states
 from stretto.training.teacher import Teacher
-from tiny import CPU, SCRATCH_FILES, SETTINGS, VOCABULARY, credited, random_groups, scratch_model, scratch_policy
+from tiny import (
+    CPU,
+    SCRATCH_FILES,
+    SETTINGS,
+    VOCABULARY,
+    credited,
+    random_groups,
+    scratch_model,
+    scratch_policy,
+    speaking,
+)
 
 WORLD = 3
 CELLS = [(0, 1), (1, 2)]
@@ -47,12 +58,7 @@ def critic_of(*, adapter=None, dtype=torch.float64, bias=False, **settings):
     if bias:
         wide = model.scalar.weight.dtype
         model = replace(model, scalar=torch.nn.Linear(model.scalar.in_features, 1, dtype=wide))
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        for name, weight in model.trained().items():
-            if name.startswith("head") or "lora_B" in name:
-                weight.normal_(std=0.3, generator=generator)
-    return model
+    return speaking(model)
 
 
 def settings_of(case):
@@ -80,14 +86,7 @@ def talks():
 
 def learned(trainer, sums):
     """What some steps report, and the values after them; `sums` makes the counters those of all processes."""
-    reports = []
-    for step in pieces():
-        trainer.begin()
-        for piece in step:
-            trainer.accumulate(piece)
-        trainer.reduce(lambda tensor: None, sums(dict(trainer.meter.sums)))
-        reports.append(dict(trainer.apply().metrics))
-    return reports, trainer.score(talks())
+    return taken(trainer, sums, pieces()), trainer.score(talks())
 
 
 def frozen(case):

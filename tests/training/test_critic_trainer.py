@@ -28,6 +28,7 @@ from tiny import (
     naive_rows,
     random_groups,
     scratch_model,
+    speaking,
 )
 
 LORA = Adapter(rank=2, alpha=4.0)
@@ -38,12 +39,7 @@ def critic(files=SCRATCH_FILES, *, adapter=None, shared=None, dtype=torch.float6
     """A critic on the tiny model's base, or one in a folder; its head says something."""
     base = base_network(scratch_model(), SCRATCH_FILES, seed=3, device=CPU, base=None)
     model = load_value_model(files, base=base, adapter=adapter, shared=shared, dtype=dtype, device=CPU, seed=3)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        for name, weight in model.trained().items():
-            if name.startswith("head") or "lora_B" in name:
-                weight.normal_(std=0.3, generator=generator)
-    return model
+    return speaking(model)
 
 
 def trained(model, *pieces, gae=None, **settings):
