@@ -187,6 +187,27 @@ def test_a_start_of_several_workers_says_what_it_waits_for_and_one_of_one_nothin
     assert asyncio.run(scenario(DEVICES[:1])) == []
 
 
+class Full(Saying):
+    """A worker whose device has no room for a row."""
+
+    async def call(self, what, *arguments):
+        return False if what == "try_row" else await super().call(what, *arguments)
+
+
+def test_where_a_row_fits_one_device_of_a_cell_and_not_another_memory_is_what_is_told():
+    async def scenario():
+        worker_group = await started()
+        cell = next(name for name, role in worker_group.role.items() if role == "train")
+        worker_group.devices[cell] = DEVICES
+        worker_group.members[DEVICES[1]] = Full(DEVICES[1])
+        assert not await worker_group.rehearsal.try_row(cell, [], 64)
+        worker_group.members[DEVICES[0]].hangs = True  # for the other's part of a layer
+        await worker_group.rehearsal.try_row(cell, [], 64)
+
+    with pytest.raises(TrainingError, match=rf"^memory: a row of 64 tokens does not fit {DEVICES[1]}, for which"):
+        asyncio.run(scenario())
+
+
 class Slowly(Saying):
     """Writes until it is told that it may end, and answers everything else."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stretto.errors import TrainingError
 from stretto.training.rehearsal import held_gb, row_fits
 from stretto.training.trainer import Trainer
 from stretto.types import Sample
@@ -52,14 +54,21 @@ class Rehearsal:
         self.worker_group = worker_group
 
     async def try_row(self, cell: str, samples: Sequence[Sample], tokens: int) -> bool:
-        """Whether each device of a training cell can train a row of so many tokens."""
+        """Whether each device of a training cell can train a row of so many tokens.
+
+        TrainingError where some cannot, and the others wait for them: they cannot try again.
+        """
         group, model = self.worker_group, self._trained(cell)
-        answers = await group.all(
-            group.devices[cell],
-            lambda each: each.try_row(model, list(samples), tokens),
-            seconds=group.patience.train,
-        )
-        return all(answers)
+        devices, seconds = group.devices[cell], group.patience.train
+        calls = (group.worker(device, seconds).try_row(model, list(samples), tokens) for device in devices)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        full = [device for device, fits in zip(devices, answers, strict=True) if fits is False]
+        if full and any(isinstance(answer, BaseException) for answer in answers):
+            raise TrainingError(
+                f"memory: a row of {tokens} tokens does not fit {', '.join(full)}, for which the others of {cell} have "
+                "waited in vain\n    fix: a lower batch.token_budget"
+            )
+        return all(raise_first(answers))
 
     async def limit(self, cell: str, tokens: int) -> None:
         """Rows of a training cell have at most so many tokens from now on."""
