@@ -7,7 +7,7 @@ from torch.distributed import HashStore, is_nccl_available
 from stretto.errors import TrainingError
 from stretto.placement.transport import TensorPath
 from stretto.workers.backends import BACKENDS, finish
-from stretto.workers.process_group import ProcessGroup, Rendezvous
+from stretto.workers.process_group import ProcessGroup, Rendezvous, cancel_groups, reach, wait_for_all
 from tiny import CPU
 
 
@@ -67,6 +67,15 @@ def test_nccl_where_torch_has_none_is_told_with_the_key_that_asks_for_it():
     meeting = Rendezvous(store=HashStore(), name="here", rank=0, size=1, seconds=5, path=TensorPath.NCCL)
     with pytest.raises(TrainingError, match=r"has no NCCL; leave placement\.nccl out"):
         ProcessGroup(meeting, CPU)
+
+
+def test_a_meeting_stays_called_off_when_the_last_of_its_members_comes():
+    store = HashStore()
+    one, other = (Rendezvous(store=store, name="here", rank=rank, size=2, seconds=5) for rank in (0, 1))
+    reach(one).add("come", 1)  # and died
+    cancel_groups(one)
+    with pytest.raises(TrainingError, match="called off"):
+        wait_for_all(other)
 
 
 def test_a_group_of_one_adds_up_and_hands_round_what_it_has():

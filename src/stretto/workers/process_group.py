@@ -73,7 +73,7 @@ def wait_for_all(meeting: Rendezvous) -> Store:
     """
     store, end, pause = reach(meeting), time.monotonic() + meeting.seconds, 0.01
     if store.add("come", 1) == meeting.size:
-        store.set(DECIDED, ALL)
+        store.compare_set(DECIDED, "", ALL)  # unless it was called off: one who had come may have died since
     while not store.check([DECIDED]):
         if time.monotonic() > end:
             told = f"of {meeting.size} members not all have come within {meeting.seconds:g} s"
