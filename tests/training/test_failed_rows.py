@@ -70,6 +70,14 @@ def test_a_row_that_finds_no_memory_leaves_the_next_step_as_it_would_have_been(w
         assert mine == pytest.approx(theirs, rel=1e-9)
 
 
+def test_nor_does_one_that_finds_none_before_anything_was_computed(mesh):
+    trainer, _ = trainer_of("full", mesh)
+    trainer._pack = no_memory
+    assert not row_fits(trainer, SAMPLES[:4], 60)
+    del trainer._pack
+    assert steps(trainer)[0] == pytest.approx(steps(trainer_of("full", mesh)[0])[0], rel=1e-9)
+
+
 def room_for(tokens):
     """A device that has the memory for rows of so many tokens."""
 

@@ -16,6 +16,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -134,7 +135,8 @@ class SlicedModel:
             weight.grad = None
         if not isinstance(self.rows, FSDPModule) or not hasattr(self.rows, "reset_iter_state"):
             raise StrettoError("a row found no memory, and slices go on from that with torch 2.13 or newer; update it")
-        self.rows.reset_iter_state()
+        with suppress(AttributeError):  # what it has only from its first forward on
+            self.rows.reset_iter_state()
 
     def ask(
         self,
