@@ -111,7 +111,9 @@ def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> st
         behind = forecast.step / first.step - 1
         gap = f"{abs(behind):.0%} {'slower' if behind > 0 else 'faster'} than"
         said = "about as fast as" if abs(behind) < CLOSE else gap
-        told = f"{said} {first.choice.label}; {binding(forecast, setting)}{tail}"
+        able = first in found.ready and forecast not in found.ready
+        other = f"{first.choice.label} as it can be executed today" if able else first.choice.label
+        told = f"{said} {other}; {binding(forecast, setting)}{tail}"
         waits = [] if forecast in found.ready else list(forecast.choice.waits_for(setting.workload))
         return told + (f"; it waits for {', '.join(waits)}" if waits else "")
     alike = found.ready if first in found.ready else found.best
