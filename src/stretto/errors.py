@@ -16,6 +16,7 @@
     |   +-- EngineDiedError         ... because the process that an engine runs in has ended; it is started again
     +-- TrainingError               the training side failed (a non-finite loss, no memory for one conversation)
     |   +-- StateLostError          ... or what only its processes held is gone with them
+    |   +-- LostTouchError          ... or another process has left, or does not answer: why, that one says
     +-- WeightsError                sampler and trainer do not hold the same weights
     +-- StaleSampleError            a sample came from another version of the weights than the one being trained
     +-- CheckpointError             a checkpoint is missing, torn or lacks a part
@@ -148,6 +149,10 @@ class TrainingError(StrettoError):
 
 class StateLostError(TrainingError):
     """No process that is left holds all that training goes on from; the newest checkpoint does."""
+
+
+class LostTouchError(TrainingError):
+    """A process has waited for another that has left, died or hangs; it does not know why."""
 
 
 class WeightsError(StrettoError):

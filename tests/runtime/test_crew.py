@@ -1,6 +1,7 @@
 """Steps on several cells, in threads of this process: the same weights as on one device, whatever the plan."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,8 @@ from crewed import alone, distance, together
 from running import recipe_in
 from stretto.runtime import schedule
 from stretto.scheduler.records import GroupStart
+from stretto.workers.launchers.inprocess import ThreadLauncher
+from stretto.workers.worker import Worker
 from tiers import slow_but
 
 RATE = 1e-4
@@ -78,6 +81,17 @@ def test_a_cell_without_work_contributes_nothing(tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="float64", batch={"prompts": 1, "samples": 2})
     single, _ = asyncio.run(alone(recipe, tmp_path))
     weights, *_ = asyncio.run(together(recipe, tmp_path, "flatten", devices=4))
+    assert distance(single, weights) < 1e-10
+
+
+def test_devices_that_train_one_model_add_up_alike_whatever_else_one_has_a_slice_of(tmp_path):
+    def make(spec):
+        beside = {"reward": (spec.device, "another")} if spec.device == "localhost/cpu:1" else {}
+        return Worker(replace(spec, slices=beside))
+
+    recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=RATE, deadlines={"train": 20})
+    single, _ = asyncio.run(alone(recipe, tmp_path))
+    weights, *_ = asyncio.run(together(recipe, tmp_path, "flatten", launcher=ThreadLauncher(make)))
     assert distance(single, weights) < 1e-10
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from simulated import launches_of, plan_of, terms_of
 from stretto.errors import TrainingError, WorkerLost
+from stretto.placement.build import plan_of as placed
+from stretto.recipe.schema import Placement
 from stretto.scheduler.asyncio_driver import Driver, replay
 from stretto.scheduler.state import StepState
 
@@ -152,6 +154,40 @@ def test_another_that_dies_while_one_is_brought_back_comes_back_too(other):
     drive(hands, plan)
     assert sorted(hands.revived) == ["host/gpu:0", "host/gpu:1"]
     assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
+
+
+@pytest.mark.parametrize("trains", [(0, 1), (2,)], ids=["where it generates", "elsewhere"])
+def test_two_devices_of_a_cell_that_die_at_once_both_come_back_before_it_serves_again(trains):
+    class Both(Waiting):
+        """The second death is found while the first device is brought back."""
+
+        killed, found = frozenset({"host/gpu:0", "host/gpu:1"}), False
+
+        async def generate(self, item, cell):
+            await self.turns(2)
+            if self.killed:
+                raise WorkerLost(min(self.killed), "its process ended")
+            return self.lengths[item[0]][item[1]]
+
+        async def revive(self, device):
+            await self.turns(3)
+            if not self.found:
+                self.found = True
+                raise WorkerLost("host/gpu:1", "its process ended")
+            self.killed -= {device}
+            self.revived.append(device)
+
+    devices = [f"host/gpu:{index}" for index in range(3)]
+    cells = [{"role": "generate", "devices": tuple(devices[:2]), "mesh": {"tp": 2}}]
+    cells += [{"role": "train", "devices": (devices[index],)} for index in trains]
+    section = Placement(strategy="elastic", cells=tuple(cells))
+    plan = placed(section, roles={"generate", "train"}, devices=devices)
+    hands = Both(LENGTHS)
+    step, notes = drive(hands, plan)
+    assert sorted(hands.revived) == devices[:2]
+    assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
+    assert [event.arguments for event in notes.told if event.what == "back"].count((plan.cells[0].name,)) == 1
+    assert replay(StepState(plan, step.terms), notes) == [works for _, _, works in notes.offers]
 
 
 def test_a_failure_ends_the_step_and_leaves_nothing_running():

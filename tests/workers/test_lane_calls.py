@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from torch.distributed import HashStore
 
-from stretto.errors import DeadlineError, EngineError, TrainingError, WorkerLost
+from stretto.errors import DeadlineError, EngineError, LostTouchError, WorkerLost
 from stretto.placement.build import plan_of
 from stretto.recipe.schema import Placement
 from stretto.types import Receipt
@@ -18,6 +18,8 @@ CELLS = (
     {"role": "generate", "devices": DEVICES[2:3]},
     {"role": "train", "devices": DEVICES[3:]},
 )
+LOST = LostTouchError("lane-1: member 0 of 2 lost touch with another")
+"""What those say that wait for one in which something has failed."""
 
 
 class Answering:
@@ -85,11 +87,15 @@ def test_all_devices_of_a_cell_hear_the_same_and_its_first_one_answers():
 @pytest.mark.parametrize(
     ("first", "second", "raised", "told"),
     [
-        (EngineError("lost touch"), WorkerLost(DEVICES[1], "it died"), WorkerLost, DEVICES[1]),
-        (EngineError("lost touch"), None, DeadlineError, rf"{DEVICES[1]} \(generate-0\): generate has not answered"),
-        (EngineError("no memory"), TrainingError("lost touch"), EngineError, "no memory"),
+        (LOST, WorkerLost(DEVICES[1], "it died"), WorkerLost, DEVICES[1]),
+        (EngineError("no memory"), WorkerLost(DEVICES[1], "it died"), WorkerLost, DEVICES[1]),
+        (LOST, None, DeadlineError, rf"^{DEVICES[1]} \(generate-0\): generate has not answered(?!.*lost touch)"),
+        (EngineError("no memory"), None, DeadlineError, "(?s)has not answered.*another has failed: no memory$"),
+        (EngineError("no memory"), LOST, EngineError, "no memory"),
+        (LOST, EngineError("no memory"), EngineError, "^no memory$"),
+        (LOST, LOST, EngineError, "lost touch"),
     ],
-    ids=["died", "hangs", "failed"],
+    ids=["died", "died of it", "hangs", "hangs because of it", "failed", "failed second", "nobody knows"],
 )
 def test_a_failure_is_told_of_the_device_that_it_comes_from(first, second, raised, told):
     async def scenario():
@@ -111,6 +117,24 @@ def test_the_devices_of_a_cell_meet_anew_once_one_of_them_is_back():
         return [[c[0] for c in member.heard[before[device] :]] for device, member in worker_group.members.items()]
 
     assert asyncio.run(scenario()) == [["meet"], ["meet"], [], []]
+
+
+@pytest.mark.parametrize("other", [DEVICES[0], DEVICES[3]], ids=["of the cell", "elsewhere"])
+def test_a_cell_has_met_when_all_of_its_devices_are_back_whoever_else_is_missing(other):
+    async def scenario():
+        worker_group = await started()
+        recovery = worker_group.recovery
+        recovery._revive = lambda device: asyncio.sleep(0)  # the rest of a worker is not asked here
+        recovery.lost = {DEVICES[1], other}
+        met = []
+        for device in (DEVICES[1], other):
+            await recovery.revive(device)
+            heard = [member.heard for member in worker_group.members.values()]
+            met.append([sum(call[:2] == ("meet", "lane generate-0") for call in calls) for calls in heard])
+        return met
+
+    once, twice = [1, 1, 0, 0], [2, 2, 0, 0]
+    assert asyncio.run(scenario()) == ([once, twice] if other == DEVICES[0] else [twice, twice])
 
 
 def test_an_answer_that_does_not_come_is_told_of_the_cell_with_its_devices():

@@ -99,6 +99,8 @@ class Driver:
         self.generating: dict[RolloutId, asyncio.Task[int]] = {}
         # Revivals, and what to do with a death that ends one.
         self.reviving: dict[asyncio.Task[Any], Callable[[WorkerLost], None]] = {}
+        # Devices whose processes have died and are not back. A cell of several is dead while any of its own is missing.
+        self.gone: set[str] = set()
         self.started = 0
         self.over = False
 
@@ -167,9 +169,10 @@ class Driver:
 
     def _lost(self, device: str) -> None:
         """The process of a device has died: nobody waits any more for what its cells had."""
-        cells = [cell.name for cell in self.step.plan.cells if device in (cell.name, *cell.devices)]
-        if all(cell in self.step.cells.dead for cell in cells):
+        if device in self.gone:
             return
+        self.gone.add(device)
+        cells = [cell.name for cell in self.step.plan.cells if device in (cell.name, *cell.devices)]
         lanes = [self.step.lanes.lanes[cell] for cell in cells if cell in self.step.lanes.lanes]
         mine = {self.generating.pop(item) for lane in lanes for item in lane.active}
         mine |= {task for task, (_, _, where) in self.tasks.items() if where in cells}
@@ -177,23 +180,27 @@ class Driver:
             del self.tasks[task]
             task.cancel()
         for cell in cells:
-            self._tell("lost", cell)
-        self._revive(device, cells)
+            if cell not in self.step.cells.dead:
+                self._tell("lost", cell)
+        self._revive(device)
 
-    def _revive(self, device: str, cells: Sequence[str]) -> None:
-        task = self._begin(self.executor.revive(device), partial(self._back, cells))
-        self.reviving[task] = partial(self._died_again, device, cells)
+    def _revive(self, device: str) -> None:
+        task = self._begin(self.executor.revive(device), partial(self._back, device))
+        self.reviving[task] = partial(self._died_again, device)
 
-    def _died_again(self, device: str, cells: Sequence[str], lost: WorkerLost) -> None:
+    def _died_again(self, device: str, lost: WorkerLost) -> None:
         """What to do when a death ended a revival: it is begun anew, unless the device itself has died."""
         if lost.cell == device:
             told = f"{device}: its process died again while it was brought back ({lost.why})"
             raise TrainingError(f"{told}; see why, for example too little memory, and resume the run")
-        self._revive(device, cells)
+        self._revive(device)
 
-    def _back(self, cells: Sequence[str], _: None) -> None:
-        for cell in cells:
-            self._tell("back", cell)
+    def _back(self, device: str, _: None) -> None:
+        self.gone.discard(device)
+        for cell in self.step.plan.cells:
+            own = {cell.name, *cell.devices}
+            if device in own and not self.gone & own:
+                self._tell("back", cell.name)
 
     def _done(self, piece: StageWork, _: None) -> None:
         self._tell("done", piece)

@@ -270,7 +270,7 @@ class Trainer:
             self.made_room = True
             self.make_room()
             return
-        if self.recomputes or not self.may_recompute:
+        if self.recomputes or self.in_lockstep or not self.may_recompute:
             more = "" if self.recomputes else ", or set optimizer.checkpointing: true"
             raise TrainingError(
                 "the device has too little memory to train a single conversation; lower engine.max_new_tokens, or "

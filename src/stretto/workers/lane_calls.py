@@ -60,12 +60,13 @@ class LaneCalls:
 
         return generate
 
-    async def meet(self, among: Collection[str] | None = None) -> None:
-        """The processes of each cell of several devices meet anew, or only of those with a device `among` these. What
-        was under way in them is forgotten."""
+    async def meet(self, among: Collection[str] | None = None, *, missing: Collection[str] = ()) -> None:
+        """The processes of each cell of several devices meet anew, or only of those with a device `among` these; a cell
+        of which one is `missing` waits for it. What was under way in them is forgotten."""
         group = self.worker_group
         for cell in self.wide:
-            if among is None or not set(group.devices[cell]).isdisjoint(among):
+            devices = set(group.devices[cell])
+            if (among is None or not devices.isdisjoint(among)) and devices.isdisjoint(missing):
                 group.meetings.pop(_kind(cell), None)
                 name, seconds = f"{_kind(cell)}-{next(MEETINGS)}", EARLIER * group.patience.generate
                 # Every layer adds up: cards do so by themselves, as those of a training cell.

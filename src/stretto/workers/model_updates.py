@@ -96,8 +96,7 @@ class ModelUpdates:
             suspects = tuple(dict.fromkeys(key for each in reports for key in each.suspects))
             self.updated[model.name] = replace(report, suspects=suspects)
             group.version += last and model.name == POLICY
-        if errors:
-            raise lost or errors[0]
+        raise_first(answers)
 
     async def publish(self, model: TrainedModel) -> None:
         """Hands the trainers' weights to those that only read them, and compares what everybody holds."""

@@ -22,7 +22,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # it exports what
     TCPStore,
 )
 
-from stretto.errors import TrainingError
+from stretto.errors import LostTouchError, TrainingError
 from stretto.placement.transport import TensorPath
 from stretto.workers.backends import BACKENDS, Backend
 from stretto.workers.connectivity import LOOPBACK, own_address
@@ -151,4 +151,4 @@ class ProcessGroup:
             yield
         except RuntimeError as error:
             told = f"member {self.meeting.rank} of {self.meeting.size} lost touch with another ({error})"
-            raise TrainingError(f"{self.meeting.name}: {told}") from error
+            raise LostTouchError(f"{self.meeting.name}: {told}") from error

@@ -27,8 +27,6 @@ class Recovery:
         self.worker_group = worker_group
         # Devices whose process has died and is not yet what it was; one comes back after the other.
         self.lost: set[str] = set()
-        # Those that came back and have not met the others yet.
-        self.back: set[str] = set()
         self.lock = asyncio.Lock()
 
     async def surviving(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -52,7 +50,8 @@ class Recovery:
                 self.lost.add(lost.cell)
 
     async def revive(self, device: str) -> None:
-        """A new worker for one that died, with the state of one that trains; all meet once nobody is missing."""
+        """A new worker for one that died, with the state of one that trains; all meet once nobody is missing, and
+        those that it generates with once none of them is."""
         self.lost.add(device)
         async with self.lock:
             try:  # who else has died is found out before anybody waits for it
@@ -60,11 +59,9 @@ class Recovery:
                 await self.worker_group.all(asked, lambda each: each.room(), seconds=self.worker_group.patience.train)
                 await self._revive(device)
                 self.lost.discard(device)
-                self.back.add(device)
                 if not self.lost:
                     await self.worker_group.meet()
-                    await self.worker_group.lane_calls.meet(self.back)
-                    self.back.clear()
+                await self.worker_group.lane_calls.meet({device}, missing=self.lost)
             except WorkerLost as lost:
                 self.lost.add(lost.cell)
                 raise

@@ -9,19 +9,22 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import DeadlineError, WorkerLost
+from stretto.errors import DeadlineError, LostTouchError, WorkerLost
 from stretto.types import Conversation
 
 T = TypeVar("T")
 
 
 def raise_first(answers: Sequence[T | BaseException]) -> list[T]:
-    """Answers without errors. Where one died, that is what is raised, and else that one does not answer: not what the
-    others say of it."""
+    """Answers without errors. Where one died, that is what is raised, and else that one does not answer, with what
+    another says that failed: it may be what was waited for. Who only lost touch with others is the last to be asked."""
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     if errors:
-        named = (error for kind in (WorkerLost, DeadlineError) for error in errors if isinstance(error, kind))
-        raise next(named, errors[0])
+        late = next((error for error in errors if isinstance(error, DeadlineError)), None)
+        failed = next((error for error in errors if not isinstance(error, DeadlineError | LostTouchError)), None)
+        if late is not None and failed is not None and not isinstance(failed, WorkerLost):
+            late = DeadlineError(f"{late}\n    another has failed: {failed}")
+        raise next((error for error in errors if isinstance(error, WorkerLost)), late or failed or errors[0])
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 

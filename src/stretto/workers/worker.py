@@ -213,7 +213,7 @@ class Worker(LaneMember, RehearsalCalls, CheckpointCalls):
         add = group.add if group else lambda tensor: None
         if group and model in self.rounding:
             add = self.rounding[model].over(group)
-        keep = not self.assignment.parted  # who parts with its part of the optimizer ends the run anyway
+        keep = not self.assignment.parted(TRAINS[model])  # a death among those ends the run anyway
         self.trained(model).reduce(add, sums, keep=keep)
 
     def apply(self, model: str, last: bool) -> StepReport:

@@ -84,10 +84,10 @@ class WorkerSpec:
         """The device, as torch calls it."""
         return torch_device(self.device)
 
-    @property
-    def parted(self) -> bool:
-        """Whether what is here ends with this process: a slice of a model, or a part of an optimizer."""
-        return bool(self.slices) or any(len(devices) > 1 for devices in self.sharers.values())
+    def parted(self, role: str) -> bool:
+        """Whether what is trained in a role ends with any who train it: each has a slice of it, or a part of its
+        optimizer. The same for all of them, who add up alike; what else one of them has slices of changes nothing."""
+        return role in self.slices or len(self.sharers.get(role, ())) > 1
 
     def share(self, role: str) -> tuple[int, int]:
         """Which part of the optimizer of what it trains in a role a device has, of how many: one for each cell."""

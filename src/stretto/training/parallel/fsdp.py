@@ -27,12 +27,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from stretto.algorithms.base import Algorithm, TokenStreams
-from stretto.errors import RecipeError, TrainingError
+from stretto.errors import RecipeError, StrettoError, TrainingError
 from stretto.models import attention
 from stretto.models.cut_collectives import add_up
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
-from stretto.models.memory import OutOfMemory
+from stretto.models.memory import OutOfMemory, memory_errors
 from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.models.unpacked import is_apart
 from stretto.models.value_model import ValueModel
@@ -116,14 +116,25 @@ class SlicedModel:
         """Does something with this process's share of some rows; those that have one less take part in the last one."""
         mine = deque(rows[self.rank :: self.size])
         try:
-            for _ in range(-(-len(rows) // self.size)):
-                counts = bool(mine)
-                do(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
+            with memory_errors():  # whatever finds none: a layer's gathering, too
+                for _ in range(-(-len(rows) // self.size)):
+                    counts = bool(mine)
+                    do(mine.popleft() if counts else min(rows, key=_tokens), counts=counts)
         except OutOfMemory as error:
+            self._forget_row()
             raise TrainingError(
                 f"process {self.rank} of a cell of {self.size} has too little memory for its rows; lower "
                 "batch.token_budget"
             ) from error
+
+    def _forget_row(self) -> None:
+        """Takes away what a row that failed half-way has left behind, or the next would add to its gradients: FSDP2
+        begins anew, with no layer gathered."""
+        for weight in self.rows.parameters():  # of a layer that is gathered still, its own
+            weight.grad = None
+        if not isinstance(self.rows, FSDPModule) or not hasattr(self.rows, "reset_iter_state"):
+            raise StrettoError("a row found no memory, and slices go on from that with torch 2.13 or newer; update it")
+        self.rows.reset_iter_state()
 
     def ask(
         self,
@@ -275,6 +286,13 @@ class ShardedTrainer(Trainer):
         if without_adapter or (reference is not None and reference is not self.policy):
             return super().score(conversations, reference=reference, without_adapter=without_adapter)
         return self.shards.ask(conversations, budget=self.token_budget, numbers=partial(self._numbers, self.policy))
+
+    def _halves(self, piece: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+        """What a process asks alone is cut for it alone: rows of the cell are divided alike by all."""
+        before = self.token_budget
+        parts = super()._halves(piece)
+        self.token_budget = before
+        return parts
 
     def _accumulate(self, samples: Sequence[Sample]) -> None:
         """Every process takes its rows of the piece."""
