@@ -13,7 +13,7 @@ from stretto.planner.cost.lengths import LengthDistribution
 from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.enumerate import Candidates, Variant
-from stretto.planner.problem import PlanningProblem
+from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.search import named_by, search, smallest_cluster, variants_of
 from stretto.recipe.schema import Placement
 
@@ -82,11 +82,25 @@ def test_the_same_question_has_the_same_answer():
 def test_plans_come_best_first_one_for_each_strategy_and_the_others_have_a_reason():
     setting = setting_of("8xH100", roles=PPO)
     found = search(setting, ALL)
+    assert [forecast.step for forecast in found.best] == sorted(forecast.step for forecast in found.best)
     for kept in (found.best, found.ready):
-        assert [forecast.step for forecast in kept] == sorted(forecast.step for forecast in kept)
         assert len(kept) == len({forecast.choice.label for forecast in kept}) > 3
     labels = {forecast.choice.label for forecast in found.best} | {name for name, _ in found.rejected}
     assert {"elastic", "flatten", "interleave I1", "interleave I2", "separate"} <= labels
+
+
+def test_of_plans_as_good_as_equal_the_one_is_chosen_whose_devices_share_no_matrices():
+    setting = setting_of("8xH100")
+    found = search(setting, ALL)
+    first = replace(found.ready[0], choice=replace(found.ready[0].choice, lane=ALONE, train=ALONE, others=()))
+    found = replace(found, best=(first,), ready=(first,))
+    for share, chosen in ((0.97, first), (0.9, None)):
+        lanes = replace(first.choice, lane=ModelSplit(tp=2))
+        other = replace(first, choice=lanes, step=share * first.step)
+        both = found.beside(other, setting.workload)
+        assert both.best[0] == other
+        assert both.today == (chosen or other)
+        assert ("share matrices" in explain.today(both, setting)) == (both.today == first)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,6 @@ async def in_lanes(recipe, folder, cells, hurt=None):
 @pytest.mark.parametrize(
     ("cells", "hurt", "changes"),
     [
-        (APART, None, {}),
         (SLICED, None, {}),
         (SAME, None, {"model__adapter": LORA}),
         (SHARED, None, {}),
@@ -63,12 +62,11 @@ async def in_lanes(recipe, folder, cells, hurt=None):
         (BESIDE, dies("localhost/cpu:0", "generate"), {"model__adapter": LORA}),
     ],
     ids=[
-        "one trains",
         "two train slices",
         "the same two train slices of an adapter",
         "the same two share matrices at both",
         "the same two train, each all of it",
-        "a follower dies",
+        "one trains, and a follower dies",
         "the first dies, beside a lane of one",
     ],
 )

@@ -107,11 +107,10 @@ def gone_on_from(recipe, folder, held):
         (TOGETHER, "replicated", {"model__adapter": LORA, "roles__critic__adapter": dict(LORA)}),
         (OVERLAPPING, "replicated", {"batch__updates": 2}),
         (READ, "replicated", {}),
-        (TWICE, "replicated", {"roles__critic__warmup_steps": 1}),
-        (TWICE, "sharded", {}),
+        (TWICE, "sharded", {"roles__critic__warmup_steps": 1}),
         (OVERLAPPING[:-1], "replicated", {"roles__critic__optimizer": None}),
     ],
-    ids=["one cell", "adapters", "cells that share a device", "read elsewhere", "two cells", "shared", "frozen"],
+    ids=["one cell", "adapters", "cells that share a device", "read elsewhere", "two cells that share", "frozen"],
 )
 def test_ppo_on_cells_of_several_devices_ends_with_the_weights_of_one(cells, optimizer, changes, tmp_path):
     recipe = recipe_in(tmp_path, **copy.deepcopy(FOUR | changes))  # what it is given is written into

@@ -96,6 +96,12 @@ class Candidate:
         """Stages flow instead of waiting for each other."""
         return record_of(self.strategy).flow == "streamed"
 
+    @property
+    def plain(self) -> bool:
+        """False if devices share matrices or experts or form pipelines: these talk in every layer."""
+        splits = (self.lane, self.train, self.frozen, *(split for _, split in self.others))
+        return all(split.width == split.dp for split in splits)
+
     def whitens(self, workload: StepWorkload) -> bool:
         """Whether gradients are whitened at the end of a step: groups then stream though credit needs all of them."""
         moved = workload.updates > 1 or workload.staleness > 0

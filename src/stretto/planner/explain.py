@@ -111,7 +111,9 @@ def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> st
         behind = forecast.step / first.step - 1
         gap = f"{abs(behind):.0%} {'slower' if behind > 0 else 'faster'} than"
         said = "about as fast as" if abs(behind) < CLOSE else gap
-        told = f"{said} {first.choice.label}; {binding(forecast, setting)}{tail}"
+        able = first in found.ready and forecast not in found.ready
+        other = f"{first.choice.label} as it can be executed today" if able else first.choice.label
+        told = f"{said} {other}; {binding(forecast, setting)}{tail}"
         waits = [] if forecast in found.ready else list(forecast.choice.waits_for(setting.workload))
         return told + (f"; it waits for {', '.join(waits)}" if waits else "")
     alike = found.ready if first in found.ready else found.best
@@ -121,7 +123,7 @@ def why(forecast: Forecast, found: SearchResult, setting: PlanningProblem) -> st
     ahead = second.step / first.step - 1
     margin = f"{ahead:.1%} ahead of {second.choice.label}"
     if ahead < CLOSE:
-        margin = f"about as fast as {second.choice.label} ({ahead:.1%} apart, less than the model is exact to)"
+        margin = f"about as fast as {second.choice.label} ({abs(ahead):.1%} apart, less than the model is exact to)"
     return f"{margin}; {binding(forecast, setting)}{tail}"
 
 
@@ -196,8 +198,11 @@ def today(found: SearchResult, setting: PlanningProblem) -> str:
     waits = ", ".join(fastest.choice.waits_for(setting.workload))
     if found.today is None:
         return f"no plan can be executed yet; the best waits for {waits or 'being tried'}"
-    if fastest in found.ready:
+    if fastest == found.today:
         return f"{fastest.choice.label} is the fastest, and can be executed today"
+    if fastest in found.ready:
+        told = f"{found.today.choice.label} is as good as the fastest, {fastest.choice.label}"
+        return f"{told}, whose devices share matrices or experts"
     ahead = 1 - fastest.step / found.today.step
     if ahead <= 0 or not waits:
         return f"{found.today.choice.label} is the best that can be executed today"

@@ -54,7 +54,8 @@ class SearchResult:
     rejected: tuple[tuple[str, str], ...]
     """(strategy, why) of the others."""
     ready: tuple[Forecast, ...]
-    """The best of each strategy that can be executed as things stand, the fastest first."""
+    """The best of each strategy that can be executed as things stand, the best first: the fastest, but for plans whose
+    devices share matrices or experts, which have to be ahead of plain ones by `CLOSE`."""
     misses: tuple[str, ...]
     """What of that were plans that do not fit, one by one with why."""
     weighed: int
@@ -67,17 +68,17 @@ class SearchResult:
         best = tuple(sorted((*self.best, forecast), key=_seconds))
         ready = self.ready
         if forecast.choice.runs(workload):
-            ready = tuple(sorted((*ready, forecast), key=_seconds))
+            ready = tuple(sorted((*ready, forecast), key=_seconds_to_beat))
         return replace(self, best=best, ready=ready, simulated=self.simulated + 1)
 
     @property
     def today(self) -> Forecast | None:
-        """The fastest that can be executed as things stand."""
+        """The best that can be executed as things stand."""
         return self.ready[0] if self.ready else None
 
     @property
     def listed(self) -> tuple[Forecast, ...]:
-        """What can be executed, the fastest first, and behind it what is the best of a strategy and cannot."""
+        """What can be executed, the best first, and behind it what is the best of a strategy and cannot."""
         return (*self.ready, *(forecast for forecast in self.best if forecast not in self.ready))
 
 
@@ -124,17 +125,17 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
         forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
             able = [each for each in forecasts if variant.strategy in STRATEGIES and each.choice.runs(setting.workload)]
-            for kept, found in ((best, forecasts), (ready, able)):
-                for first in sorted(found, key=_seconds)[:1]:
+            for kept, found, order in ((best, forecasts, _seconds), (ready, able, _seconds_to_beat)):
+                for first in sorted(found, key=order)[:1]:
                     label = first.choice.label  # groups of models may come to be a preset
-                    kept[label] = min(first, kept.get(label, first), key=_seconds)
+                    kept[label] = min(first, kept.get(label, first), key=order)
             tried += len(forecasts)
         elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
     return SearchResult(
         best=tuple(sorted(best.values(), key=_seconds)),
         rejected=tuple(rejected.items()),
-        ready=tuple(sorted(ready.values(), key=_seconds)),
+        ready=tuple(sorted(ready.values(), key=_seconds_to_beat)),
         misses=tuple(f"{name}: {rejected[name]}" for name in grid.misses if name in rejected),
         weighed=grid.weighed,
         simulated=tried,
@@ -186,6 +187,16 @@ def _borrowed(
 
 def _seconds(forecast: Forecast) -> float:
     return forecast.step
+
+
+def _seconds_to_beat(forecast: Forecast) -> float:
+    """Seconds that a plan is held against others with, among those that can be executed."""
+    return forecast.step * _handicap(forecast.choice)
+
+
+def _handicap(choice: Candidate) -> float:
+    """Of plans that are as good as equal the plain one is chosen: its devices need not talk in every layer."""
+    return 1.0 if choice.plain else 1 + CLOSE
 
 
 def variants_of(section: Placement, only: str | None = None) -> tuple[Variant, ...]:
@@ -253,8 +264,9 @@ def _ranked(
         for fitting, room in grid.fitting(choice, variant):
             seconds = estimate(prices, fitting, room.pool)
             each = RankedCandidate(seconds=seconds, choice=fitting, room=room, runs=fitting.runs(grid.setting.workload))
-            for kind in (found, able) if each.runs else (found,):
-                insort(kind, each, key=lambda item: item.seconds)
+            insort(found, each, key=lambda item: item.seconds)
+            if each.runs:
+                insort(able, each, key=lambda item: item.seconds * _handicap(item.choice))
     ahead = _ahead(found, quota, variant)
     return ahead + [each for each in able[:1] if each not in ahead]
 

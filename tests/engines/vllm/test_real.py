@@ -216,7 +216,8 @@ def test_log_probabilities_follow_each_update(engine):
 
 def test_a_request_has_the_same_answer_alone_and_among_others(engine):
     alone = answered(engine, asked(3))[3]
-    among = answered(engine, *(asked(key) for key in range(5)))[3]
+    longer = [asked(key, tokens=np.random.default_rng(key).integers(5, 15, 240)) for key in range(10, 50)]
+    among = answered(engine, *longer, *(asked(key) for key in range(5)))[3]  # more than one batch holds
     assert alone.tokens.tolist() == among.tokens.tolist()
 
 

@@ -26,7 +26,6 @@ import torch
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of an adapter that vLLM has room for."""
 
-
 QUESTIONS = (
     "start", "submit", "step", "abort", "version", "adapter", "begin", "load", "finish", "read", "sleep", "wake",
 )  # fmt: skip
@@ -214,7 +213,9 @@ def arguments_of(
             raise Refused("model.adapter.rank", reason, f"use {RANKS[-1]} or less, or engine.kind: native")
         told |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
     told["kv_cache_memory_bytes"] = cache_bytes
-    return {**told, "enforce_eager": True} if device == "cpu" else {**told, "enable_sleep_mode": True}
+    # vLLM takes back what it drew before all parts of a prompt were computed, which generators of CPUs cannot.
+    whole = {"enforce_eager": True, "enable_chunked_prefill": False}
+    return told | (whole if device == "cpu" else {"enable_sleep_mode": True})
 
 
 class TensorRpc:
