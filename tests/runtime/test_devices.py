@@ -35,6 +35,18 @@ def test_a_run_on_one_device_is_on_that_of_its_plan(tmp_path, monkeypatch):
     assert asked == ["localhost/cpu:1"]
 
 
+def test_devices_that_have_slices_of_a_model_divide_its_rows_by_one_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    here = [f"localhost/cpu:{index}" for index in range(3)]
+    cells = [
+        {"role": "generate", "devices": here[2:], "token_budget": 500},
+        {"role": "reference", "devices": here[:1], "token_budget": 300},
+        {"role": "train", "devices": here[:2], "token_budget": 100},
+    ]
+    recipe = recipe_in(tmp_path, placement={"cells": cells}, algorithm__kl={"coef": 0.1})
+    assert build.budgets_of(make_plan(recipe), recipe) == dict(zip(here, (100, 100, 500), strict=True))
+
+
 @pytest.mark.parametrize(("cores", "judges"), [(1, 2), (2, 2), (12, 6), (128, 16)])
 def test_half_of_the_cores_judge_unless_the_recipe_says_how_many(cores, judges, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "cores", lambda: cores)

@@ -134,7 +134,7 @@ async def _assemble(
     base = prepare_base(
         recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note
     )
-    budgets = {device: _budget(plan, device, recipe) for device in plan.devices}
+    budgets = budgets_of(plan, recipe)
     threads = threads_of(recipe, plan, note, before=threads_before(folder))
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     if launcher is None and lone:
@@ -224,10 +224,16 @@ def kinds_of(recipe: Recipe) -> dict[str, str]:
     return {name: device.name for name, device in parse_cluster(told).devices.items()}
 
 
-def _budget(plan: Plan, device: str, recipe: Recipe) -> int:
-    """Most tokens in a forward of a device: what the plan says of its cells, or the usual number."""
-    told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
-    return max(told, default=token_budget(recipe, kind_of(device)))
+def budgets_of(plan: Plan, recipe: Recipe) -> dict[str, int]:
+    """Most tokens in a forward of each device: what the plan says of its cells, or the usual number. Devices that have
+    slices of a model divide its rows alike, so of theirs it is the least."""
+    found = {}
+    for device in plan.devices:
+        told = [cell.token_budget for cell in plan.cells if device in cell.devices and cell.token_budget]
+        found[device] = max(told, default=token_budget(recipe, kind_of(device)))
+    for meeting in meetings(sliced_cells(recipe, plan)):
+        found |= dict.fromkeys(meeting.devices, min(found[device] for device in meeting.devices))
+    return found
 
 
 def patience_of(recipe: Recipe) -> CallDeadlines:
