@@ -131,6 +131,23 @@ def test_a_cell_that_dies_comes_back_and_its_work_is_done_again(cell):
     assert sorted(item for item, _ in hands.trained) == [(g, a) for g in range(4) for a in range(3)]
 
 
+def test_a_device_without_cells_in_the_step_is_not_brought_back_in_it():
+    class Elsewhere(Waiting):
+        """While a device is brought back, one of another plan is found dead."""
+
+        found = False
+
+        async def revive(self, device):
+            if not self.found:
+                self.found = True
+                raise WorkerLost("host/gpu:7", "its process ended")
+            await super().revive(device)
+
+    hands = Elsewhere(LENGTHS, dies="host/gpu:0")
+    drive(hands, plan_of("elastic", 2))
+    assert hands.revived == ["host/gpu:0"]
+
+
 @pytest.mark.parametrize("other", ["host/gpu:0", "host/gpu:1"])
 def test_another_that_dies_while_one_is_brought_back_comes_back_too(other):
     class Together(Waiting):

@@ -168,11 +168,12 @@ class Driver:
             then(result)
 
     def _lost(self, device: str) -> None:
-        """The process of a device has died: nobody waits any more for what its cells had."""
-        if device in self.gone:
+        """The process of a device has died: nobody waits any more for what its cells had. One that has none here is
+        brought back after the step, which would not wait for that."""
+        cells = [cell.name for cell in self.step.plan.cells if device in (cell.name, *cell.devices)]
+        if device in self.gone or not cells:
             return
         self.gone.add(device)
-        cells = [cell.name for cell in self.step.plan.cells if device in (cell.name, *cell.devices)]
         lanes = [self.step.lanes.lanes[cell] for cell in cells if cell in self.step.lanes.lanes]
         mine = {self.generating.pop(item) for lane in lanes for item in lane.active}
         mine |= {task for task, (_, _, where) in self.tasks.items() if where in cells}
