@@ -32,6 +32,27 @@ SAME = [cell("generate", 0, 1, **LANE), cell("train", 0, 1)]
 SHARED = [cell("generate", 0, 1, **LANE), cell("train", 0, 1, **LANE)]
 TWO = [cell("generate", 0, 1, **LANE), cell("train", 0), cell("train", 1)]
 BESIDE = [cell("generate", 0, 1, **LANE), cell("generate", 2), cell("train", 2)]
+THREE = [*TWO, cell("train", 2)]
+PAIRS = [cell("generate", 0, 1, **LANE), cell("train", 2), cell("train", 3)]
+
+
+def die_together(*devices):
+    """Kills the processes of some devices at once, in the second round of the first one's lane."""
+
+    def hurt(worker_group):
+        member = worker_group.members[devices[0]]
+        call, left = member.call, [2]
+
+        async def killed(what, *arguments):
+            left[0] -= what == "generate"
+            if left[0] == 0:
+                for device in devices:
+                    os.kill(worker_group.members[device].process, signal.SIGKILL)
+            return await call(what, *arguments)
+
+        member.call = killed
+
+    return hurt
 
 
 async def in_lanes(recipe, folder, cells, hurt=None):
@@ -60,6 +81,8 @@ async def in_lanes(recipe, folder, cells, hurt=None):
         (TWO, None, {}),
         (APART, dies("localhost/cpu:1", "generate"), {}),
         (BESIDE, dies("localhost/cpu:0", "generate"), {"model__adapter": LORA}),
+        (THREE, die_together("localhost/cpu:0", "localhost/cpu:1"), {}),
+        (PAIRS, die_together("localhost/cpu:1", "localhost/cpu:2"), {}),
     ],
     ids=[
         "two train slices",
@@ -68,6 +91,8 @@ async def in_lanes(recipe, folder, cells, hurt=None):
         "the same two train, each all of it",
         "one trains, and a follower dies",
         "the first dies, beside a lane of one",
+        "both die at once, who train as well",
+        "one dies together with one that trains",
     ],
 )
 def test_a_lane_of_two_devices_ends_with_the_weights_of_one(cells, hurt, changes, tmp_path):
