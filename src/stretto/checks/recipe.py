@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     idle.warmup_rate_is_used,
     idle.graphs_have_a_gpu,
     idle.nccl_has_gpus,
+    idle.stops_can_come,
     idle.best_is_measured,
     roles.values_have_a_critic,
     roles.critics_keys_are_used,
