@@ -518,6 +518,31 @@ def test_a_metric_that_is_measured_may_choose_the_best_checkpoint(right, best):
     assert problems(right, [f"checkpoint.best={best}", "algorithm.kl.coef=0.1"]) == []
 
 
+def test_who_only_asks_a_model_needs_nothing_that_a_training_reads_or_writes(taken):
+    changes = [
+        "run={steps: 10, folder: taken, until: '2000-01-01T00:00Z'}",
+        "log=[wandb]",
+        "batch={prompts: 2, samples: 4, token_budget: 24, lengths: {from_run: runs/none}}",
+    ]
+    assert {found.field for found in problems(taken, changes)} == {
+        "run.folder",
+        "run.until",
+        "log",
+        "batch.lengths.from_run",
+        "batch.token_budget",
+    }
+    assert examine(taken, changes, root=Path.cwd(), probes=PROBES, training=False)[1] == ()
+    shorter = "batch.lengths={from_run: null, response: {cap: 64}}"
+    assert examine(taken, [*changes, shorter], root=Path.cwd(), probes=PROBES, training=False)[1] == ()
+    for more in ([TASKSET, "rewards=[{kind: overlong}]", "evaluate.every=0"], ["algorithm.credit=turn"]):
+        asked = [*changes, *more]
+        assert examine(taken, asked, root=Path.cwd(), probes=PROBES, training=False)[1] == (), "and in a single turn"
+    wrong = [*changes, "run.until=soon"]
+    assert [found.field for found in examine(taken, wrong, root=Path.cwd(), probes=PROBES, training=False)[1]] == [
+        "run.until"
+    ]
+
+
 def test_every_rule_says_something_somewhere(taken, monkeypatch):
     """The cases above break every rule, except those that have a test of their own."""
     silent = {rule.__name__ for rule in RULES}

@@ -196,6 +196,8 @@ def stops_can_come(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 
 def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A checkpoint cannot be the best by a number that nobody takes."""
+    if not scene.training:
+        return
     best = recipe.checkpoint.best or ""
     if recipe.evaluate.every == 0 and best.startswith("eval/") and best_was_asked(recipe):
         yield Problem(
