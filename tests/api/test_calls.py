@@ -20,10 +20,18 @@ import stretto
 from running import RECIPE, data_with, lines, metrics, written
 from stretto import Outcome, Recipe, RecipeError, StrettoError
 from stretto.api.functions import collect
+from stretto.api.recipes import check_changed, open_recipe
 from stretto.cli.main import main
 from stretto.recipe.load import parse_recipe
+from stretto.runtime.answers import only_sampling
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
+
+
+CELLS = [
+    {"role": role, "devices": [f"localhost/cpu:{place}"]} for place, role in enumerate(("generate", "train", "reward"))
+]
+"""A device for each role, with a reward model."""
 
 
 def longer(answer, prompt, signals):
@@ -198,6 +206,28 @@ def test_what_cannot_be_asked_is_refused(trained, options, field):
 
 
 # Resuming -------------------------------------------------------------------------------------------------------------
+
+
+JUDGED = {
+    "roles": {"reward_model": {"name": "scratch"}},
+    "rewards": [{"name": "right", "kind": "exact"}, {"name": "quality", "kind": "model"}],
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"kind": "tools"}, "algorithm": {"name": "grpo", "credit": "turn"}},
+        JUDGED | {"placement": {"cluster": "3xcpu", "strategy": "separate", "cells": CELLS}},
+        JUDGED | {"placement": {"cluster": "2xcpu", "strategy": "interleave", "fractions": "I2"}},
+        {"placement": {"cluster": "2xcpu", "strategy": "separate", "staleness": 1}},
+    ],
+    ids=["turns", "cells", "fractions", "lag"],
+)
+def test_a_run_can_be_asked_whatever_its_rewards_environment_and_devices_were(elsewhere, changes):
+    """What asking leaves out of a run's recipe must not be missed by what is left of it."""
+    recipe = open_recipe(data_with(**changes), deep=False)
+    check_changed(only_sampling(recipe), elsewhere, training=False)
 
 
 def test_a_resume_asks_for_the_same_functions_again(trained):

@@ -66,6 +66,16 @@ def test_all_that_is_wrong_with_any_combination_is_refused_before_the_first_begi
     assert not any(Path("runs").rglob("recipe.yaml"))
 
 
+def test_a_sweep_that_was_refused_leaves_its_folder_to_what_is_meant(tmp_path):
+    place = tmp_path / "place"
+    for told in ({"optimizer.lr": [0.1, -1.0]}, {"seed": [0, -1]}):
+        with pytest.raises(RecipeError, match=r"optimizer\.lr|negative"):
+            stretto.sweep(written(tmp_path), told, folder=place, quiet=True)
+    with pytest.raises(RecipeError, match="at_once"):
+        stretto.sweep(data_with(), {"seed": [0, 1]}, folder=place, at_once=2, quiet=True)
+    assert not place.exists()
+
+
 @pytest.mark.parametrize("grid", [{}, {"seed": []}, {"seed": "012"}, {"seed": range(40), "optimizer.lr": [0.1] * 40}])
 def test_a_grid_that_is_none_is_refused(grid):
     with pytest.raises(RecipeError, match="grid"):

@@ -85,6 +85,15 @@ def test_examples_and_dropped_prompts_are_seen(folder, capsys) -> None:
     assert told["problems"][0]["reason"] == "all 9 prompts are dropped"
 
 
+def test_rows_to_learn_from_are_measured_with_their_answers(folder, capsys) -> None:
+    sft = ["algorithm={name: sft}", "batch.samples=1", "engine.max_new_tokens=20"]
+    code, told = checked(folder, "[{kind: exact}]", capsys, *sft)
+    assert (code, told["problems"]) == (0, []), "nothing is sampled, so there need be no room for an answer"
+    assert told["prompts"]["tokens_longest"] > told["prompts"]["shown"][0]["tokens"] == 5
+    _, told = checked(folder, "[{kind: exact}]", capsys, *sft, "task.drop_longer_than=6")
+    assert told["prompts"]["dropped"] == 9
+
+
 def test_for_people_the_page_has_prompts_and_verdicts(folder, capsys) -> None:
     (folder / "recipe.yaml").write_text(f"{HEAD}rewards: [{{kind: exact}}]\n")
     assert main(["task", "check", str(folder / "recipe.yaml")]) == 0

@@ -217,6 +217,14 @@ WRONG = [
     (["checkpoint.best=eval/accuracy", "evaluate.every=0"], "checkpoint.best", "never measured"),
     (["checkpoint.best=eval/acuracy"], "checkpoint.best", "no metric"),
     (["checkpoint.best=reward/part/format"], "checkpoint.best", "no metric"),
+    (["checkpoint.best=eval/loss"], "checkpoint.best", "eval/loss is not measured where algorithm.name is rloo"),
+    (["checkpoint.best=eval/brier"], "checkpoint.best", "eval/brier is not measured"),
+    (["checkpoint.best=kl/reference"], "checkpoint.best", "kl/reference is not measured"),
+    (
+        ["guards={stop_on: [loop_lag, entropy_collapse], entropy_collapse: null}"],
+        "guards.stop_on",
+        "entropy_collapse has no effect, because guards.entropy_collapse is null",
+    ),
     (["batch.samples=1"], "batch.samples", "too few for rloo"),
     (["batch.updates=9"], "batch.updates", "9 updates cannot share 8 trajectories"),
     (["batch.token_budget=24"], "batch.token_budget", "cannot hold"),
@@ -224,6 +232,7 @@ WRONG = [
     (["evaluate.pass_k=1000000"], "evaluate.pass_k", "more than can be held"),
     (["run.until=06:30"], "run.until", "has no time zone"),
     (["run.until=2000-01-01T00:00Z"], "run.until", "is over"),
+    (["run.until=9999999999d"], "run.until", "farther away than any calendar goes"),
     (["optimizer.warmup=10"], "optimizer.warmup", "leave none of the run's 10"),
     (["optimizer.betas=[0.9, 1]"], "optimizer.betas.1", "never change"),
     (["engine.temperature=1e-3"], "engine.temperature", "leaves nothing"),
@@ -502,6 +511,36 @@ def test_a_checked_recipe_is_resolved(right, tmp_path):
     assert checked_recipe(path, root=tmp_path, probes=PROBES).algorithm.clip == (0.2, 0.2)
     with pytest.raises(RecipeError, match="negative"):
         checked_recipe(path, ["seed=-1"], root=tmp_path, probes=PROBES)
+
+
+@pytest.mark.parametrize("best", ["kl/reference", "reward/outcome", "loss", "eval/low"])
+def test_a_metric_that_is_measured_may_choose_the_best_checkpoint(right, best):
+    assert problems(right, [f"checkpoint.best={best}", "algorithm.kl.coef=0.1"]) == []
+
+
+def test_who_only_asks_a_model_needs_nothing_that_a_training_reads_or_writes(taken):
+    changes = [
+        "run={steps: 10, folder: taken, until: '2000-01-01T00:00Z'}",
+        "log=[wandb]",
+        "batch={prompts: 2, samples: 4, token_budget: 24, lengths: {from_run: runs/none}}",
+    ]
+    assert {found.field for found in problems(taken, changes)} == {
+        "run.folder",
+        "run.until",
+        "log",
+        "batch.lengths.from_run",
+        "batch.token_budget",
+    }
+    assert examine(taken, changes, root=Path.cwd(), probes=PROBES, training=False)[1] == ()
+    shorter = "batch.lengths={from_run: null, response: {cap: 64}}"
+    assert examine(taken, [*changes, shorter], root=Path.cwd(), probes=PROBES, training=False)[1] == ()
+    for more in ([TASKSET, "rewards=[{kind: overlong}]", "evaluate.every=0"], ["algorithm.credit=turn"]):
+        asked = [*changes, *more]
+        assert examine(taken, asked, root=Path.cwd(), probes=PROBES, training=False)[1] == (), "and in a single turn"
+    wrong = [*changes, "run.until=soon"]
+    assert [found.field for found in examine(taken, wrong, root=Path.cwd(), probes=PROBES, training=False)[1]] == [
+        "run.until"
+    ]
 
 
 def test_every_rule_says_something_somewhere(taken, monkeypatch):

@@ -76,6 +76,19 @@ def test_rewards_are_weighed_in_the_formula():
     assert "R = right + 0.5*short - 2*rude" in objective(recipe(rewards=parts))
 
 
+def test_what_weighs_the_same_in_the_mean_is_in_the_formula():
+    text = {way: objective(recipe(algorithm={"name": "multi_conv", "average": way})) for way in ("token", "trajectory")}
+    assert text["token"].startswith("loss = -1/tokens * sum over tokens of ")
+    alike = "loss = -1/trajectories * sum over trajectories of 1/its tokens * sum over its tokens of "
+    assert text["trajectory"].startswith(alike)
+
+
+def test_credit_by_turns_is_said():
+    whole, turns = (objective(recipe(algorithm={"credit": credit})).splitlines() for credit in ("trajectory", "turn"))
+    (line,) = set(turns) - set(whole)
+    assert turns.index(line) == 2 and "what this turn and all later ones were worth" in line
+
+
 def test_the_score_of_a_reward_model_says_whose_it_is():
     parts = [{"name": "right"}, {"name": "good", "kind": "model"}]
     for name, told in (("org/judge", "org/judge, which is not trained"), ("scratch", "a head of noise on the model")):

@@ -47,6 +47,8 @@ def test_a_duration_or_a_time_with_its_zone_is_read(text, seconds):
         ("06:30 Mars/Olympus", "no time zone 'Mars/Olympus'"),
         ("06:30 ../../etc/passwd", "no time zone"),
         ("2026-02-30T06:30Z", "is no time"),
+        ("9999999999d", "farther away than any calendar goes"),
+        ("0001-01-01T00:00+02:00", "farther away"),
     ],
 )
 def test_what_says_nothing_is_refused_with_the_reason(text, why):

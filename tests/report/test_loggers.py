@@ -83,6 +83,19 @@ def test_a_resumed_run_goes_on_in_the_same_place(tmp_path):
     assert [name for name, *_ in again.told].count("log_params") == 0
 
 
+@pytest.mark.parametrize("after", [-1, 0])
+def test_a_run_that_was_begun_again_is_another_run_there(tmp_path, after):
+    """A restart sets aside the files that say which run it was; W&B would drop the steps that it has already."""
+    api, ours = FakeWandb(), FakeMlflow()
+    for behind in (None, after):
+        WandbLogger(tmp_path, after=behind, api=api).recipe(KEYS)
+        (tmp_path / "wandb.txt").unlink()
+    one, other = (told["id"] for _, told in api.told)
+    assert one != other and all(each.startswith(f"{tmp_path.name}-") for each in (one, other))
+    MlflowLogger(tmp_path, after=after, api=ours).recipe(KEYS)
+    assert "log_params" in [name for name, *_ in ours.told]
+
+
 def test_mlflow_gets_the_recipe_in_portions_numbers_and_a_table(tmp_path):
     api = FakeMlflow()
     sink = MlflowLogger(tmp_path, api=api)

@@ -10,6 +10,7 @@ from stretto.errors import RunStopped
 from stretto.report.compare_runs import verdicts_of
 from stretto.report.read_run import RunRecord
 from stretto.runtime import session
+from stretto.runtime.time_limit import TimeLimit
 
 
 def ended(folder, at, **changes):
@@ -49,6 +50,17 @@ def test_a_run_that_is_finished_says_so_and_again_when_it_is_resumed(tmp_path):
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
     session.resume(tmp_path / "run", changes=["run.steps=3"], allow=["run.steps"], progress=Quiet())
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")][-1] == 3
+
+
+def test_a_run_whose_time_ends_with_its_last_step_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(TimeLimit, "stepped", lambda self, seconds: self.request.time_is_over("run.until"))
+    progress = Quiet()
+    recipe = recipe_in(tmp_path, run__folder=str(tmp_path / "run"), run__steps=1)
+    session.start(recipe, name="tiny", root=tmp_path, progress=progress)
+    assert [name for name, *_ in progress.told].count("finish") == 1
+    with pytest.raises(RunStopped, match="after step 1 of 2") as stopped:
+        start(tmp_path, run__steps=2)
+    assert stopped.value.exit_code == 143
 
 
 def test_each_evaluation_keeps_which_prompts_were_answered_right(tmp_path):

@@ -14,6 +14,7 @@ from stretto.recipe.resolve import resolve
 from stretto.recipe.schema import ModelSection, Recipe
 from stretto.runtime import precision, session
 from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.runtime.value_table import ingredients
 
 HERE = Path()
@@ -147,3 +148,18 @@ def test_training_reads_the_table_of_the_dtype_it_computes_in(slow, tmp_path):
     )
     tables = {str(ingredients(resolve_dtype(each, tmp_path), [], tmp_path)) for each in (recipe, left_open)}
     assert len(tables) == 1
+
+
+def test_a_path_that_is_told_from_elsewhere_is_no_wish_for_a_type(slow, tmp_path, monkeypatch):
+    (tmp_path / "shared" / "recipes").mkdir(parents=True)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "recipes").symlink_to(tmp_path / "shared" / "recipes")
+    (tmp_path / "project" / "sums.jsonl").touch()
+    monkeypatch.chdir(tmp_path / "project")
+    root = tmp_path / "project" / "recipes"
+    recipe = Recipe.model_validate_json('{"task": {"source": {"kind": "jsonl", "path": "sums.jsonl"}}}')
+    lasting = with_lasting_paths(recipe, root)
+    assert (root / lasting.task.source.path).is_file(), "also where the folder of the recipe is a link"
+    assert lasting.task.model_copy(update={"source": recipe.task.source}) == recipe.task
+    dtype, (note,) = told(lasting)
+    assert dtype == "float32" and "as the recipe says" not in note

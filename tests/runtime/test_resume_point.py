@@ -210,6 +210,15 @@ def test_a_run_is_set_aside_as_a_run(tmp_path):
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"recipe.yaml", *kept}
 
 
+def test_a_restart_takes_no_run_of_a_logger_with_it(tmp_path):
+    folder_with(tmp_path, 2, done=2)
+    names = ("wandb.txt", "trackio.txt", "mlflow.txt")
+    for name in names:
+        (tmp_path / "run" / name).write_text("tiny-1\n")
+    kept = set_aside(tmp_path / "run")
+    assert all((kept / name).is_file() and not (tmp_path / "run" / name).exists() for name in names)
+
+
 # With a run -----------------------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from running import lines, metrics, start
+from running import lines, metrics, recipe_in, start
 from stretto.errors import RecipeError
+from stretto.recipe.schema import Holdout
+from stretto.runtime import questions
+from stretto.tasks.source import load_prompts, split
 
 
 @pytest.mark.parametrize("cut", [{"engine__top_p": 0.8}, {"engine__top_k": 2}])
@@ -34,3 +39,19 @@ def test_long_prompts_are_dropped_and_counted_and_all_of_them_refused(tmp_path):
     assert any("prompts are too long and are dropped" in str(values) for values in told)
     with pytest.raises(RecipeError, match="drops every prompt to train on"):
         start(tmp_path, task={**task, "drop_longer_than": 2}, run__steps=1, evaluate__every=0)
+
+
+def test_an_evaluation_needs_a_prompt_that_is_not_dropped(tmp_path):
+    rows = [{"id": str(size), "prompt": "0" * size + "=", "answer": "0"} for size in range(1, 7)]
+    (tmp_path / "zeros.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {"source": {"kind": "jsonl", "path": "zeros.jsonl"}, "holdout": {"prompts": 1}}
+    prompts = load_prompts(recipe_in(tmp_path, task=task, evaluate__prompts=1).task, tmp_path)
+    held = [(seed, split(prompts, Holdout(prompts=1, seed=seed))[1][0]) for seed in range(20)]
+    seed, longest = next((seed, int(prompt.id)) for seed, prompt in held if int(prompt.id) > 3)
+    task |= {"holdout": {"prompts": 1, "seed": seed}, "drop_longer_than": longest + 2}  # of longest + 3 tokens
+    asked = {"task": task, "evaluate__prompts": 1, "run__steps": 1}
+    with pytest.raises(RecipeError, match="drops every prompt that is held out"):
+        start(tmp_path, **asked)
+    run = start(tmp_path, **asked, evaluate__every=0)
+    with pytest.raises(RecipeError, match="drops every prompt that is held out"):
+        questions.evaluate_run(run.folder)

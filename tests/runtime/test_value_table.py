@@ -13,6 +13,7 @@ from stretto.errors import RecipeError
 from stretto.models.source import ModelFiles
 from stretto.runtime import questions
 from stretto.runtime import value as making
+from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.runtime.value import value
 from stretto.runtime.value_table import ingredients, read_table, table_path, value_problems, weights_digest
 from stretto.tasks.source import load_prompts, split
@@ -189,6 +190,44 @@ def test_an_answer_without_a_verdict_is_asked_again_and_its_prompt_left_out_unti
     assert questions.evaluate_run(run).n > 0
     again = value(recipe, root=tmp_path, progress=Quiet(), make_engine=scripted(zero_but_for("nobody")))
     assert (again.generated, again.unjudged) == (3, 0)
+
+
+def test_prompts_that_are_dropped_are_not_asked_and_training_goes_without_them(tmp_path):
+    told, rows = made(tmp_path, task__drop_longer_than=5)
+    recipe = recipe_in(tmp_path, **ASTAR, task__drop_longer_than=5)
+    training, _ = split(load_prompts(recipe.task, tmp_path), recipe.task.holdout)
+    short = {prompt.id for prompt in training if len(prompt.messages[0]["content"]) < 4}
+    assert 0 < len(short) < len(training)
+    assert {name for (name, _), row in rows.items() if row["tokens"]} == short
+    assert {name for (name, _), row in rows.items() if row["reward"] is not None} == short
+    assert (told.generated, told.unjudged) == (3 * len(short), len(training) - len(short))
+    again, same = made(tmp_path, task__drop_longer_than=5)
+    assert (again.generated, same, len(lines(again.table))) == (0, rows, 1 + 3 * len(training))
+    run = start(tmp_path, **ASTAR, task__drop_longer_than=5, run__steps=2).folder
+    asked = {row["prompt"] for path in (run / "samples").iterdir() for row in lines(path)}
+    assert asked == short
+
+
+def test_what_is_dropped_is_in_the_name_of_the_table(tmp_path):
+    def name(**more):
+        recipe = recipe_in(tmp_path, **ASTAR, **more)
+        return table_path(recipe, ingredients(recipe, [], tmp_path), tmp_path)
+
+    assert name(task__drop_longer_than=5) != name(task__drop_longer_than=6) != name()
+
+
+def test_a_model_of_the_working_directory_is_told_as_a_run_tells_it(tmp_path):
+    """A run goes on from any directory, so it tells paths from the folder of its recipe."""
+    for name in ("recipes", "model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    scratch, root = recipe_in(tmp_path, **ASTAR), tmp_path / "recipes"
+    model = scratch.model.model_copy(update={"name": "model", "scratch": None})
+    recipe = scratch.model_copy(update={"model": model})
+    lasting = with_lasting_paths(recipe, root)
+    assert lasting.model.name == "../model"
+    assert ingredients(lasting, [], root) == ingredients(recipe, [], root)
 
 
 def test_a_reward_that_always_fails_ends_the_command(tmp_path):

@@ -144,7 +144,7 @@ def evaluate(
         recipe, root, functions, own = _recipe_of(
             place, changes, rewards=rewards, environment=environment, algorithm=algorithm
         )
-        check_changed(recipe, root, functions)
+        check_changed(recipe, root, functions, training=False)
         with _served(functions) as given:
             return threads.outside_loops(evaluate_run, place, changes=own, note=told, given=given)
     source = source_of(target)

@@ -36,10 +36,10 @@ def open_recipe(
 ) -> Recipe:
     """The resolved recipe; raises a RecipeError with every problem of the first tier, or, if `deep`, of the second.
 
-    `training` says whether what only training reads must be there already.
+    `training` says whether what only training reads or writes must be as it needs that.
     """
     root = folder_of(source)
-    recipe = checked_recipe(source, changes, root=root, probes=probes(functions))
+    recipe = checked_recipe(source, changes, root=root, probes=probes(functions), training=training)
     refuse_several_devices(functions, recipe)
     if deep:
         check_deeply(recipe, root, training=training)
@@ -64,9 +64,10 @@ def check_deeply(recipe: Recipe, root: Path, *, training: bool = True) -> None:
         raise RecipeError(*problems)
 
 
-def check_changed(recipe: Recipe, root: Path, functions: UserFunctions = NONE_GIVEN) -> None:
-    """Raises a RecipeError with every problem of a run's changed recipe. That its folder exists is as it should be."""
-    found = check(recipe, root=root, probes=probes(functions))
+def check_changed(recipe: Recipe, root: Path, functions: UserFunctions = NONE_GIVEN, *, training: bool = True) -> None:
+    """Raises a RecipeError with every problem of a run's changed recipe. That its folder exists is as it should be;
+    `training` is as in `open_recipe`."""
+    found = check(recipe, root=root, probes=probes(functions), training=training)
     if problems := [problem for problem in found if problem.field != "run.folder"]:
         raise RecipeError(*problems)
     refuse_several_devices(functions, recipe)

@@ -30,6 +30,7 @@ from stretto.api.functions import collect
 from stretto.api.run import Run
 from stretto.errors import Problem, RecipeError, StrettoError
 from stretto.recipe.load import Changes, RecipeSource, folder_of, listed, load_recipe
+from stretto.recipe.schema import Recipe
 from stretto.report.read_run import RunRecord
 from stretto.report.sweep_page import SweptRun, page, picture
 from stretto.runtime.interrupt import ended_by_signals
@@ -39,6 +40,9 @@ from stretto.storage.run_folder import forget_unbegun
 
 FORMAT = 1
 """Version of sweep.json."""
+
+RECORD = "sweep.json"
+"""What says of a folder which sweep it is."""
 
 MOST = 1000
 """Runs of a sweep; more are a slip."""
@@ -112,13 +116,13 @@ def sweep(
     """
     told = note or (lambda text: None if quiet else print(text, flush=True))
     base, combinations = load_recipe(recipe, changes), list(_combinations(grid))
-    identity = {"format": FORMAT, "recipe": base.model_dump(mode="json"), "grid": {k: list(v) for k, v in grid.items()}}
     functions = {name: each for name, each in given.items() if name != "callbacks"}
-    place = _claimed(folder, recipe, identity | _identity_of(functions, recipe))
+    text = _identity(base, grid, functions, recipe)
+    place = _place_of(folder, recipe, text)
     runs = [_Planned(name=name, folder=place / name, setting=setting) for name, setting in _named(combinations)]
     _refuse_wrong(recipe, changes, runs, functions)
-    if at_once > 1 and (given or not isinstance(recipe, str | os.PathLike)):
-        raise RecipeError.of("at_once", "needs a recipe in a file and no functions given as objects", "use at_once=1")
+    _refuse_processes(recipe, at_once, given)
+    _claim(place, text)
     waiting = [run for run in runs if not run.finished]
     told(f"sweep {place}: {len(runs)} runs, {len(runs) - len(waiting)} of them finished")
     failures: dict[str, str] = {}
@@ -164,12 +168,15 @@ def _wait_for_another(run: _Planned, told: Callable[[str], None]) -> None:
         time.sleep(1.0)
 
 
-def _identity_of(functions: Mapping[str, Any], recipe: RecipeSource) -> dict[str, Any]:
-    """What functions that are given as objects make of the recipe, with the source of those that have no name."""
-    if not functions:
-        return {}
-    found, own = collect(**functions, root=folder_of(recipe))
-    return {"given": own, "sources": found.sources(found.kinds)}
+def _identity(base: Recipe, grid: Grid, functions: Mapping[str, Any], recipe: RecipeSource) -> str:
+    """What a sweep is, as sweep.json has it: the recipe, the values, and what functions that are given as objects make
+    of the recipe, with the source of those that have no name."""
+    told: dict[str, Any] = {"format": FORMAT, "recipe": base.model_dump(mode="json")}
+    told["grid"] = {key: list(values) for key, values in grid.items()}
+    if functions:
+        found, own = collect(**functions, root=folder_of(recipe))
+        told |= {"given": own, "sources": found.sources(found.kinds)}
+    return to_json(told, indent=1) + "\n"
 
 
 def _combinations(grid: Grid) -> Iterator[dict[str, Any]]:
@@ -203,27 +210,31 @@ def _named(combinations: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[s
         yield name, setting
 
 
-def _claimed(folder: str | os.PathLike[str] | None, recipe: RecipeSource, identity: Mapping[str, Any]) -> Path:
-    """The sweep's folder; RecipeError if it holds another sweep, or something else."""
-    text = to_json(identity, indent=1) + "\n"
+def _place_of(folder: str | os.PathLike[str] | None, recipe: RecipeSource, text: str) -> Path:
+    """The folder of the sweep that this text says; RecipeError if it holds another sweep, or something else."""
     stem = Path(recipe).stem if isinstance(recipe, str | os.PathLike) else "run"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     place = Path(folder) if folder is not None else Path("runs") / f"{stem}-sweep-{digest}"
-    record = place / "sweep.json"
+    record = place / RECORD
     if record.is_file():
         if record.read_text(encoding="utf-8") != text:
             fix = "name another folder, or put recipe and values back"
             raise RecipeError.of("folder", f"{place} holds a sweep of another recipe or other values", fix)
     elif place.is_dir() and any(place.iterdir()):
         raise RecipeError.of("folder", f"{place} exists already and is no sweep", "name another folder")
-    else:
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            fix = "choose a folder that you may write to"
-            raise RecipeError.of("folder", f"{place} cannot be made ({error.strerror})", fix) from error
-        replace(record, [text])
     return place
+
+
+def _claim(place: Path, text: str) -> None:
+    """Makes the folder, once nothing is wrong: what was refused must not stand in the way of what is meant."""
+    if (place / RECORD).is_file():
+        return
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = "choose a folder that you may write to"
+        raise RecipeError.of("folder", f"{place} cannot be made ({error.strerror})", fix) from error
+    replace(place / RECORD, [text])
 
 
 def _refuse_wrong(recipe: RecipeSource, changes: Changes, runs: Sequence[_Planned], given: Mapping[str, Any]) -> None:
@@ -235,6 +246,12 @@ def _refuse_wrong(recipe: RecipeSource, changes: Changes, runs: Sequence[_Planne
             problems |= dict.fromkeys(found)
     if problems:
         raise RecipeError(*problems)
+
+
+def _refuse_processes(recipe: RecipeSource, at_once: int, given: Mapping[str, Any]) -> None:
+    """What processes of their own could not be told."""
+    if at_once > 1 and (given or not isinstance(recipe, str | os.PathLike)):
+        raise RecipeError.of("at_once", "needs a recipe in a file and no functions given as objects", "use at_once=1")
 
 
 def _work_through(

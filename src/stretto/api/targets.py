@@ -28,7 +28,7 @@ def ask(target: Target, question: Callable[[Any], Awaitable[T]], *, changes: Cha
 
         recipe, root = load_run_recipe(place, changes)
         recipe = only_sampling(recipe)
-        check_changed(recipe, root)
+        check_changed(recipe, root, training=False)
         return threads.outside_loops(ask_run, place, recipe, root, question, note=note, judged=False)
     source = source_of(target)
     root = folder_of(source)

@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.checks.deep import describe_model
 from stretto.environments.render import Renderer
+from stretto.environments.rows import row_tokens
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.models.source import locate
 from stretto.models.template_file import use_template
@@ -28,6 +30,7 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import pretended
 from stretto.rewards.score import Scored, score
 from stretto.sandbox.pool import Pool
+from stretto.tasks.examples import chats_of
 from stretto.tasks.source import load_prompts, split
 from stretto.types import Prompt, Reward, Trajectory
 
@@ -57,7 +60,7 @@ class ShownPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptReport:
-    """The prompts of a task, in tokens."""
+    """The prompts of a task, in tokens; rows to learn from are measured with their answers."""
 
     training: int
     """Prompts to train on, those that are dropped included."""
@@ -70,7 +73,7 @@ class PromptReport:
     context: int
     """Tokens that the model was made for."""
     max_new_tokens: int
-    """Tokens of an answer, for which there must be room."""
+    """Tokens of an answer, for which there must be room; 0 where rows are learned from, which have theirs."""
     too_long: int
     """Prompts that leave no such room, and are not dropped."""
     dropped: int
@@ -146,14 +149,20 @@ def check_task(recipe: Recipe, root: Path, *, answer: str = "{reference}") -> Ta
 def _prompts(
     recipe: Recipe, training: Sequence[Prompt], heldout: Sequence[Prompt], renderer: Renderer, context: int
 ) -> PromptReport:
-    every = [*training, *heldout]
+    every, rows = [*training, *heldout], learns_from_rows(recipe.algorithm.name)
     lengths: list[int] = []
-    for prompt, length in zip(every, renderer.lengths([prompt.messages for prompt in every]), strict=True):
+    measured = (
+        row_tokens(renderer, [chats_of(prompt) for prompt in every], most=0)
+        if rows
+        else renderer.lengths([prompt.messages for prompt in every])
+    )
+    for prompt, length in zip(every, measured, strict=True):
         if isinstance(length, RolloutError):
             fix = "correct the chat template, or the prompt"
             raise RecipeError.of("task", f"prompt {prompt.id} cannot be rendered: {length}", fix)
         lengths.append(length)
-    limit, room = longest_prompt(recipe, context), context - recipe.engine.max_new_tokens
+    answer = 0 if rows else recipe.engine.max_new_tokens
+    limit, room = longest_prompt(recipe, context), context - answer
     kept = [length for length in lengths if limit is None or length <= limit]
     return PromptReport(
         training=len(training),
@@ -161,12 +170,14 @@ def _prompts(
         tokens_median=median(lengths),
         tokens_longest=max(lengths),
         context=context,
-        max_new_tokens=recipe.engine.max_new_tokens,
+        max_new_tokens=answer,
         too_long=sum(length > room for length in kept),
         dropped=len(lengths) - len(kept),
         shown=tuple(
-            ShownPrompt(id=p.id, text=renderer.opening(p.messages), tokens=length, reference=p.reference)
-            for p, length in zip(training[:SHOWN], lengths, strict=False)
+            ShownPrompt(
+                id=p.id, text=renderer.opening(p.messages), tokens=len(renderer.open(p.messages)), reference=p.reference
+            )
+            for p in training[:SHOWN]
         ),
     )
 
@@ -232,6 +243,8 @@ def _prompt_problems(prompts: PromptReport) -> Iterator[Problem]:
     if prompts.too_long:
         room = prompts.context - prompts.max_new_tokens
         reason = f"{prompts.too_long} prompts have more than the {room} tokens that leave room for an answer"
+        if not prompts.max_new_tokens:
+            reason = f"{prompts.too_long} rows have more tokens than the context of {room}"
         yield Problem(
             field="task", reason=reason, fix="set task.drop_longer_than: auto, or lower engine.max_new_tokens"
         )

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     idle.warmup_rate_is_used,
     idle.graphs_have_a_gpu,
     idle.nccl_has_gpus,
+    idle.stops_can_come,
     idle.best_is_measured,
     roles.values_have_a_critic,
     roles.critics_keys_are_used,
@@ -113,10 +114,13 @@ MOST_ROWS = 1000
 """Rows of data that are read at most; enough to see whether holding some out leaves any."""
 
 
-def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False) -> list[Problem]:
+def check(
+    recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False, training: bool = True
+) -> list[Problem]:
     """Everything wrong with a well-formed recipe. `root` is its folder, where its files are looked for first.
 
-    `planning` is as in `CheckContext`: only what holds without running anything is asked.
+    `planning` and `training` are as in `CheckContext`: only what holds without running anything, or for asking a
+    model, is asked.
     """
     announce(recipe.algorithm.name, folders_of(root))  # what is filled in follows from the algorithm
     recipe = resolve(recipe)
@@ -125,12 +129,18 @@ def check(recipe: Recipe, *, root: Path, probes: Lookups, planning: bool = False
         return [problem for rule in PRICED for problem in rule(recipe, scene)]
     most = min(recipe.task.holdout.prompts + 1, MOST_ROWS)
     prompts, problems, complete = probes.task(recipe.task, root, most)
-    scene = CheckContext(root=root, probes=probes, prompts=tuple(prompts), complete=complete)
+    scene = CheckContext(root=root, probes=probes, prompts=tuple(prompts), complete=complete, training=training)
     return [*problems, *(problem for rule in RULES for problem in rule(recipe, scene))]
 
 
 def examine(
-    source: RecipeSource, changes: Changes = (), *, root: Path, probes: Lookups, planning: bool = False
+    source: RecipeSource,
+    changes: Changes = (),
+    *,
+    root: Path,
+    probes: Lookups,
+    planning: bool = False,
+    training: bool = True,
 ) -> tuple[Recipe | None, tuple[Problem, ...]]:
     """A recipe, resolved, with everything the first tier finds in it.
 
@@ -140,16 +150,22 @@ def examine(
     reading = read_recipe(source, changes)
     if reading.recipe is None:
         return None, reading.problems
-    found = check(reading.recipe, root=root, probes=probes, planning=planning)
+    found = check(reading.recipe, root=root, probes=probes, planning=planning, training=training)
     sound = [problem for problem in found if not _leans_on(problem, reading.doubtful)]
     return resolve(reading.recipe), (*reading.problems, *sound)
 
 
 def checked_recipe(
-    source: RecipeSource, changes: Changes = (), *, root: Path, probes: Lookups, planning: bool = False
+    source: RecipeSource,
+    changes: Changes = (),
+    *,
+    root: Path,
+    probes: Lookups,
+    planning: bool = False,
+    training: bool = True,
 ) -> Recipe:
     """The resolved recipe; raises a RecipeError with everything that the first tier finds wrong with it."""
-    recipe, problems = examine(source, changes, root=root, probes=probes, planning=planning)
+    recipe, problems = examine(source, changes, root=root, probes=probes, planning=planning, training=training)
     if problems or recipe is None:
         raise RecipeError(*problems)
     return recipe

@@ -35,7 +35,7 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Show prompts as the model reads them, and try the rewards on right and wrong answers. Loads no weights."""
-    opened = open_recipe(recipe, changes or (), deep=False)
+    opened = open_recipe(recipe, changes or (), deep=False, training=False)
     from stretto.api.task_check import check_task  # torch and transformers, which --help does not need
 
     report = check_task(opened, folder_of(recipe), answer=answer)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from stretto.algorithms.catalog import estimator_of, facts_of, find_facts, learns_from_rows
+from stretto.algorithms.catalog import AlgorithmFacts, estimator_of, facts_of, find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
 from stretto.recipe.resolve import resolve, vstar_of
 from stretto.recipe.schema import (
+    AlgorithmSection,
     Choice,
     ClippedAlgorithm,
     Distill,
     ModelSection,
+    MultiConv,
     Recipe,
     RoleModel,
     VllmEngineSection,
@@ -41,6 +43,10 @@ CORRECTIONS = {
 """The formulas of `algorithms.correction`."""
 
 
+TURNS = "of each turn alone: R in A is the verdict and what this turn and all later ones were worth"
+"""What `credit: turn` makes of an advantage."""
+
+
 def objective(recipe: Recipe) -> str:
     """The loss of a resolved recipe with its numbers, then what its symbols stand for, a line each."""
     facts, section = facts_of(recipe.algorithm.name), recipe.algorithm
@@ -55,11 +61,11 @@ def objective(recipe: Recipe) -> str:
     low, high = _clip(recipe) or (0.0, 0.0)
     gain = facts.surrogate.format(low=low, high=high)
     weight = "" if section.correction.kind == "none" else "w * "
-    average = facts.average.format(constant=getattr(section, "constant", None))
-    lines = [f"loss = -{average} of {weight}{gain}"]
+    lines = [f"loss = -{_average(section, facts)} of {weight}{gain}"]
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
-    lines += [facts.advantage, *_teacher(recipe), *_critic(recipe), _reward(recipe), *_score(recipe), _ratio(recipe)]
+    lines += [facts.advantage, *[TURNS] * (section.credit == "turn"), *_teacher(recipe), *_critic(recipe)]
+    lines += [_reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
         lag = "; lp_engine is of the weights one version before, and so is lp_trainer"
@@ -70,6 +76,13 @@ def objective(recipe: Recipe) -> str:
     if "vstar" in facts.needs:
         lines.append(f"V* = the largest R of {vstar_of(recipe).samples} answers of the reference")
     return "\n".join(lines)
+
+
+def _average(section: AlgorithmSection, facts: AlgorithmFacts) -> str:
+    """What the sum over tokens is divided by, before the sum."""
+    if isinstance(section, MultiConv) and section.average == "trajectory":
+        return "1/trajectories * sum over trajectories of 1/its tokens * sum over its tokens"
+    return facts.average.format(constant=getattr(section, "constant", None))
 
 
 def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:

@@ -28,6 +28,13 @@ EXAMPLES = "use a duration such as 3h30m, or a time with its zone such as 06:30Z
 
 def seconds_until(text: str, now: datetime) -> float:
     """Seconds from `now` (with a zone) to what the text says; ValueError with the reason if it says nothing."""
+    try:
+        return _seconds_until(text, now)
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is farther away than any calendar goes") from error
+
+
+def _seconds_until(text: str, now: datetime) -> float:
     if (span := DURATION.fullmatch(text)) is not None:
         return timedelta(**{unit: int(number) for unit, number in span.groupdict("0").items()}).total_seconds()
     if (told := MOMENT.fullmatch(text)) is None:

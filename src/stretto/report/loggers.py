@@ -62,7 +62,8 @@ class WandbLogger:
     def recipe(self, keys: Mapping[str, Any]) -> None:
         """Begins the run, with the recipe as its hyperparameters; a resumed one goes on in the run that it was."""
         name, kept = self._folder.resolve().name, self._folder / f"{self._library}.txt"
-        if self._after is None:  # folders of one name may be many, and an id is the project's for ever
+        begins_again = self._after is not None and self._after < 1 and not kept.is_file()
+        if self._after is None or begins_again:  # folders of one name may be many, and an id is the project's for ever
             kept.write_text(f"{name}-{secrets.token_hex(4)}\n", encoding="utf-8")
         known = kept.read_text(encoding="utf-8").strip() if kept.is_file() else name
         project = os.environ.get(f"{self._library.upper()}_PROJECT", PROJECT)
@@ -106,12 +107,12 @@ class MlflowLogger:
         if "MLFLOW_EXPERIMENT_NAME" not in os.environ and "MLFLOW_EXPERIMENT_ID" not in os.environ:
             self._api.set_experiment(PROJECT)
         kept = folder / "mlflow.txt"
+        self._again = after is not None and (after > 0 or kept.is_file())
         if after is not None and kept.is_file():
             self._api.start_run(run_id=kept.read_text(encoding="ascii").strip())
         else:
             run = self._api.start_run(run_name=folder.resolve().name)
             kept.write_text(f"{run.info.run_id}\n", encoding="ascii")
-        self._again = after is not None
 
     def recipe(self, keys: Mapping[str, Any]) -> None:
         """Hyperparameters, as text. MLflow keeps the first value of each, so a resumed run says only what is new."""

@@ -13,7 +13,7 @@ from stretto.algorithms.catalog import find_facts
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import RecipeError
 from stretto.recipe.resolve import resolve_part
-from stretto.recipe.schema import OverlongReward, Recipe, SingleTurnSection
+from stretto.recipe.schema import OverlongReward, Placement, Recipe, SingleTurnSection
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.schedule import sample
 from stretto.types import Message, Prompt, StopReason, Trajectory
@@ -71,10 +71,18 @@ def only_sampling(recipe: Recipe) -> Recipe:
             "environment": SingleTurnSection(),
             "rewards": (nobody,),
             "roles": recipe.roles.model_copy(update={"reward_model": None}),
+            "placement": _without_judges(recipe.placement),
             "evaluate": recipe.evaluate.model_copy(update={"every": 0}),
             "checkpoint": recipe.checkpoint.model_copy(update={"best": None}),
         }
     )
+
+
+def _without_judges(section: Placement) -> Placement:
+    """Where no reward model is asked: a cell or a fraction for one would have no work."""
+    if section.cells is None:
+        return section.model_copy(update={"strategy": "auto", "fractions": None, "staleness": 0})
+    return section.model_copy(update={"cells": tuple(cell for cell in section.cells if cell.get("role") != "reward")})
 
 
 async def answers(

@@ -33,7 +33,7 @@ from stretto.rewards.combine import Rewards
 from stretto.rewards.rehearsal import rehearse
 from stretto.runtime.base_copy import Note, prepare_base
 from stretto.runtime.cpu_threads import threads_of
-from stretto.runtime.fitting import fitting, refuse_none
+from stretto.runtime.fitting import fitting, refuse_none, refuse_nothing_held_out
 from stretto.runtime.inputs import threads_before
 from stretto.runtime.kl_control import KlController
 from stretto.runtime.plans import sliced_cells, whitens_gradients
@@ -150,24 +150,24 @@ async def _assemble(
         tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
         rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
+        task = without_long(recipe, task, tokenizer, context, note)
+        return Runtime(
+            **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
+            context=context,
+            teacher_prompt=teacher_prompt(recipe, tokenizer, stop=stop, context=context),
+            pool=pool,
+            rewards=rewards,
+            hosts=hosts,
+            base=base,
+            worker_group=worker_group,
+            threads=threads,
+            budgets=budgets,
+            rooms=dict(zip(generating, rooms, strict=True)),
+            pace=SpeedEstimator(round_seconds=SLICE),
+        )
     except BaseException:
         await worker_group.close()
         raise
-    task = without_long(recipe, task, tokenizer, context, note)
-    return Runtime(
-        **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
-        context=context,
-        teacher_prompt=teacher_prompt(recipe, tokenizer, stop=stop, context=context),
-        pool=pool,
-        rewards=rewards,
-        hosts=hosts,
-        base=base,
-        worker_group=worker_group,
-        threads=threads,
-        budgets=budgets,
-        rooms=dict(zip(generating, rooms, strict=True)),
-        pace=SpeedEstimator(round_seconds=SLICE),
-    )
 
 
 def _assignment(
@@ -271,6 +271,8 @@ def without_long(
     """The task without the prompts that the recipe drops; how many these are is told."""
     training, heldout = (fitting(recipe, each, tokenizer, context) for each in (task.training, task.heldout))
     refuse_none(recipe, training)
+    if recipe.evaluate.every and task.heldout:
+        refuse_nothing_held_out(recipe, heldout)
     every, left = len(task.training) + len(task.heldout), len(training) + len(heldout)
     if left < every:
         note(f"{every - left} of {every} prompts are too long and are dropped (task.drop_longer_than)")

@@ -34,3 +34,11 @@ def refuse_none(recipe: Recipe, kept: Sequence[Prompt]) -> None:
     if not kept:
         reason = f"{recipe.task.drop_longer_than} drops every prompt to train on"
         raise RecipeError.of("task.drop_longer_than", reason, "use a larger number, or shorter prompts")
+
+
+def refuse_nothing_held_out(recipe: Recipe, kept: Sequence[Prompt]) -> None:
+    """RecipeError where nothing is left to evaluate on, because an accuracy of no prompts would look like any other."""
+    if not kept:
+        reason = f"{recipe.task.drop_longer_than} drops every prompt that is held out, so there is nothing to evaluate"
+        fix = "use a larger number, hold more prompts out, or set evaluate.every to 0"
+        raise RecipeError.of("task.drop_longer_than", reason, fix)

@@ -112,7 +112,8 @@ async def train(
         desk.page.stepped()
         try:
             judge_step(recipe, desk, step=step, metrics=metrics)
-            desk.time_limit.stepped(time.monotonic() - begun)
+            if step < recipe.run.steps:  # what is done needs no time for another
+                desk.time_limit.stepped(time.monotonic() - begun)
             stop_if_interrupted()
         except (asyncio.CancelledError, StrettoError) as error:
             await save_before(error, desk, clock, step=step, metrics=metrics)

@@ -17,6 +17,7 @@ from stretto.runtime.base_copy import Note
 from stretto.runtime.build import build_runtime
 from stretto.runtime.download import fetch_models
 from stretto.runtime.evaluate import Evaluation, evaluate
+from stretto.runtime.fitting import refuse_nothing_held_out
 from stretto.runtime.inputs import refuse_changed
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.plans import sampling_plan
@@ -50,6 +51,7 @@ def evaluate_recipe(
 
 async def evaluated(parts: Runtime) -> Evaluation:
     """Asks the held-out prompts."""
+    refuse_nothing_held_out(parts.recipe, parts.heldout)
     return await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
 
 

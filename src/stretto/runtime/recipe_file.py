@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from stretto.algorithms.own_facts import announce
 from stretto.errors import RecipeError
 from stretto.plugins import folders_of
-from stretto.recipe import overrides
 from stretto.recipe.load import Changes, load_recipe, read_text
 from stretto.recipe.resolve import dump, resolve
 from stretto.recipe.schema import Recipe
@@ -17,7 +17,7 @@ from stretto.runtime.moved import root_in, root_lines
 
 MAY_BE_PATHS = (
     "model.name", "roles.reference.name", "roles.critic.name", "roles.teacher.name", "roles.reward_model.name",
-    "task.source.path", "task.chat_template",
+    "task.source.path", "task.chat_template", "batch.lengths.from_run",
 )  # fmt: skip
 """Keys whose files are looked for beside the recipe, and then in the working directory."""
 
@@ -41,11 +41,22 @@ def with_lasting_paths(recipe: Recipe, root: Path) -> Recipe:
     """The recipe, in which a path that was found in the working directory is told from `root`: the run goes on, and is
     sampled, from any other directory too."""
     data = recipe.model_dump()
-    told = {key: given for key in MAY_BE_PATHS if isinstance(given := _value(data, key), str)}
-    found = {key: path for key, path in told.items() if _only_here(os.path.expanduser(path), root)}
-    for key, path in found.items():
-        overrides.put(data, key, os.path.relpath(path, root))
-    return Recipe.model_validate(data) if found else recipe
+    for key in MAY_BE_PATHS:
+        if isinstance(path := _value(data, key), str) and _only_here(os.path.expanduser(path), root):
+            recipe = _changed(recipe, key, _from(path, root))
+    return recipe
+
+
+def _changed(section: Any, key: str, value: str) -> Any:
+    """The section with another value under a dotted key. What it leaves open stays open: a default is no wish."""
+    name, _, below = key.partition(".")
+    return section.model_copy(update={name: _changed(getattr(section, name), below, value) if below else value})
+
+
+def _from(path: str, root: Path) -> str:
+    """A path of the working directory as seen from `root`, whose own folders may be links to elsewhere."""
+    folder, name = os.path.split(path)
+    return os.path.relpath(os.path.join(os.path.realpath(folder or "."), name), os.path.realpath(root))
 
 
 def _value(data: object, key: str) -> object:

@@ -29,6 +29,9 @@ MADE = (
     "report.html",
     "samples",
     "tensorboard",
+    "wandb.txt",
+    "trackio.txt",
+    "mlflow.txt",
     "inputs.json",
     "base",
 )

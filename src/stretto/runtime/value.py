@@ -134,13 +134,28 @@ async def _make(
                 # Only now: a model from the hub has its files, which the table's name depends on, since it was loaded.
                 made_from = ingredients(recipe, training, root)
                 path = table_path(recipe, made_from, root)
-                missing = read_table(path, made_from).missing(training, samples)
-                await _fill(parts, missing, path, made_from, screen)
+                missing = _askable(parts, training, path, made_from)
+                if missing:
+                    await _fill(parts, missing, path, made_from, screen)
             except (WorkerLost, StateLostError) as lost:
                 raise StrettoError(f"{lost}\n    fix: {AGAIN}") from lost
             finally:
                 await parts.close()
     return path, read_table(path, made_from), len(missing)
+
+
+def _askable(
+    parts: Runtime, training: Sequence[Prompt], path: Path, made_from: dict[str, object]
+) -> list[tuple[Prompt, int]]:
+    """What is missing and can be asked. Prompts that the recipe drops are never trained on, so the table only says that
+    there is nothing to ask of them."""
+    samples, kept = vstar_of(parts.recipe).samples, {prompt.id for prompt in parts.prompts.prompts}
+    table = read_table(path, made_from)
+    missing = table.missing(training, samples)
+    dropped = [(p.id, k) for p, k in missing if p.id not in kept and (p.id, k) not in table.rows]
+    if dropped:
+        add_rows(path, made_from, [Row(prompt=id, attempt=k, reward=None, tokens=0) for id, k in dropped])
+    return [(prompt, attempt) for prompt, attempt in missing if prompt.id in kept]
 
 
 async def _fill(

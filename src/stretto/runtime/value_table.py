@@ -27,6 +27,7 @@ from stretto.recipe.resolve import vstar_of
 from stretto.recipe.schema import Recipe, Vstar
 from stretto.runtime.interrupt import stop_if_interrupted
 from stretto.runtime.precision import resolve_dtype
+from stretto.runtime.recipe_file import with_lasting_paths
 from stretto.sandbox.imports import sources
 from stretto.storage.atomic import replace, storing, to_json, write_all
 from stretto.storage.digests import digest as file_digest
@@ -91,7 +92,9 @@ class Table:
 
 
 def ingredients(recipe: Recipe, prompts: Sequence[Prompt], root: Path) -> dict[str, Any]:
-    """Everything that the rewards of the reference's answers depend on, large parts as digests."""
+    """Everything that the rewards of the reference's answers depend on, large parts as digests. Paths are told as a
+    run tells them, so that it finds the table that was made before."""
+    recipe = with_lasting_paths(recipe, root)
     files = locate(recipe.model.name, root)
     own = [recipe.environment.kind, *(part.kind for part in recipe.rewards)]
     code = {name: sources(name, folders_of(root)) for name in own if is_plugin(name)}
@@ -112,7 +115,7 @@ def _sampler(recipe: Recipe) -> dict[str, Any]:
     """How answers are made; what is left open is left out, so that tables of before are found."""
     usual = recipe.engine.model_dump(mode="json", include={"max_new_tokens", "temperature", "top_p"})
     told = {key: getattr(recipe.engine, key, None) for key in ("top_k", "stop")}
-    told |= {"template": recipe.task.template, "chat_template": recipe.task.chat_template}
+    told |= {key: getattr(recipe.task, key) for key in ("template", "chat_template", "drop_longer_than")}
     return usual | {key: list(value) if isinstance(value, tuple) else value for key, value in told.items() if value}
 
 

@@ -49,6 +49,8 @@ class CheckContext:
     """True if these are all prompts that there are."""
     planning: bool = False
     """True if nothing is to be run, so that what can only be priced is allowed, and no prompts were read."""
+    training: bool = True
+    """False if a model is only asked, so that what a training alone reads or writes need not be there."""
 
 
 Rule = Callable[[Recipe, CheckContext], Iterable[Problem]]

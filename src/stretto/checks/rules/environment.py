@@ -37,7 +37,7 @@ SIGNALS: dict[type[EnvironmentSection], tuple[str, ...]] = {
 
 def turns_can_be_credited(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Credit per turn needs an algorithm that gives it and an environment that says what turns are worth."""
-    if recipe.algorithm.credit != "turn":
+    if recipe.algorithm.credit != "turn" or not scene.training:
         return
     facts = find_facts(recipe.algorithm.name)
     if facts is not None and not facts.turns:
@@ -127,7 +127,8 @@ def programs_can_be_started(recipe: Recipe, scene: CheckContext) -> Iterator[Pro
 def tasksets_are_played(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A taskset belongs to the environment that plays it, and to no other."""
     source, environment = recipe.task.source, recipe.environment
-    if isinstance(source, VerifiersSource) and not isinstance(environment, VerifiersSection):
+    asked = isinstance(environment, SingleTurnSection) and not scene.training  # prompts of anybody's, judged by nobody
+    if isinstance(source, VerifiersSource) and not (isinstance(environment, VerifiersSection) or asked):
         reason = f"is {environment.kind}, and only verifiers plays and judges the tasks of a taskset"
         yield Problem(field="environment.kind", reason=reason, fix="write environment: {kind: verifiers}")
     if isinstance(environment, VerifiersSection) and not isinstance(source, VerifiersSource):

@@ -58,7 +58,7 @@ def adapter_can_go_on(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 
 def lengths_are_recorded(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """The run that lengths are taken from is there."""
-    run = recipe.batch.lengths.from_run if recipe.batch.lengths else None
+    run = recipe.batch.lengths.from_run if recipe.batch.lengths and scene.training else None
     if run is not None and not any((place / "samples").is_dir() for place in (scene.root / run, Path(run))):
         reason = f"{run} is no folder of a run with samples"
         yield Problem(field="batch.lengths.from_run", reason=reason, fix="name a run, such as runs/tiny-001")
@@ -67,6 +67,8 @@ def lengths_are_recorded(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
 def run_folder_is_free(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A run never writes into what is already there."""
     given = recipe.run.folder
+    if not scene.training:
+        return
     folder = Path.cwd() / ("runs" if given == "auto" else given)
     if given.startswith("~"):
         yield Problem(field="run.folder", reason="~ is not read here", fix=f"write {os.path.expanduser(given)}")
@@ -96,6 +98,6 @@ def unwritable(folder: Path) -> str | None:
 
 def logs_can_be_written(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """TensorBoard's files are written by its own package."""
-    if "tensorboard" in recipe.log and importlib.util.find_spec("tensorboard") is None:
+    if scene.training and "tensorboard" in recipe.log and importlib.util.find_spec("tensorboard") is None:
         fix = "pip install tensorboard, or use []"
         yield Problem(field="log", reason="the package tensorboard is not installed", fix=fix)

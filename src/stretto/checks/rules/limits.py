@@ -59,7 +59,7 @@ def updates_have_trajectories(recipe: Recipe, scene: CheckContext) -> Iterator[P
 def budget_holds_an_answer(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A conversation is never split between micro-batches."""
     budget, longest = recipe.batch.token_budget, recipe.engine.max_new_tokens
-    if isinstance(budget, int) and budget <= longest:
+    if isinstance(budget, int) and budget <= longest and scene.training:
         yield Problem(
             field="batch.token_budget",
             reason=f"{budget} tokens cannot hold a prompt and an answer of engine.max_new_tokens ({longest})",
@@ -70,7 +70,7 @@ def budget_holds_an_answer(recipe: Recipe, scene: CheckContext) -> Iterator[Prob
 def lengths_make_sense(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What is planned with can happen."""
     told, longest = recipe.batch.lengths, recipe.engine.max_new_tokens
-    if told is None or told.from_run is not None:
+    if told is None or told.from_run is not None or not scene.training:
         return
     if told.response.cap > longest:
         reason = f"{told.response.cap} is above engine.max_new_tokens ({longest}), where every answer ends"
@@ -117,9 +117,10 @@ def optimizers(recipe: Recipe) -> Iterator[tuple[str, UpdateSection]]:
 
 def time_is_readable(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """When a run is to be over can be told."""
+    until = recipe.run.until
     try:
-        if recipe.run.until is not None and seconds_until(recipe.run.until, datetime.now(UTC)) <= 0:
-            yield Problem(field="run.until", reason=f"{recipe.run.until} is over", fix=EXAMPLES)
+        if until is not None and seconds_until(until, datetime.now(UTC)) <= 0 and scene.training:
+            yield Problem(field="run.until", reason=f"{until} is over", fix=EXAMPLES)
     except ValueError as error:
         yield Problem(field="run.until", reason=str(error), fix=EXAMPLES)
 

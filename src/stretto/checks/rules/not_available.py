@@ -98,6 +98,6 @@ def reference_is_the_base(recipe: Recipe, scene: CheckContext) -> Iterator[Probl
 
 def logs_exist(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Loggers whose package is not there."""
-    if not scene.planning:
+    if scene.training and not scene.planning:
         named = [name for name in recipe.log if name in EXTRAS]
         yield from (problem for name in named if (problem := missing_extra(name, "log")) is not None)

@@ -185,8 +185,19 @@ def nccl_has_gpus(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             yield Problem(field="placement.nccl", reason=reason, fix="leave it out, or name GPUs")
 
 
+def stops_can_come(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A warning that is switched off ends no run."""
+    for name in recipe.guards.stop_on:
+        if getattr(recipe.guards, name) is None:
+            reason = f"{name} has no effect, because guards.{name} is null and so never warns"
+            fix = f"leave {name} out, or give guards.{name} a number"
+            yield Problem(field="guards.stop_on", reason=reason, fix=fix)
+
+
 def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A checkpoint cannot be the best by a number that nobody takes."""
+    if not scene.training:
+        return
     best = recipe.checkpoint.best or ""
     if recipe.evaluate.every == 0 and best.startswith("eval/") and best_was_asked(recipe):
         yield Problem(
@@ -200,6 +211,12 @@ def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
             reason=f"{best!r} is no metric of metrics.jsonl",
             fix=f"use one of {', '.join(METRICS)}, reward/part/NAME, or null",
         )
+    elif recipe.checkpoint.best is not None and not _is_measured(best, recipe):
+        yield Problem(
+            field="checkpoint.best",
+            reason=f"{best} is not measured where algorithm.name is {recipe.algorithm.name} and the rest as it is here",
+            fix="use a metric that such a run has, such as loss, or null",
+        )
 
 
 METRICS = (
@@ -207,6 +224,23 @@ METRICS = (
     "reward/mean", "reward/outcome", "loss", "kl/reference",
 )  # fmt: skip
 """Metrics that say which of two checkpoints is better: of a loss and a KL less, of the others more."""
+
+
+def _is_measured(name: str, recipe: Recipe) -> bool:
+    """Whether the steps or evaluations of this recipe have a metric. What an algorithm of the user's needs is known
+    only once it is built."""
+    facts = find_facts(recipe.algorithm.name)
+    if facts is None or isinstance(recipe.algorithm, OwnAlgorithm):
+        return True
+    if name == "kl/reference":
+        return recipe.algorithm.kl.coef > 0 or "reference" in facts.needs
+    if name in ("eval/brier", "eval/ece"):
+        return facts.rows == "pairs"
+    if name == "eval/loss":
+        return facts.rows != "prompts"
+    if name.startswith("reward/"):
+        return facts.rows == "prompts"
+    return not name.startswith("eval/") or facts.rows != "demonstrations" or bool(recipe.rewards)
 
 
 def _is_metric(name: str, recipe: Recipe) -> bool:
