@@ -57,6 +57,6 @@ def settle(module: Module, dtype: torch.dtype | None = None) -> Module:
     return module
 
 
-def _set(stock: Callable[..., None], keep: Keep, network: Any, name: str, made: Any, *rest: Any) -> None:
+def _set(stock: Callable[..., None], keep: Keep, network: Any, name: str, made: Any, *rest: Any, **more: Any) -> None:
     """What transformers does with a weight that it has read or made."""
-    stock(network, name, keep(made) if type(made) is Tensor else made, *rest)
+    stock(network, name, keep(made) if type(made) is Tensor else made, *rest, **more)
