@@ -130,9 +130,8 @@ def entered(folder: Path) -> IO[bytes]:
         with suppress(FileNotFoundError):  # it was removed, because nobody had entered it yet
             file = (folder / USERS).open("ab")
             fcntl.flock(file, fcntl.LOCK_SH)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), (folder / USERS).stat()):
-                    return file
+            if is_there(file):
+                return file
             file.close()
 
 
@@ -140,4 +139,13 @@ def remove_unused(folder: Path) -> None:
     """Removes a folder that no living process has entered."""
     with suppress(OSError), (folder / USERS).open("rb") as file:  # locked, another user's, or gone
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_there(file):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_there(file: IO[bytes]) -> bool:
+    """Whether an open file still is the one of its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except FileNotFoundError:
+        return False
