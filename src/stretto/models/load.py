@@ -27,6 +27,7 @@ from stretto.errors import RecipeError
 from stretto.kernels.cpu.backward import take_over
 from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
+from stretto.models.converted import settle
 from stretto.models.expert_choices import ExpertChoices
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
@@ -184,7 +185,7 @@ def load(
         own = ModelFiles(kind="folder", name=section.name, folder=base, file=None)
         network, tokenizer = load_files(files if base is None else own)
     refuse_moving_positions(network.config)
-    network.to(dtype=DTYPES[section.dtype])
+    settle(network, DTYPES[section.dtype]).to(dtype=DTYPES[section.dtype])
     if section.quantize == "none":
         network.to(device)
     network.config.use_cache = False

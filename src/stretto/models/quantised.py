@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 
 from stretto.errors import Problem, RecipeError
 from stretto.extras import install
+from stretto.models.converted import settle
 
 BLOCK, NESTED = 64, 256
 """Weights of NF4 that share a scale, and scales that share one of their own."""
@@ -218,11 +219,11 @@ def quantise(network: Any, kind: str, device: torch.device) -> None:
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear and layer is not head:
-                setattr(parent, name, QuantisedLinear(layer, kind, device))
+                setattr(parent, name, settle(QuantisedLinear(layer, kind, device)))
         for name in experts_in(parent):
             weights = getattr(parent, name)
             delattr(parent, name)
-            setattr(parent, name, QuantisedExperts(weights, kind, device))
+            setattr(parent, name, settle(QuantisedExperts(weights, kind, device)))
             network.set_experts_implementation("eager")  # one by one, as they are made wide
 
 

@@ -63,6 +63,7 @@ class ShardedWorker(Worker):
             super().meet(kind, where)
             return
         meshes = self._join(where)
+        self.all_have_loaded()
         for role, devices in self.assignment.slices.items():
             mesh = meshes[devices, self._like_policy(role, devices)]
             if role == "train":

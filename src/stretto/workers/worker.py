@@ -37,6 +37,7 @@ from stretto.workers.api import CRITIC, HOLDS, POLICY, TRAINS
 from stretto.workers.checkpoint_calls import CheckpointCalls
 from stretto.workers.connectivity import ProbeServer, own_address, unreachable
 from stretto.workers.lanes import LaneMember
+from stretto.workers.mapped_weights import LoadsBesideOthers
 from stretto.workers.models import (
     EngineFactory,
     ScoringModel,
@@ -58,7 +59,7 @@ ASKS = {POLICY: "train", CRITIC: "value", "reference": "reference", "reward": "r
 """Model -> the role of the cells that ask it."""
 
 
-class Worker(LaneMember, RehearsalCalls, CheckpointCalls):
+class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
     """One process's copy of the policy and what serves it."""
 
     def __init__(self, assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> None:
@@ -200,6 +201,7 @@ class Worker(LaneMember, RehearsalCalls, CheckpointCalls):
 
     def meet(self, kind: str, where: Rendezvous) -> None:
         """Joins the others that train, that hold the policy, or that generate together with this process."""
+        self.all_have_loaded()
         if (before := self.groups.pop(kind, None)) is not None:
             before.close()
         if where.size > 1:
@@ -333,6 +335,7 @@ class Worker(LaneMember, RehearsalCalls, CheckpointCalls):
 
     def close(self) -> None:
         """Frees what it holds, and leaves the others; a group's connections stay open as long as anybody knows it."""
+        self.all_have_loaded()
         self.engine.close()
         for model in self.held_models:
             self.trained(model).close()

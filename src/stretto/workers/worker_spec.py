@@ -65,6 +65,8 @@ class WorkerSpec:
     """Whether gradients are whitened at the end of a step, instead of credit before it."""
     sleeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Role -> phases in which it leaves the device's memory to others."""
+    run: str | None = None
+    """What no other workers were told, by which those of a host find what they share; none in threads of a process."""
     start_by: float | None = None
     """Unix time until which it has to load, if anybody waits for that."""
     logs: Path | None = None
@@ -83,6 +85,11 @@ class WorkerSpec:
     def torch_device(self) -> torch.device:
         """The device, as torch calls it."""
         return torch_device(self.device)
+
+    @property
+    def cut(self) -> bool:
+        """Whether a model here is cut over several processes, each of which loads it."""
+        return bool(self.slices) or self.lane is not None
 
     def parted(self, role: str) -> bool:
         """Whether what is trained in a role ends with any who train it: each has a slice of it, or a part of its

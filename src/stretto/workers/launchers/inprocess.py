@@ -23,6 +23,7 @@ from stretto.models.memory import keep_memory
 from stretto.openmp import release_threads
 from stretto.threads import Daemons
 from stretto.workers.api import WorkerTransport
+from stretto.workers.mapped_weights import loading
 from stretto.workers.models import EngineFactory
 from stretto.workers.stacks import ProcessStacks
 from stretto.workers.worker import Worker
@@ -124,11 +125,15 @@ class ThreadLauncher:
 
 def worker_of(assignment: WorkerSpec, make_engine: EngineFactory | None = None) -> Worker:
     """The worker that an assignment asks for."""
-    if not assignment.slices:
-        return Worker(assignment, make_engine)
-    from stretto.workers.sharded_worker import ShardedWorker  # what it needs of torch takes seconds to load
+    with loading(assignment.run if assignment.cut else None) as mapped:
+        if not assignment.slices:
+            worker = Worker(assignment, make_engine)
+        else:
+            from stretto.workers.sharded_worker import ShardedWorker  # what it needs of torch takes seconds to load
 
-    return ShardedWorker(assignment)
+            worker = ShardedWorker(assignment)
+    worker.mapped = mapped
+    return worker
 
 
 def processes(

@@ -300,7 +300,9 @@ class RayLauncher:
         folder = None if member.host == self.address else assignment.base
         base = None if folder is None else await beside(self._base, folder)
         gpu = visible_to(assignment.device, os.environ.get(VISIBLE)) if self.own else None
-        await reached(assignment.device, member.actor.make.remote(self.make, assignment, base, gpu))
+        assert self.group is not None
+        told = replace(assignment, run=self.group.id.hex())
+        await reached(assignment.device, member.actor.make.remote(self.make, told, base, gpu))
         return member
 
     def _actor(self, assignment: WorkerSpec) -> Any:
@@ -309,10 +311,8 @@ class RayLauncher:
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
         variables = {"OMP_NUM_THREADS": str(assignment.threads or 1), **(on_loopback() if self.own else {}), **ONE_HEAP}
-        made = ray.remote(concurrency_groups=BESIDE)(WorkerActor).options(
-            **options, runtime_env={"env_vars": variables}
-        )
-        return made.remote()
+        actor = ray.remote(concurrency_groups=BESIDE)(WorkerActor)
+        return actor.options(**options, runtime_env={"env_vars": variables}).remote()
 
     def _base(self, folder: Path) -> Any:
         """The run's own copy of the base model, for hosts that do not have the run folder; put into Ray once."""
