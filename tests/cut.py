@@ -12,7 +12,7 @@ from families import FAMILIES, LORA, SIZES, keep_double, sharpen
 from stretto.algorithms.base import build
 from stretto.models.cut_collectives import ALONE, Ranks
 from stretto.models.lora import add_adapter
-from stretto.models.quantised import quantise
+from stretto.models.quantised import FORMATS, quantise
 from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.recipe.schema import AlgorithmSection
 from stretto.training.trainer import Trainer
@@ -36,7 +36,15 @@ CASES = [
     for way in WAYS
     for adapter in (False, True)
     if way == "matrices" or family in MIXTURES
-] + [("mixtral", "experts", "int8"), ("mixtral", "matrices", "recomputed")]
+] + [
+    ("mixtral", "experts", "int8"),
+    ("deepseek v3", "matrices", "int8"),
+    ("mixtral", "matrices", "nf4"),
+    ("qwen3 moe", "experts of both", "nf4"),
+    ("qwen2", "matrices", "fp8"),
+    ("mixtral", "matrices", "recomputed"),
+]
+"""Of Mistral's one key-value head all have a copy."""
 ALGORITHM = build(AlgorithmSection(name="grpo", kl={"coef": 0.1, "estimator": "k2"}))
 
 
@@ -44,9 +52,9 @@ def policy_of(family, adapter):
     """A model of its own in fp64."""
     policy = policy_from(CONFIGS[family]())
     sharpen(policy.network)
-    if adapter == "int8":
-        quantise(policy.network, "int8", CPU)
-    if adapter in (True, "int8"):
+    if adapter in FORMATS:
+        quantise(policy.network, adapter, CPU)
+    if adapter is True or adapter in FORMATS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experts in few bits get no adapter
             policy.adapted = add_adapter(policy.network, LORA, seed=0)
@@ -97,26 +105,26 @@ def summed(mesh, cut, gradients, sums):
             if name not in cut.spread:
                 dist.all_reduce(gradient, group=other.group)
             if (of := cut.cuts.get(name)) is not None:
-                gradient = of.whole(everybody(gradient, cut, of, other, tensor))
+                gradient = of.whole(everybody(gradient, cut, name, other, tensor))
             found[f"{kind} {name}"] = gradient
     everywhere = [None] * 2
     dist.all_gather_object(everywhere, sums, group=other.group)
     return found, {name: sum(each[name] for each in everywhere) for name in sums}
 
 
-def everybody(part, cut, of, other, tensor):
+def everybody(part, cut, name, other, tensor):
     """The parts of a parameter in their order."""
-    parts = [part]
+    parts, of = [part], cut.cuts[name]
     for axis in (tensor, other):
         if axis is tensor and of.size % 2 == 0 and cut.tensor.size == 1:
             continue  # spread over others alone
-        if axis is other and of.size == cut.tensor.size:
+        if axis is other and of.size <= cut.tensor.size:
             continue
         joined = torch.stack(parts)
         found = [torch.empty_like(joined) for _ in range(axis.size)]
         dist.all_gather(found, joined, group=axis.group)
         parts = [each for one in found for each in one]
-    return parts
+    return parts[:: cut.copies(name)]
 
 
 def in_parts(rank, folder):

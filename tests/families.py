@@ -48,7 +48,7 @@ FAMILIES = {
         **SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1
     ),
     "qwen3 with wide heads": lambda: Qwen3Config(**SIZES, head_dim=16),
-    "mistral with a window": lambda: MistralConfig(**SIZES, sliding_window=8),
+    "mistral with a window": lambda: MistralConfig(**(SIZES | {"num_key_value_heads": 1}), sliding_window=8),
     "gemma": lambda: GemmaConfig(**SIZES, head_dim=8),
     "gemma3 with windows": lambda: Gemma3TextConfig(
         **SIZES, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "full_attention"]

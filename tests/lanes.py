@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import warnings
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.truncation import Truncation
 from stretto.models.lora import add_adapter
+from stretto.models.quantised import quantise
 from stretto.placement.transport import TensorPath
 from stretto.recipe.schema import NativeEngineSection
 from stretto.types import Weights
@@ -28,10 +30,12 @@ CASES = {
     "lora": WIDE | {"adapter": LORA},
     "few": WIDE | {"adapter": LORA},
     "half precision": WIDE | {"dtype": "bfloat16"},
+    "four bits": WIDE | {"adapter": LORA, "quantize": "nf4"},
     "qwen3 with wide heads": None,
     "qwen3 with experts": None,
     "qwen3 with experts, lora": None,
     "qwen3 with experts, whole": None,
+    "qwen3 with experts, int8": None,
     "deepseek v3 with narrow values": None,
 }
 """What scratch models are made of; a family where there is nothing."""
@@ -43,9 +47,15 @@ def policy_of(case):
         return scratch_policy(**CASES[case])
     family, _, more = case.partition(", ")
     policy = policy_from(FAMILIES[family]())
-    if more == "lora":
-        policy.adapted = add_adapter(policy.network, ADAPTER, seed=0)
-    sharpen(policy.network)
+    if more == "int8":
+        sharpen(policy.network)
+        quantise(policy.network, "int8", CPU)
+    if more in ("lora", "int8"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # experts in few bits get no adapter
+            policy.adapted = add_adapter(policy.network, ADAPTER, seed=0)
+    if more != "int8":
+        sharpen(policy.network)
     return policy
 
 
@@ -128,17 +138,23 @@ def in_lane(rank, size, address, folder, cases):
         group = met(address, case, rank, size)
         engine.meet(group)
         found = served(engine, policy, lambda seconds: seconds if rank == 0 else 60.0 - seconds)
-        names = [*policy.trained(), "model.embed_tokens.weight"]
+        names = [name for name, _ in policy.network.named_parameters()]
         told = {"done": found, "sums": engine.checksums(names), "room": engine.kv_tokens}
-        with torch.no_grad():  # a copy that is not its part is told, whoever asks
-            full = policy.trained()
-            name, part = next(
-                (name, part) for name, part in engine.policy.trained().items() if part.shape != full[name].shape
-            )
-            part.view(-1)[0] += 1
-        told["spoiled"] = engine.checksums([]) == {name: "another part"}
+        trained = spoiled(engine, policy, policy.trained())  # a copy that is not its part is told, whoever asks
+        told["spoiled"] = engine.checksums([]) == {trained: "another part"}
+        other = spoiled(engine, policy, [name for name in names if name not in policy.trained()] or names)
+        told["spoiled"] &= engine.checksums([other]) == dict.fromkeys((trained, other), "another part")
         torch.save(told, folder / f"{case}-{rank}.pt")
         group.close()
+
+
+@torch.no_grad()
+def spoiled(engine, policy, names):
+    """Changes the first of some parameters of which a process has a part."""
+    full, held = (dict(each.network.named_parameters()) for each in (policy, engine.policy))
+    name = next(name for name in names if held[name].shape != full[name].shape)
+    held[name].view(-1)[0] += 1
+    return name
 
 
 def in_broken_lane(rank, size, address, folder, how):

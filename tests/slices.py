@@ -36,6 +36,7 @@ CASES = {
     "qwen3 with wide heads": None,
     "qwen3 with experts": None,
     "deepseek v3 with narrow values": None,
+    "mistral with a window, lora": None,
     "qwen3 with experts, lora": None,
     "deepseek v3 with narrow values, lora": None,
 }
@@ -47,10 +48,15 @@ MIXTURES = tuple(
 )
 GRIDS = {
     "shards": (2, {}, tuple(CASES)),
-    "matrices": (2, {"tp": 2}, (*LLAMAS, *NARROW, *MIXTURES)),
+    "matrices": (2, {"tp": 2}, (*LLAMAS, "nf4", "int8", *NARROW, *MIXTURES)),
     "experts of the same rows": (2, {"tp": 2, "ep": 2}, MIXTURES),
     "experts of other rows": (2, {"ep": 2}, MIXTURES),
-    "shards and matrices": (4, {"tp": 2}, ("full", "lora", "qwen3 with experts, lora")),
+    "shards and matrices": (
+        4,
+        {"tp": 2},
+        ("full", "lora", "nf4", "mistral with a window, lora", "qwen3 with experts, lora"),
+    ),
+    "shared heads": (4, {"tp": 4}, ("qwen3 with wide heads",)),
     "shards and experts": (4, {"ep": 2}, MIXTURES),
     "matrices and experts": (4, {"tp": 2, "ep": 4}, MIXTURES),
 }

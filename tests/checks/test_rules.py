@@ -161,7 +161,6 @@ WRONG = [
         "no cell serves the stage generate",
     ),
     ([cells("0, 1", "2")], "placement.cells", "share every matrix"),
-    ([LANE, "model={quantize: int8, adapter: {rank: 4}}"], "model.quantize", "matrices in few bits are not cut"),
     ([cells("0", "1, 2", ", mesh: {pp: 2}")], "placement.cells", "pipelines (pp) are not available yet"),
     ([cells("0", "0, 1, 2, 3", ", mesh: {tp: 4, ep: 2}")], "placement.cells", "ep 2 is no multiple"),
     (["deadlines.environment=5"], "deadlines.environment", "not available yet"),

@@ -131,6 +131,17 @@ def test_what_is_stored_is_the_nearest_there_is_and_stored_again_it_stays(kind):
     assert bits == {"nf4": 4 + 8 * 32 / 1536, "int8": 8.5, "fp8": 8.5}[kind]
 
 
+@pytest.mark.parametrize("shape", [(24, 32), (8, 96), (64, 12), (96, 8), (4, 608)])
+def test_blocks_of_four_bits_follow_each_other_past_the_ends_of_rows(shape):
+    torch.manual_seed(3)
+    weight = torch.randn(shape)
+    stored = FORMATS["nf4"].store(weight)
+    flat = FORMATS["nf4"].wide(stored, (weight.numel() // 64, 64))
+    assert torch.equal(FORMATS["nf4"].wide(stored, shape), flat.view(shape))
+    blocks = weight.view(-1, 64)
+    assert ((flat - blocks).abs() <= blocks.abs().amax(1, keepdim=True) * FARTHEST["nf4"] + 1e-7).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_a_recipes_model_is_stored_once_whatever_it_computes_in(dtype):
     section = scratch_model(dtype=dtype, width=64, adapter={"kind": "lora", "rank": 3, "alpha": 6})

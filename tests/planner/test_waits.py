@@ -22,15 +22,19 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
         (LORA | {"model": "qwen3-30b-a3b"}, CUT),
         (REFERRED, CUT | {"frozen": ModelSplit(dp=4)}),
         (LORA, CUT | {"lane": ModelSplit(tp=2)}),
+        (LORA | {"base": "int8"}, CUT | {"lane": ModelSplit(tp=2)}),
         ({"model": "qwen3-30b-a3b"}, CUT | {"lane": ModelSplit(tp=4, ep=4)}),
         ({}, CUT | {"train": ModelSplit(dp=2), "sharded": True}),
         ({}, CUT | {"train": ModelSplit(dp=2, tp=2)}),
+        (LORA | {"base": "nf4"}, CUT | {"train": ModelSplit(dp=2, tp=2)}),
+        ({"model": "qwen2.5-1.5b"}, CUT | {"train": ModelSplit(tp=4)}),
         ({"model": "qwen3-30b-a3b"}, CUT | {"train": ModelSplit(dp=2, tp=2, ep=4)}),
         (LORA | {"model": "deepseek-v3", "base": "nf4"}, CUT | {"train": ModelSplit(dp=4, ep=4)}),
     ],
     ids=[
         *("four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"),
-        *("a lane", "a lane with whole experts", "shared", "matrices", "matrices and experts", "experts in four bits"),
+        *("a lane", "a lane on eight bits", "a lane with whole experts", "shared", "matrices", "matrices in four bits"),
+        *("key-value heads with two devices each", "matrices and experts", "experts in four bits"),
     ],
 )
 def test_these_plans_can_be_executed(work, choice):
@@ -42,7 +46,7 @@ def test_these_plans_can_be_executed(work, choice):
     [
         (CUT | {"lane": ModelSplit(tp=2, pp=2)}, "pipelines that generate"),
         (CUT | {"lane": ModelSplit(tp=2, dp=2, ep=4)}, "experts spread wider than matrices are cut"),
-        (CUT | {"lane": ModelSplit(tp=16)}, "key-value heads that devices share"),
+        (CUT | {"lane": ModelSplit(tp=12)}, "key-value heads that devices cannot share evenly"),
         (CUT | {"train": ModelSplit(tp=2, pp=2)}, "pipelines that train"),
         (CUT | {"train": ModelSplit(tp=4, ep=2)}, "experts spread over fewer devices than share a matrix"),
         (CUT | {"frozen": ModelSplit(tp=2)}, "frozen models that are cut in more than slices"),
@@ -52,18 +56,16 @@ def test_these_say_what_they_wait_for(choice, told):
     assert told in list(Candidate(**choice).waits_for(workload(**REFERRED)))
 
 
-def test_lanes_of_vllm_and_of_few_bits_wait():
+def test_lanes_of_vllm_wait():
     lane = Candidate(**CUT, lane=ModelSplit(tp=2))
     assert list(lane.waits_for(workload(engine="vllm"))) == ["vllm on several devices together"]
-    assert list(lane.waits_for(workload(**LORA, base="int8"))) == ["matrices in few bits that devices share"]
 
 
 @pytest.mark.parametrize(
     ("work", "split", "told"),
     [
         ({"model": "gemma3-12b"}, ModelSplit(tp=4), "a family that was not tried cut"),
-        ({"model": "qwen2.5-1.5b"}, ModelSplit(tp=4), "key-value heads that devices share"),
-        (LORA | {"base": "nf4"}, ModelSplit(dp=2, tp=2), "matrices in few bits that devices share"),
+        ({"model": "qwen2.5-1.5b"}, ModelSplit(tp=3), "key-value heads that devices cannot share evenly"),
     ],
 )
 def test_not_every_model_can_be_cut(work, split, told):

@@ -47,7 +47,7 @@ def alone(case, grid):
 
 
 HELD = {"matrices": (0.4, 0.9), "experts of the same rows": (0.4, 0.9)} | dict.fromkeys(
-    ("shards and matrices", "shards and experts", "matrices and experts"), (0.2, 0.5)
+    ("shards and matrices", "shared heads", "shards and experts", "matrices and experts"), (0.2, 0.5)
 )
 """The share of a model that a process has: of matrices a part, and of the rest all or as much as shards leave."""
 

@@ -76,7 +76,7 @@ async def in_lanes(recipe, folder, cells, hurt=None):
     ("cells", "hurt", "changes"),
     [
         (SLICED, None, {}),
-        (SAME, None, {"model__adapter": LORA}),
+        (SAME, None, {"model__adapter": LORA, "model__quantize": "int8"}),
         (SHARED, None, {}),
         (TWO, None, {}),
         (APART, dies("localhost/cpu:1", "generate"), {}),
@@ -86,7 +86,7 @@ async def in_lanes(recipe, folder, cells, hurt=None):
     ],
     ids=[
         "two train slices",
-        "the same two train slices of an adapter",
+        "the same two train slices of an adapter on eight bits",
         "the same two share matrices at both",
         "the same two train, each all of it",
         "one trains, and a follower dies",

@@ -98,7 +98,7 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
         (REFERRED, None, REFERENCE, "replicated"),
         (TWICE, None, {"optimizer__clip": 0.001}, "sharded"),
         (TWICE, None, {"batch": {"prompts": 2, "samples": 3, "updates": 3}}, "replicated"),
-        (MATRICES, None, {"model__adapter": LORA}, "replicated"),
+        (MATRICES, None, {"model__adapter": LORA, "model__quantize": "nf4"}, "replicated"),
         (GRID, None, REFERENCE, "replicated"),
     ],
     ids=[
@@ -107,7 +107,7 @@ REFERENCE = {"algorithm__kl": {"coef": 0.1, "estimator": "k2"}}
         "a reference in slices",
         "a shared optimizer",
         "two cells, three updates",
-        "matrices, recomputed",
+        "matrices in four bits, recomputed",
         "slices of matrices, and a reference",
     ],
 )

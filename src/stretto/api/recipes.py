@@ -157,9 +157,6 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
     if getattr(recipe.engine, "graphs", False):
         reason = f"has no effect in {cell.name}: steps of devices that generate together are not recorded"
         yield Problem(field="engine.graphs", reason=reason, fix=f"leave it out, or {alone}")
-    if recipe.model.quantize != "none":
-        reason = f"{cell.name} has {count} devices, and matrices in few bits are not cut"
-        yield Problem(field="model.quantize", reason=reason, fix=f"use none, or {alone}")
 
 
 def _not_trained(cell: Cell, wide: Sequence[Cell]) -> Iterable[Problem]:

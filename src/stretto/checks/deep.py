@@ -90,8 +90,7 @@ def shared_matrix_problems(recipe: Recipe, network: PreTrainedModel) -> list[Pro
         if cell.role in ("train", "generate"):
             tensor, spread = (cell.mesh.get(axis, 1) for axis in ("tp", "ep"))
             experts = max(1, spread // tensor) if spread > 1 else None
-            few_bits = recipe.model.quantize != "none"
-            found |= dict.fromkeys(cut_problems(network, tensor=tensor, experts=experts, few_bits=few_bits))
+            found |= dict.fromkeys(cut_problems(network, tensor=tensor, experts=experts))
     return list(found)
 
 

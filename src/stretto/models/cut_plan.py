@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stretto.errors import Problem
-from stretto.models.quantised import QuantisedExperts, QuantisedLinear
+from stretto.models.quantised import QuantisedExperts
 
 FIELD = "placement.cells"
 
@@ -22,6 +22,9 @@ COLUMNS, ROWS, SHARED = "colwise", "rowwise", "replicated_with_grad_allreduce"
 MIXTURE, SPREAD = "moe_tp_experts", "ep_dispatch_experts"
 INSIDE = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
 """How experts are cut inside: each parameter's style."""
+
+HEADS, KEYS = "heads", "key-value heads"
+"""What an attention's layers are divided into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,20 @@ class CutRegion:
         parts = [name for name, part in self.module.named_children() if id(part) not in known and _has_weights(part)]
         return parts + [name for name, _ in self.module.named_parameters(recurse=False)]
 
+    def counted(self, layer: Any) -> tuple[int, str]:
+        """What of a layer's outputs is divided, in the words of whoever knows the model."""
+        head: int | None = getattr(self.module, "head_dim", None)
+        width: int = base_of(layer).out_features
+        if head is None or width % head:
+            return width, "numbers inside a feed-forward layer"
+        return width // head, HEADS if width == max(base_of(each).out_features for each in self.columns) else KEYS
+
+    def parts(self, tensor: int) -> list[tuple[Any, int]]:
+        """Layers that are cut by their outputs, and how many different parts processes have of each: key-value heads
+        that are fewer than the processes are parts that several of them have."""
+        told = [(layer, *self.counted(layer)) for layer in self.columns]
+        return [(layer, min(count, tensor) if what == KEYS else tensor) for layer, count, what in told]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutPlan:
@@ -59,15 +76,13 @@ class CutPlan:
     """Modules that hold all experts of a layer."""
     spreads: bool
     """Whether experts stay whole."""
-    few_bits: bool
-    """Whether its linear layers are in few bits."""
     strange: dict[str, str]
     """Name in the plan -> a style that is not known here."""
 
-    @property
-    def cuts_attention(self) -> bool:
-        """Whether heads are divided."""
-        return any(hasattr(region.module, "head_dim") for region in self.regions)
+    def cached(self, tensor: int) -> int:
+        """How many different parts processes have of keys and values; one where a family's attention is not cut."""
+        attentions = [region for region in self.regions if hasattr(region.module, "head_dim")]
+        return min((parts for region in attentions for _, parts in region.parts(tensor)), default=1)
 
     def unknown(self, tensor: int) -> Iterator[Problem]:
         """Families whose plan is missing or cannot be followed."""
@@ -91,11 +106,11 @@ class CutPlan:
 
     def indivisible(self, tensor: int, every: int) -> Iterator[Problem]:
         """What so many processes cannot share equally: `tensor` matrices, and `every` one of them experts."""
-        sizes = {size: None for region in self.regions for size in _sizes(region)}
+        sizes = {region.counted(layer): None for region in self.regions for layer in region.columns}
         if not self.spreads:
             sizes |= {(_inner(module), "numbers inside an expert"): None for module in self.mixtures}
-        if told := [f"{size} {what}" for size, what in sizes if size % tensor]:
-            able = [str(n) for n in range(1, tensor) if not any(size % n for size, _ in sizes)]
+        if told := [f"{size} {what}" for size, what in sizes if not _divides(tensor, size, what)]:
+            able = [str(n) for n in range(1, tensor) if all(_divides(n, size, what) for size, what in sizes)]
             reason = f"tp {tensor} does not divide the model's {', '.join(told)}"
             yield Problem(field=FIELD, reason=reason, fix=f"use tp {' or '.join(able)}")
         counts = {base_of(module).num_experts for module in self.mixtures} if self.spreads else set()
@@ -106,13 +121,9 @@ class CutPlan:
 
     def unsupported(self, tensor: int) -> Iterator[Problem]:
         """Layers of a kind that is not cut."""
-        if tensor > 1:
-            if self.few_bits and (self.regions or not self.spreads):
-                reason = "matrices in few bits are not cut: their numbers share scales across the cut"
-                yield Problem(field="model.quantize", reason=reason, fix="use none, or dp_shard in place of tp")
-            if any(base_of(layer).bias is not None for region in self.regions for layer in region.rows):
-                reason = f"{self.family}: layers whose inputs are cut have biases, which is not available yet"
-                yield Problem(field=FIELD, reason=reason, fix="use dp_shard in place of tp")
+        if tensor > 1 and any(base_of(layer).bias is not None for region in self.regions for layer in region.rows):
+            reason = f"{self.family}: layers whose inputs are cut have biases, which is not available yet"
+            yield Problem(field=FIELD, reason=reason, fix="use dp_shard in place of tp")
         for module in map(base_of, self.mixtures):
             plain = getattr(module, "has_gate", False) and getattr(module, "is_concatenated", False)
             ends_with_sum = self.spreads or not getattr(module, "has_post_expert_norm", True)
@@ -122,11 +133,8 @@ class CutPlan:
                 return
 
 
-def cut_plan(network: PreTrainedModel, *, spreads: bool, few_bits: bool = False) -> CutPlan:
-    """The plan of a network's family, put to its layers. Experts are cut inside, unless it `spreads` them.
-
-    `few_bits` says that its linear layers will be in few bits, if they are not yet.
-    """
+def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
+    """The plan of a network's family, put to its layers. Experts are cut inside, unless it `spreads` them."""
     decoder, config = network.get_decoder(), network.get_decoder().config
     styles: dict[str, str] = dict(getattr(config, "base_model_tp_plan", None) or {})
     whole: Mapping[str, str] = getattr(config, "base_model_ep_plan", None) or {}
@@ -135,6 +143,8 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool, few_bits: bool = False)
     mixtures: list[Any] = []
     strange: dict[str, str] = {}
     for name, module in modules.items():
+        if isinstance(module, QuantisedExperts):
+            continue  # one of the matrices of a mixture
         if _style(whole, name) == SPREAD or _style(styles, name) == MIXTURE:
             mixtures.append(module)
             if not spreads:
@@ -156,7 +166,6 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool, few_bits: bool = False)
         regions=list(regions.values()),
         mixtures=mixtures,
         spreads=spreads,
-        few_bits=few_bits or any(isinstance(part, QuantisedLinear | QuantisedExperts) for part in modules.values()),
         strange=strange,
     )
 
@@ -189,15 +198,10 @@ def _has_weights(part: nn.Module) -> bool:
     return next(part.parameters(), None) is not None
 
 
-def _sizes(region: CutRegion) -> Iterator[tuple[int, str]]:
-    """What of a region is divided, in the words of whoever knows the model."""
-    head: int | None = getattr(region.module, "head_dim", None)
-    widths = [base_of(layer).out_features for layer in region.columns]
-    for width in widths:
-        if head is None or width % head:
-            yield width, "numbers inside a feed-forward layer"
-        else:
-            yield width // head, "heads" if width == max(widths) else "key-value heads"
+def _divides(tensor: int, size: int, what: str) -> bool:
+    """Whether processes can share so many of something: each has equally many, or each key-value head equally many of
+    them."""
+    return size % tensor == 0 or (what == KEYS and tensor % size == 0)
 
 
 def _inner(module: Any) -> int:

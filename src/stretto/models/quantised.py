@@ -42,15 +42,19 @@ class Stored(NamedTuple):
     """Its scales, as bytes."""
 
 
-class Format(Protocol):
+class Reading(Protocol):
+    """How bytes are read."""
+
+    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+        """Bytes -> (O, I) fp32."""
+        ...
+
+
+class Format(Reading, Protocol):
     """How weights are stored."""
 
     def store(self, weight: Tensor) -> Stored:
         """(O, I) fp32 -> bytes."""
-        ...
-
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
-        """Bytes -> (O, I) fp32."""
         ...
 
 
@@ -67,14 +71,11 @@ class Nf4:
 
     def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
         """As bitsandbytes does."""
-        blocks = -(-shape[0] * shape[1] // BLOCK)
-        nested = -(-blocks // NESTED)
-        *largest, offset = stored.scales[: 4 * nested + 4].view(torch.float32).split([nested, 1])
-        narrow = stored.scales[4 * nested + 4 :][:blocks]
-        make, code = torch.ops.bitsandbytes, dynamic_code(narrow.device)
-        scales = make.dequantize_blockwise(narrow, *largest, code, NESTED, torch.float32).add_(offset)
-        result: Tensor = make.dequantize_4bit(stored.weight, scales, BLOCK, "nf4", shape, torch.float32)
-        return result
+        count = shape[0] * shape[1]
+        largest, offset, narrow = scales_of_scales(stored.scales, count)
+        narrow, code = narrow[: -(-count // BLOCK)], dynamic_code(narrow.device)
+        scales = torch.ops.bitsandbytes.dequantize_blockwise(narrow, largest, code, NESTED, torch.float32).add_(offset)
+        return read_nf4(stored.weight, scales, shape)
 
 
 class Int8:
@@ -106,6 +107,27 @@ class Fp8:
 
 FORMATS: Mapping[str, Format] = {"nf4": Nf4(), "int8": Int8(), "fp8": Fp8()}
 """`model.quantize` -> how weights are stored."""
+
+
+def scales_of_scales(scales: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the scales of so many weights in NF4 are scaled by, what is added to all of them, and they themselves, as
+    bytes."""
+    nested = -(-count // (BLOCK * NESTED))
+    largest, offset = scales[: 4 * nested + 4].view(torch.float32).split([nested, 1])
+    return largest, offset, scales[4 * nested + 4 :]
+
+
+def read_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int]) -> Tensor:
+    """(O, I) fp32 of two codes in a byte, and a scale for each block of them.
+
+    bitsandbytes is told of rows that are whole blocks: where a processor has AVX-512, it takes the scales of each row to
+    begin with that row.
+    """
+    count = shape[0] * shape[1]
+    whole = (count // BLOCK, BLOCK) if count % BLOCK == 0 else (1, count + count % 2)
+    rows = shape if shape[1] % BLOCK == 0 else whole
+    read: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes, scales, BLOCK, "nf4", rows, torch.float32)
+    return read.flatten()[:count].view(shape)
 
 
 @cache
@@ -151,6 +173,8 @@ class QuantisedLinear(nn.Linear):
         """Stored on a device, to which the wide weight goes alone."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.kind = layer.in_features, layer.out_features, kind
+        self.shape = (self.out_features, self.in_features)
+        self.reading: Reading = FORMATS[kind]
         stored = FORMATS[kind].store(layer.weight.detach().to(device).float())
         self.weight = nn.Parameter(stored.weight, requires_grad=False)
         self.scales = nn.Parameter(stored.scales, requires_grad=False)
@@ -159,7 +183,7 @@ class QuantisedLinear(nn.Linear):
     def wide(self, dtype: torch.dtype) -> Tensor:
         """(O, I) the weight in a type to compute in."""
         stored = Stored(self.weight.detach(), self.scales.detach())
-        return FORMATS[self.kind].wide(stored, (self.out_features, self.in_features)).to(dtype)
+        return self.reading.wide(stored, self.shape).to(dtype)
 
     def forward(self, states: Tensor) -> Tensor:
         """States times the weight."""
@@ -182,7 +206,7 @@ class ExpertMatrix:
     def wide(self, dtype: torch.dtype) -> Tensor:
         """(O, I) the weight in a type to compute in."""
         stored = Stored(self.stack.weight.detach()[self.index], self.stack.scales.detach()[self.index])
-        return FORMATS[self.stack.kind].wide(stored, self.stack.shape).to(dtype)
+        return self.stack.reading.wide(stored, self.stack.shape).to(dtype)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -199,6 +223,7 @@ class QuantisedExperts(nn.Module):
         """From (E, O, I), stored on a device."""
         super().__init__()
         self.kind, self.shape = kind, (weights.shape[1], weights.shape[2])
+        self.reading: Reading = FORMATS[kind]
         stored = [FORMATS[kind].store(weight.to(device).float()) for weight in weights.detach()]
         self.weight = nn.Parameter(torch.stack([each.weight for each in stored]), requires_grad=False)
         self.scales = nn.Parameter(torch.stack([each.scales for each in stored]), requires_grad=False)

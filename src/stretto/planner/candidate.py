@@ -250,8 +250,8 @@ def _unshared(split: ModelSplit, workload: StepWorkload, role: str) -> Iterator[
     shape = workload.shapes.get(role)
     if shape is not None:
         yield shape.uncut and max(split.tp, split.ep) > 1, "a family that was not tried cut"
-        yield split.tp > 1 and workload.base != workload.precision, "matrices in few bits that devices share"
-        yield shape.kv_heads % split.tp > 0, "key-value heads that devices share"
+        dealt = shape.kv_heads % split.tp == 0 or split.tp % shape.kv_heads == 0
+        yield not dealt, "key-value heads that devices cannot share evenly"
 
 
 def _others(cell: Cell, on: Mapping[str, frozenset[str]]) -> tuple[str, ...]:

@@ -49,14 +49,10 @@ def lane_engine(policy: Policy, section: NativeEngineSection, lane: LaneSpec, de
     ranks = LinkedRanks(lane.rank, lane.size, link)
     cut = cut_network(mine.network, tensor=ranks, experts=ALONE if lane.spreads else None)
     mine.network.to(device)
-
-    def part(name: str, full: Tensor) -> Tensor:
-        return cut.cuts[name].part(full) if name in cut.cuts else full
-
     return LaneEngine(
         policy,
         mine,
-        part,
+        cut.part,
         link,
         heads=cut.heads,
         memory_share=section.memory_share,

@@ -188,13 +188,13 @@ class Shards(SlicedModel):
         found = {}
         for name, weight in self.trained.items():
             assert isinstance(weight, DTensor)
-            found[name] = place_of(name, weight, self.layout, self.mesh)
+            found[name] = place_of(name, weight, self.layout)
         return found
 
     def cut(self, name: str, full: Tensor) -> Tensor:
         """This process's part of a tensor that has the rows of parameter `name`."""
-        like, cut = self._like(name), self.layout.cuts.get(name)
-        mine = (full if cut is None else cut.part(full)).to(like.device)
+        like = self._like(name)
+        mine = self.layout.part(name, full).to(like.device)
         return local(distribute_tensor(mine, like.device_mesh, like.placements, src_data_rank=None)).clone()
 
     def cut_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class ShardedTrainer(Trainer):
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """The gradient norm over all slices."""
         total = next(iter(gradients.values())).new_zeros(())
-        for gradient in counted_once(gradients, self.shards.layout, self.shards.mesh):
+        for gradient in counted_once(gradients, self.shards.layout):
             total += gradient.square().sum()
         return float(self.shards.add(total).sqrt())
 

@@ -102,13 +102,13 @@ def shard_experts(model: CutModel, mesh: CellMesh, *, computes: torch.dtype, wid
         fully_shard(experts, mesh=mesh.outer, mp_policy=types)
 
 
-def place_of(name: str, weight: DTensor, model: CutModel, mesh: CellMesh) -> Place:
+def place_of(name: str, weight: DTensor, model: CutModel) -> Place:
     """Where this process's slice of a parameter lies in it."""
     over, cut, shape = weight.device_mesh, model.cuts.get(name), list(weight.shape)
     first = min(over.get_local_rank() * -(-len(weight) // over.size()), len(weight))
     if cut is not None:
         shape[cut.dim] *= cut.size
-    return Place(shape=torch.Size(shape), cut=cut, first=first, told=cut is not None or mesh.leads)
+    return Place(shape=torch.Size(shape), cut=cut, first=first, told=model.counts(name))
 
 
 def whole_of(name: str, part: Tensor, model: CutModel, mesh: CellMesh) -> Tensor:
@@ -116,7 +116,7 @@ def whole_of(name: str, part: Tensor, model: CutModel, mesh: CellMesh) -> Tensor
     cut = model.cuts.get(name)
     if cut is None:
         return part
-    parts = _everybodys([part], mesh.tensor)
+    parts = _everybodys([part], mesh.tensor)[:: model.copies(name)]
     if cut.size > len(parts) and mesh.experts is not None:
         parts = _everybodys(parts, mesh.experts)
     return cut.whole(parts)
@@ -132,9 +132,9 @@ def _everybodys(parts: list[Tensor], ranks: Ranks) -> list[Tensor]:
     return [part for each in found for part in each]
 
 
-def counted_once(gradients: Mapping[str, Tensor], model: CutModel, mesh: CellMesh) -> list[Tensor]:
+def counted_once(gradients: Mapping[str, Tensor], model: CutModel) -> list[Tensor]:
     """Those of this process that no other has counted."""
-    return [gradient for name, gradient in gradients.items() if name in model.cuts or mesh.leads]
+    return [gradient for name, gradient in gradients.items() if model.counts(name)]
 
 
 def widen(module: nn.Module, dtype: torch.dtype) -> None:
