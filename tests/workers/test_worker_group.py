@@ -208,6 +208,35 @@ def test_where_a_row_fits_one_device_of_a_cell_and_not_another_memory_is_what_is
         asyncio.run(scenario())
 
 
+class Failing(Saying):
+    """A worker in which a row finds no memory."""
+
+    async def call(self, what, *arguments):
+        if what == "accumulate":
+            raise TrainingError("too little memory")
+        return await super().call(what, *arguments)
+
+
+def test_where_one_device_of_a_cell_fails_the_others_are_not_waited_for_until_a_deadline(monkeypatch):
+    monkeypatch.setattr(worker_groups, "GRACE", 0.02)
+
+    async def scenario():
+        worker_group = await started()
+        worker_group.patience = replace(worker_group.patience, train=60)
+        cell = next(name for name, role in worker_group.role.items() if role == "train")
+        worker_group.devices[cell] = DEVICES
+        worker_group.members[DEVICES[1]] = Failing(DEVICES[1])
+        worker_group.members[DEVICES[0]].hangs = True  # until the other has its part of a layer
+        with pytest.raises(TrainingError, match=r"^too little memory$"):
+            await worker_group.accumulate(cell, [])
+        assert len(asyncio.all_tasks()) == 1
+        return worker_group.silent
+
+    begun = time.monotonic()
+    assert asyncio.run(scenario()) == {DEVICES[0]}
+    assert time.monotonic() - begun < 20
+
+
 class Slowly(Saying):
     """Writes until it is told that it may end, and answers everything else."""
 

@@ -54,6 +54,7 @@ class Recovery:
         those that it generates with once none of them is."""
         self.lost.add(device)
         async with self.lock:
+            self._refuse(device)
             try:  # who else has died is found out before anybody waits for it
                 asked = [each for each in self.worker_group.members if each not in self.lost]
                 await self.worker_group.all(asked, lambda each: each.room(), seconds=self.worker_group.patience.train)
@@ -66,7 +67,8 @@ class Recovery:
                 self.lost.add(lost.cell)
                 raise
 
-    async def _revive(self, device: str) -> None:
+    def _refuse(self, device: str) -> None:
+        """StateLostError where others cannot go on without what it had: some of them may wait for it for ever."""
         models = self.worker_group.trained.values()
         if any(device in copy and len(copy) > 1 for model in models for copy in model.copies):
             told = "and its part of the optimizer with it; resume the run"
@@ -74,6 +76,9 @@ class Recovery:
         if any(device in mates for mates in self.worker_group.joints):
             told = "and those that hold the other slices of a model cannot go on; resume the run"
             raise StateLostError(f"{device}: its process died, {told}")
+
+    async def _revive(self, device: str) -> None:
+        models = self.worker_group.trained.values()
         living = {model.name: self.living(model) for model in models if self._needs(model, device)}
         if gone := [name for name, copy in living.items() if copy is None]:
             whose = "" if gone == [POLICY] else f" of the {gone[0]}"

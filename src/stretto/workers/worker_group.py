@@ -46,6 +46,9 @@ from stretto.workers.worker_spec import WorkerSpec
 
 T = TypeVar("T")
 
+GRACE = 20.0
+"""Seconds for those that work together with one that has failed to say so, too."""
+
 EPOCHS = itertools.count(1)
 """Numbers of meetings; never the same one twice, because groups may share workers and their store."""
 
@@ -183,6 +186,20 @@ class WorkerGroup:
         calls = (ask(self.worker(device, seconds)) for device in devices)
         return await together(calls)
 
+    async def in_cell(self, cell: str, ask: Callable[[WorkerApi], Awaitable[T]], *, seconds: float) -> list[T]:
+        """The same call of a cell's devices. Where it is of several, they may wait for each other: once one has failed,
+        those that do not answer soon are left behind, and count as silent."""
+        calls = {asyncio.ensure_future(ask(self.worker(device, seconds))): device for device in self.devices[cell]}
+        try:
+            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            over, waiting = await asyncio.wait(calls, timeout=GRACE)
+            self.silent.update(calls[call] for call in waiting)
+            return await together(call for call in calls if call in over)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
     def deadline(self, stage: str, who: str, seconds: float) -> Deadline:
         """What ends a wait for a device, or for a cell of several."""
         return Deadline(stage, who, seconds, self)
@@ -193,8 +210,7 @@ class WorkerGroup:
         """What a cell's model says: the policy, a reference, a reward model or a critic; its devices share them."""
         model, seconds = MODELS[self.role[cell]], self.patience.train
         if cell in self.sliced:  # in lockstep, after which each of them knows all
-            told = await self.all(self.devices[cell], lambda each: each.score(model, conversations), seconds=seconds)
-            return told[0]
+            return (await self.in_cell(cell, lambda each: each.score(model, conversations), seconds=seconds))[0]
         return await scatter_gather(
             conversations,
             self.devices[cell],
@@ -204,10 +220,10 @@ class WorkerGroup:
     async def accumulate(self, cell: str, samples: Sequence[Sample]) -> TrainedLogprobs:
         """Adds gradients on a training cell, whose devices work in lockstep; none once their update is made, which a
         process that died at it has from the others. Returns what the policy's trainer says of the tokens."""
-        model, devices = MODELS[self.role[cell]], self.devices[cell]
+        model, seconds = MODELS[self.role[cell]], self.patience.train
         if model in self.updates.updated:
             return {}
-        told = await self.all(devices, lambda each: each.accumulate(model, list(samples)), seconds=self.patience.train)
+        told = await self.in_cell(cell, lambda each: each.accumulate(model, list(samples)), seconds=seconds)
         return {key: logprobs for found in told for key, logprobs in found.items()}
 
     # The end of a step ------------------------------------------------------------------------------------------------
