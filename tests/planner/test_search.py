@@ -101,6 +101,13 @@ def test_of_plans_as_good_as_equal_the_one_is_chosen_whose_devices_share_no_matr
         assert both.best[0] == other
         assert both.today == (chosen or other)
         assert ("share matrices" in explain.today(both, setting)) == (both.today == first)
+        assert both.listed == both.ready and len(both.ready) == 2
+
+
+def test_what_is_listed_behind_what_can_be_executed_cannot_be():
+    setting = setting_of("8xA100-80", "llama-7b", roles=PPO)
+    found = search(setting, ALL)
+    assert not any(forecast.choice.runs(setting.workload) for forecast in found.listed[len(found.ready) :])
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_answer_says_it_in_words_and_as_data(pair):
     assert turn is not None
     bound = "at most" if turn.at > turn.now else "at least"
     assert str(turn).startswith(f"flatten is first while {turn.constant.words} {bound} ")
-    found = SearchResult(best=pair, rejected=(), ready=(), misses=(), weighed=2, simulated=2)
+    found = SearchResult(best=pair, rejected=(), ready=(), waiting=pair, misses=(), weighed=2, simulated=2)
     told = document(found, SETTING)["plans"]
     assert told[0]["turns"] == turn.document()
     assert str(turn) in told[0]["why"]

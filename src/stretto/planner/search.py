@@ -56,6 +56,8 @@ class SearchResult:
     ready: tuple[Forecast, ...]
     """The best of each strategy that can be executed as things stand, the best first: the fastest, but for plans whose
     devices share matrices or experts, which have to be ahead of plain ones by `CLOSE`."""
+    waiting: tuple[Forecast, ...]
+    """What of `best` cannot be executed as things stand."""
     misses: tuple[str, ...]
     """What of that were plans that do not fit, one by one with why."""
     weighed: int
@@ -66,10 +68,12 @@ class SearchResult:
     def beside(self, forecast: Forecast, workload: StepWorkload) -> SearchResult:
         """With a plan that was not searched for."""
         best = tuple(sorted((*self.best, forecast), key=_seconds))
-        ready = self.ready
+        ready, waiting = self.ready, self.waiting
         if forecast.choice.runs(workload):
             ready = tuple(sorted((*ready, forecast), key=_seconds_to_beat))
-        return replace(self, best=best, ready=ready, simulated=self.simulated + 1)
+        else:
+            waiting = tuple(sorted((*waiting, forecast), key=_seconds))
+        return replace(self, best=best, ready=ready, waiting=waiting, simulated=self.simulated + 1)
 
     @property
     def today(self) -> Forecast | None:
@@ -79,7 +83,7 @@ class SearchResult:
     @property
     def listed(self) -> tuple[Forecast, ...]:
         """What can be executed, the best first, and behind it what is the best of a strategy and cannot."""
-        return (*self.ready, *(forecast for forecast in self.best if forecast not in self.ready))
+        return (*self.ready, *self.waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
         forecasts = [] if why else _simulated(grid, prices, variant, quota)
         forecasts += [] if why else _borrowed(grid, prices, variant, best.values(), forecasts)
         if forecasts:
-            able = [each for each in forecasts if variant.strategy in STRATEGIES and each.choice.runs(setting.workload)]
+            able = [each for each in forecasts if _runs(each, setting.workload)]
             for kept, found, order in ((best, forecasts, _seconds), (ready, able, _seconds_to_beat)):
                 for first in sorted(found, key=order)[:1]:
                     label = first.choice.label  # groups of models may come to be a preset
@@ -132,10 +136,12 @@ def search(setting: PlanningProblem, variants: tuple[Variant, ...]) -> SearchRes
             tried += len(forecasts)
         elif not (why and variant.groups):  # that is what the presets say too
             rejected[variant.label] = why or _miss(grid, variant, setting)
+    fastest = tuple(sorted(best.values(), key=_seconds))
     return SearchResult(
-        best=tuple(sorted(best.values(), key=_seconds)),
+        best=fastest,
         rejected=tuple(rejected.items()),
         ready=tuple(sorted(ready.values(), key=_seconds_to_beat)),
+        waiting=tuple(each for each in fastest if not _runs(each, setting.workload)),
         misses=tuple(f"{name}: {rejected[name]}" for name in grid.misses if name in rejected),
         weighed=grid.weighed,
         simulated=tried,
@@ -183,6 +189,11 @@ def _borrowed(
         for fitting, room in islice(grid.fitting(choice, variant), 1):
             found.append(simulate(prices, fitting, room))
     return found
+
+
+def _runs(forecast: Forecast, workload: StepWorkload) -> bool:
+    """True if a plan that was found can be executed as things stand; what others do is only priced."""
+    return forecast.choice.strategy in STRATEGIES and forecast.choice.runs(workload)
 
 
 def _seconds(forecast: Forecast) -> float:
