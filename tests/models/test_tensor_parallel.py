@@ -57,9 +57,7 @@ def test_what_does_not_divide_is_refused_before_there_are_weights():
     assert refusal(CONFIGS["mixtral"](), tensor=2) == []
     assert refusal(CONFIGS["mixtral"](), tensor=4) == [], "two processes have the same key-value head"
     three = LlamaConfig(**(SIZES | {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}))
-    assert refusal(three, tensor=2) == [
-        ("placement.cells", "tp 2 does not divide the model's 3 key-value heads")
-    ]
+    assert refusal(three, tensor=2) == [("placement.cells", "tp 2 does not divide the model's 3 key-value heads")]
     assert refusal(CONFIGS["mixtral"](), tensor=1, experts=3) == [
         ("placement.cells", "ep 3 does not divide the model's 4 experts")
     ]

@@ -119,8 +119,8 @@ def scales_of_scales(scales: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor
 def read_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int]) -> Tensor:
     """(O, I) fp32 of two codes in a byte, and a scale for each block of them.
 
-    bitsandbytes is told of rows that are whole blocks: where a processor has AVX-512, it takes the scales of each row to
-    begin with that row.
+    bitsandbytes is told of rows that are whole blocks: where a processor has AVX-512, it takes the scales of each row
+    to begin with that row.
     """
     count = shape[0] * shape[1]
     whole = (count // BLOCK, BLOCK) if count % BLOCK == 0 else (1, count + count % 2)
