@@ -40,7 +40,7 @@ def layer_of(shape, kind):
 @pytest.mark.parametrize(("shape", "how"), CUTS)
 def test_a_part_is_read_as_the_whole_is(kind, shape, how):
     whole = layer_of(shape, kind).wide(torch.float32)
-    assert whole.unique().numel() > min(100, whole.numel() / 8), "or all would be alike"
+    assert whole.unique().numel() > min(100, whole.numel() / 10), "or all would be alike"
     for rank in range(how["size"]):
         cut, layer = ParameterCut(**how, rank=rank), layer_of(shape, kind)
         keep_part(layer, cut)
