@@ -159,9 +159,9 @@ def test_several_rounds_that_share_the_workers_do_not_end_each_other(user: str) 
 
 
 def test_an_import_counts_in_no_deadline_of_a_reward(user: str) -> None:
-    Path(user, "slow.py").write_text("import time\ntime.sleep(0.6)\ndef f(answer, prompt, signals): return 1\n")
-    part = RewardPart(kind="slow:f", deadline=0.3)
-    result = scored(["7"] * 3, part, paths=(user,), workers=1, deadline=0.4)
+    Path(user, "slow.py").write_text("import time\ntime.sleep(2.2)\ndef f(answer, prompt, signals): return 1\n")
+    part = RewardPart(kind="slow:f", deadline=1.5)
+    result = scored(["7"] * 3, part, paths=(user,), workers=1, deadline=2.0)
     assert result.failed == ()
 
 

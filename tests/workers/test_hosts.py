@@ -21,6 +21,7 @@ from stretto.workers.orphans import MARK, end_marked, marked
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),  # two hosts and three runs
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces are made by `ip` of iproute2"),
 ]
