@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from stretto.models.lora import add_adapter
+from stretto.models.scratch import character_tokenizer
 from stretto.recipe.schema import Adapter
 from tiny import VOCABULARY, finished, policy_from
 
@@ -176,3 +177,20 @@ def padded_step(network, algorithm, samples, *, temperature):
     said = [logprobs[row, np.flatnonzero(talk.trained) - 1] for row, talk in enumerate(talks)]
     trained = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     return finished(torch.cat(said), trained, algorithm, samples)
+
+
+def mixture_in(folder):
+    """A tiny mixture as its files, for a recipe to name."""
+    tokenizer = character_tokenizer("01=")
+    config = Qwen3MoeConfig(
+        **(SIZES | {"vocab_size": len(tokenizer)}),
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = AutoModelForCausalLM.from_config(config)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

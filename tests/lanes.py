@@ -117,10 +117,11 @@ def publish(engine, policy):
     engine.receive(Weights(version=1, manifest={}, where="shared"))
 
 
-def lane_of(case, rank, size):
+def lane_of(case, rank, size, team=None):
     """One process's engine of a lane that nobody has met yet, and its policy."""
     policy = policy_of(case)
-    lane = LaneSpec(cell="generate", rank=rank, size=size, spreads=case.endswith("whole"))
+    spreads = case.endswith("whole") or team is not None
+    lane = LaneSpec(cell="generate", rank=rank, size=size, team=team or size, spreads=spreads)
     return lane_engine(policy, section_of(case), lane, CPU), policy
 
 
@@ -145,6 +146,36 @@ def in_lane(rank, size, address, folder, cases):
         other = spoiled(engine, policy, [name for name in names if name not in policy.trained()] or names)
         told["spoiled"] &= engine.checksums([other]) == dict.fromkeys((trained, other), "another part")
         torch.save(told, folder / f"{case}-{rank}.pt")
+        group.close()
+
+
+def in_teams(rank, size, address, folder, cases, team):
+    """One process of a lane of teams, to which requests come and from which one is taken, before and after a publish;
+    each has a clock of its own. The second team is asked nothing at first."""
+    torch.set_num_threads(1)
+    for case in cases:
+        engine, policy = lane_of(case, rank, size, team)
+        group = met(address, case, rank, size)
+        engine.meet(group)
+        teams, found = size // team, []
+        for version in (1, 2):
+            early, late = requests(1, 7), requests(2, 4)
+            for index, asked in enumerate([early[:2], early[2:] + late, []]):
+                engine.submit([each for at, each in enumerate(asked) if rank // team == (at % teams if index else 0)])
+                found += engine.abort([late[1].key]) if index == 2 else []
+                while engine.links.everybody.any(bool(engine.waiting or engine.active)):
+                    found += engine.step(0.0 if rank == version % 2 else 60.0)
+                    if index == 1:
+                        break
+            if version == 1:
+                publish(engine, policy)
+        torch.save(
+            {
+                "done": [(c.key, c.tokens, c.logprobs, c.stop, c.version, c.kept) for c in found],
+                "sums": engine.checksums([name for name, _ in policy.network.named_parameters()]),
+            },
+            folder / f"{case}-{rank}.pt",
+        )
         group.close()
 
 

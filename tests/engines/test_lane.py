@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from lanes import CASES, in_broken_lane, in_lane, plain_engine, served
+from lanes import CASES, in_broken_lane, in_lane, in_teams, plain_engine, publish, requests, served
 from stretto.engines.native.lane import LaneLink
 from stretto.errors import EngineError
 from stretto.weights.tensors import checksums
@@ -64,6 +64,48 @@ def test_four_processes_answer_as_one(tmp_path):
         engine, policy = plain_engine(case)
         found = torch.load(tmp_path / f"{case}-0.pt", weights_only=False)["done"]
         assert_same(found, served(engine, policy, lambda seconds: seconds), rounding=rounding)
+
+
+def answers_of_one(case):
+    """Key and version -> what one device answers to all requests of `in_teams`, and the weights after a publish."""
+    engine, policy = plain_engine(case)
+    found = {}
+    for version in (1, 2):
+        engine.submit([*requests(1, 7), *requests(2, 4)])
+        while done := engine.step(60.0):
+            found |= {(each.key, each.version): each for each in done}
+        if version == 1:
+            publish(engine, policy)
+    return found, checksums(policy.network.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "team", "cases"),
+    [
+        (2, 1, ["qwen3 with experts", "qwen3 with experts, lora", "qwen3 with experts, int8"]),
+        (4, 2, ["qwen3 with experts", "deepseek v3 with narrow values"]),
+    ],
+    ids=["two teams of one", "two teams of two"],
+)
+def test_teams_that_share_experts_answer_as_one(size, team, cases, tmp_path):
+    started(in_teams, size, tmp_path, cases, team)
+    for case in cases:
+        expected, sums = answers_of_one(case)
+        told = [torch.load(tmp_path / f"{case}-{rank}.pt", weights_only=False) for rank in range(size)]
+        assert all(each["sums"] == sums for each in told)
+        speakers = [each["done"] for each in told[::team]]
+        found = [each for done in speakers for each in done]
+        assert sorted(each[:1] + each[4:5] for each in found) == sorted(expected)
+        assert all(len(done) > 4 for done in speakers)
+        for key, tokens, logprobs, stop, version, _ in found:
+            one = expected[key, version]
+            count = len(tokens) if stop == "abort" else len(one.tokens)
+            assert tokens.tolist() == one.tokens[:count].tolist()
+            np.testing.assert_allclose(logprobs, one.logprobs[:count], rtol=0, atol=1e-5)
+            assert stop in (one.stop, "abort")
+        for first in range(0, size, team):
+            for other in told[first : first + team]:
+                assert_same(other["done"], told[first]["done"], rounding=1e-10)
 
 
 def test_who_has_not_met_the_others_says_so():

@@ -24,6 +24,7 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
         (LORA, CUT | {"lane": ModelSplit(tp=2)}),
         (LORA | {"base": "int8"}, CUT | {"lane": ModelSplit(tp=2)}),
         ({"model": "qwen3-30b-a3b"}, CUT | {"lane": ModelSplit(tp=4, ep=4)}),
+        ({"model": "qwen3-30b-a3b"}, CUT | {"lane": ModelSplit(tp=2, dp=2, ep=4)}),
         ({}, CUT | {"train": ModelSplit(dp=2), "sharded": True}),
         ({}, CUT | {"train": ModelSplit(dp=2, tp=2)}),
         (LORA | {"base": "nf4"}, CUT | {"train": ModelSplit(dp=2, tp=2)}),
@@ -33,7 +34,8 @@ CUT = {"strategy": "flatten", "devices": 4, "train": ModelSplit(dp=4)}
     ],
     ids=[
         *("four bits", "eight bits in slices", "8-bit AdamW in slices", "experts", "adapted experts", "reference"),
-        *("a lane", "a lane on eight bits", "a lane with whole experts", "shared", "matrices", "matrices in four bits"),
+        *("a lane", "a lane on eight bits", "a lane with whole experts", "a lane of teams", "shared", "matrices"),
+        "matrices in four bits",
         *("key-value heads with two devices each", "matrices and experts", "experts in four bits"),
     ],
 )
@@ -45,7 +47,7 @@ def test_these_plans_can_be_executed(work, choice):
     ("choice", "told"),
     [
         (CUT | {"lane": ModelSplit(tp=2, pp=2)}, "pipelines that generate"),
-        (CUT | {"lane": ModelSplit(tp=2, dp=2, ep=4)}, "experts spread wider than matrices are cut"),
+        (CUT | {"lane": ModelSplit(dp=4, ep=2)}, "lanes that share neither all matrices nor all experts"),
         (CUT | {"lane": ModelSplit(tp=3)}, "key-value heads that devices cannot share evenly"),
         (CUT | {"train": ModelSplit(tp=2, pp=2)}, "pipelines that train"),
         (CUT | {"train": ModelSplit(tp=4, ep=2)}, "experts spread over fewer devices than share a matrix"),

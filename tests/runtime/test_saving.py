@@ -73,33 +73,39 @@ def test_slow_checkpoints_change_nothing_and_there_is_one_at_a_time(whole, tmp_p
 
 
 def test_a_worker_generates_while_its_own_files_are_written(tmp_path, monkeypatch):
-    written, generated = [], []
+    """A write waits for the next step's generation, to which a worker that does one thing at a time would not come."""
+    generated, met = threading.Event(), []
     write, generate = model_state.write, Worker.generate
 
-    def slowly(*arguments, **named):
-        begun = time.monotonic()
-        time.sleep(0.3)
-        hashes = write(*arguments, **named)
-        written.append((begun, time.monotonic()))
-        return hashes
+    def until_it_generates(*arguments, **named):
+        last = len(met) == 4  # no step follows
+        generated.clear()
+        met.append(last or generated.wait(timeout=20))
+        return write(*arguments, **named)
 
     def noted(*arguments):
-        generated.append(time.monotonic())
+        generated.set()
         return generate(*arguments)
 
-    monkeypatch.setattr(model_state, "write", slowly)
+    monkeypatch.setattr(model_state, "write", until_it_generates)
     monkeypatch.setattr(Worker, "generate", noted)
     start(tmp_path, **USUAL)
-    assert len(written) == 5
-    assert all(any(begun < moment < end for moment in generated) for begun, end in written[:-1])
+    assert met == [True] * 5
 
 
 def test_a_checkpoint_of_every_other_step_lets_the_next_step_go_on(tmp_path, monkeypatch):
-    slow = Slow(monkeypatch, seconds=0.3)
-    seen = []
-    start(tmp_path, at=lambda name, *told: seen.append(slow.writing) if name == "step" else None,
+    """The first checkpoint waits until the step after it is over."""
+    third, met = threading.Event(), []
+    save = Checkpoints.save
+
+    def until_step_three(*arguments, **named):
+        met.append(third.wait(timeout=20))
+        return save(*arguments, **named)
+
+    monkeypatch.setattr(Checkpoints, "save", until_step_three)
+    start(tmp_path, at=lambda name, *told: third.set() if (name, *told[:1]) == ("step", 3) else None,
           run__steps=4, evaluate__every=0, checkpoint__every=2)  # fmt: skip
-    assert seen[2] == 1, "step 3 was over before the checkpoint of step 2 was"
+    assert met == [True] * 2
 
 
 def test_an_error_in_the_background_ends_the_run_as_it_would_have(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from crewed import alone, dies, distance, read, steps
+from families import mixture_in
 from running import recipe_in
 from stretto.errors import DeadlineError
 from stretto.placement.build import plan_of
@@ -34,6 +35,7 @@ TWO = [cell("generate", 0, 1, **LANE), cell("train", 0), cell("train", 1)]
 BESIDE = [cell("generate", 0, 1, **LANE), cell("generate", 2), cell("train", 2)]
 THREE = [*TWO, cell("train", 2)]
 PAIRS = [cell("generate", 0, 1, **LANE), cell("train", 2), cell("train", 3)]
+TEAMS = [cell("generate", 0, 1, mesh={"ep": 2}), cell("train", 2)]
 
 
 def die_together(*devices):
@@ -102,6 +104,18 @@ def test_a_lane_of_two_devices_ends_with_the_weights_of_one(cells, hurt, changes
     assert distance(single, masters) < 1e-10
     for name in ("loss", "grad_norm", "tokens/trained"):
         assert [report[name] for report in crewed] == pytest.approx([report[name] for report in reports], rel=1e-9)
+
+
+def test_teams_that_share_experts_end_with_the_weights_of_one_device(tmp_path):
+    mixture_in(tmp_path / "mixture")
+    recipe = recipe_in(tmp_path, model={"name": "mixture", "dtype": "float32"}, optimizer__lr=1e-3)
+    single, reports = asyncio.run(alone(recipe, tmp_path))
+    masters, crewed = asyncio.run(in_lanes(recipe, tmp_path, TEAMS, dies("localhost/cpu:1", "generate")))
+    assert distance(single, masters) < 1e-5
+    for name in ("loss", "grad_norm", "tokens/trained"):
+        assert [report[name] for report in crewed] == pytest.approx(
+            [report[name] for report in reports], rel=1e-4, abs=1e-6
+        )
 
 
 def stops(device, number=2):

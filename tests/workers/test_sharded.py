@@ -4,15 +4,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from crewed import alone, dies, distance, read, steps
-from families import SIZES
+from families import mixture_in
 from running import recipe_in
 from sequential import Sequential
 from stretto.errors import TrainingError
-from stretto.models.scratch import character_tokenizer
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.runtime.build import build_runtime
@@ -61,23 +58,6 @@ def weights_on_one(recipe, folder, held):
         return plain.weights()
     finally:
         asyncio.run(plain.close())
-
-
-def mixture_in(folder):
-    """A tiny mixture as its files, for a recipe to name."""
-    tokenizer = character_tokenizer("01=")
-    config = Qwen3MoeConfig(
-        **(SIZES | {"vocab_size": len(tokenizer)}),
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = AutoModelForCausalLM.from_config(config)
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 TOGETHER = [cell("generate", 0), cell("generate", 1), cell("train", 0, 1, recompute=True)]

@@ -150,9 +150,10 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
         reason = f"{cell.name}: the engine {cell.engine} on several devices together is not available yet"
         yield Problem(field="placement.cells", reason=reason, fix=f"{alone}, or use engine.kind: native")
         return
-    if cell.mesh["tp"] < count or cell.mesh["ep"] not in (1, count):
-        reason = f"{cell.name}: devices that generate together share every matrix; other degrees are not available yet"
-        fix = f"say mesh: {{tp: {count}}}, and ep: {count} if experts shall stay whole; or {alone}"
+    tensor, experts = cell.mesh["tp"], cell.mesh["ep"]
+    if cell.mesh["pp"] > 1 or (experts != count and (tensor < count or experts > 1)):
+        reason = f"{cell.name}: devices that generate together share every matrix, or all experts between them"
+        fix = f"say mesh: {{tp: {count}}}, or ep: {count} beside any tp if the model has experts; or {alone}"
         yield Problem(field="placement.cells", reason=reason, fix=fix)
     if getattr(recipe.engine, "graphs", False):
         reason = f"has no effect in {cell.name}: steps of devices that generate together are not recorded"

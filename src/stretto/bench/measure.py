@@ -132,7 +132,8 @@ def measure(
 
 
 def runnable(found: SearchResult, setting: PlanningProblem) -> tuple[Forecast, ...]:
-    """The best plans that this host can execute; a RecipeError if there is none."""
+    """The best plans that this host can execute, of those in which each device has whole models, as our own workloads
+    do; a RecipeError if there is none."""
     missing = sorted(set(setting.names) - set(devices_here()))
     if missing or setting.mixed:
         reason = (
@@ -142,7 +143,11 @@ def runnable(found: SearchResult, setting: PlanningProblem) -> tuple[Forecast, .
     if not found.ready:
         waits = ", ".join(found.best[0].choice.waits_for(setting.workload))
         raise RecipeError.of("--measure", f"no plan of it can be executed yet; it waits for {waits}", "leave it out")
-    return found.ready[:BEST]
+    whole = tuple(forecast for forecast in found.ready if forecast.choice.whole)
+    if not whole:
+        reason = "every plan of it cuts a model over several devices, which is not measured yet"
+        raise RecipeError.of("--measure", reason, "leave it out")
+    return whole[:BEST]
 
 
 def own(setting: PlanningProblem) -> Iterator[ProbeStep]:

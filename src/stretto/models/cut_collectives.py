@@ -17,7 +17,10 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Processes that compute something together, and which of them this one is."""
+    """Processes that compute something together, and which of them this one is.
+
+    Those that reach each other in another way than by torch's groups have a kind of their own.
+    """
 
     rank: int = 0
     """This process."""
@@ -27,8 +30,14 @@ class Ranks:
     """Torch's process group; none where a process is alone."""
 
     def add(self, tensor: Tensor) -> None:
-        """Makes a tensor the sum of everybody's. Those that reach each other in another way have one of their own."""
+        """Makes a tensor the sum of everybody's."""
         dist.all_reduce(tensor, group=self.group)
+
+    def gather(self, rows: Tensor) -> Sequence[Tensor]:
+        """Everybody's rows, of which all have equally many."""
+        found = [torch.empty_like(rows) for _ in range(self.size)]
+        dist.all_gather(found, rows, group=self.group)
+        return found
 
 
 ALONE = Ranks()
@@ -45,9 +54,7 @@ def add_up(tensor: Tensor, ranks: Ranks) -> Tensor:
 def gathered(rows: Tensor, ranks: Ranks, counts: Sequence[int]) -> Tensor:
     """Everybody's rows, of which process i has `counts[i]`, one below the other."""
     own = pad(rows, (0, 0) * (rows.dim() - 1) + (0, max(counts) - len(rows))).contiguous()
-    found = [torch.empty_like(own) for _ in counts]
-    dist.all_gather(found, own, group=ranks.group)
-    return torch.cat([each[:count] for each, count in zip(found, counts, strict=True)])
+    return torch.cat([each[:count] for each, count in zip(ranks.gather(own), counts, strict=True)])
 
 
 def own_rows(everything: Tensor, ranks: Ranks, counts: Sequence[int]) -> Tensor:

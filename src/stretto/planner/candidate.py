@@ -99,8 +99,16 @@ class Candidate:
     @property
     def plain(self) -> bool:
         """False if devices share matrices or experts or form pipelines: these talk in every layer."""
-        splits = (self.lane, self.train, self.frozen, *(split for _, split in self.others))
-        return all(split.width == split.dp for split in splits)
+        return all(split.width == split.dp for split in self._splits)
+
+    @property
+    def whole(self) -> bool:
+        """True if every device has all of each model that it has."""
+        return all(split.width == 1 for split in self._splits)
+
+    @property
+    def _splits(self) -> tuple[ModelSplit, ...]:
+        return (self.lane, self.train, self.frozen, *(split for _, split in self.others))
 
     def whitens(self, workload: StepWorkload) -> bool:
         """Whether gradients are whitened at the end of a step: groups then stream though credit needs all of them."""
@@ -171,7 +179,8 @@ class Candidate:
         lane = self.lane
         yield lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"
         yield lane.pp > 1, "pipelines that generate"
-        yield lane.dp > 1 or lane.ep not in (1, lane.tp), "experts spread wider than matrices are cut"
+        partly = lane.ep != lane.width and (lane.dp > 1 or lane.ep > 1)
+        yield partly, "lanes that share neither all matrices nor all experts"
         yield from _unshared(lane, workload, "generate")
 
     def _values_apart(self, workload: StepWorkload) -> bool:

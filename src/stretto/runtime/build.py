@@ -211,8 +211,8 @@ def lane_of(plan: Plan, device: str) -> LaneSpec | None:
     """The place of a device in a cell of several that generates, if it has one."""
     for cell in plan.cells:
         if cell.role == "generate" and device in cell.devices and len(cell.devices) > 1:
-            rank, spreads = cell.devices.index(device), cell.mesh["ep"] > 1
-            return LaneSpec(cell=cell.name, rank=rank, size=len(cell.devices), spreads=spreads)
+            rank, size = cell.devices.index(device), len(cell.devices)
+            return LaneSpec(cell=cell.name, rank=rank, size=size, team=cell.mesh["tp"], spreads=cell.mesh["ep"] > 1)
     return None
 
 

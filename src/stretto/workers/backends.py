@@ -60,6 +60,10 @@ class Backend(Protocol):
         """Row i is what member i has sent to this one; row i of `rows` goes to member i."""
         ...
 
+    def gather_ahead(self, rows: Tensor) -> Tensor:
+        """Every member's rows, of which all have equally many, member after member; on the device, as `add_ahead`."""
+        ...
+
     def close(self) -> None:
         """Leaves the group, whatever is under way."""
         ...
@@ -130,6 +134,13 @@ class Gloo:
         self.group.alltoall_base(found, host, [], []).wait()
         return found.to(rows.device)
 
+    def gather_ahead(self, rows: Tensor) -> Tensor:
+        """In host memory nothing is ahead."""
+        host = rows.cpu()
+        found = host.new_empty(self.group.size() * len(host), *host.shape[1:])
+        self.group._allgather_base(found, host).wait()
+        return found.to(rows.device)
+
     def close(self) -> None:
         """Its connections close when nobody knows it any more, and the others learn of that."""
         self.group = None
@@ -176,6 +187,13 @@ class Nccl:
         found = torch.empty_like(rows, device=self.device)
         self._call(rows, lambda here: self.group.alltoall_base(found, here, [], []), changes=False)
         return found.to(rows.device)
+
+    def gather_ahead(self, rows: Tensor) -> Tensor:
+        """The card waits, in the order of its work."""
+        found = rows.new_empty(self.group.size() * len(rows), *rows.shape[1:])
+        self.ahead = self.group._allgather_base(found, rows)
+        self.ahead.wait()
+        return found
 
     def close(self) -> None:
         """Without waiting for anybody."""

@@ -1,7 +1,8 @@
 """The generate cells of a plan, as what trajectories ask: a queue each, behind it one process or several in lockstep.
 
-Processes of one cell are told the same at once, so each gets all of it in the same order. That is all that is needed of
-whoever calls them: what follows from it they decide alike (`engines.native.lane`).
+Processes of one cell are called at once, so each gets its calls in the same order; those that share every matrix, a
+team, are told the same. That is all that is needed of whoever calls them: what follows from it they decide alike
+(`engines.native.lane`). Teams get requests of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from stretto.engines.queue import EngineQueue
 from stretto.workers.api import LANE
 from stretto.workers.engine_call import EngineCall, engine_of_cell
 from stretto.workers.scatter_gather import raise_first
+from stretto.workers.team_shares import TeamShares
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
@@ -51,12 +53,26 @@ class LaneCalls:
         return EngineQueue(engine_of_cell(asked, cell), deadline=late, together=len(group.plan.devices) == 1)
 
     def _together(self, cell: str) -> EngineCall:
-        """The same call of all devices of a cell; the first one's answer."""
+        """One call of all devices of a cell; what the first of each team answers."""
         group, seconds = self.worker_group, self.worker_group.patience.generate
+        devices = group.devices[cell]
+        team = next(each.mesh["tp"] for each in group.plan.cells if each.name == cell)
+        shares = TeamShares(len(devices) // team)
 
         async def generate(new: Sequence[Request], unwanted: Sequence[int], budget: float) -> list[Completion]:
-            calls = (group.worker(each, seconds).generate(new, unwanted, budget) for each in group.devices[cell])
-            return raise_first(await group.in_lockstep(_kind(cell), calls))[0]
+            asked = [part for part in shares.parts(new) for _ in range(team)]
+            try:
+                calls = (
+                    group.worker(device, seconds).generate(part, unwanted, budget)
+                    for device, part in zip(devices, asked, strict=True)
+                )
+                answers = raise_first(await group.in_lockstep(_kind(cell), calls))
+            except BaseException:
+                shares.clear()  # as do the devices
+                raise
+            done = [completion for answer in answers[::team] for completion in answer]
+            shares.done(done)
+            return done
 
         return generate
 

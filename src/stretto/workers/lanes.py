@@ -1,13 +1,14 @@
 """A worker's part in generating: alone, or as one of the processes of a lane, each with a part of the model.
 
-A lane is a cell of several devices that generates. Its processes are asked the same at the same time (`lane_calls`) and
-answer in step. The first one's answer is the cell's. Where something fails in one of them it leaves the others, which
-would wait for it: they notice, and leave too. All of them begin anew when they are told to meet again.
+A lane is a cell of several devices that generates. Those of its processes that share every matrix, a team, are asked
+the same at the same time (`lane_calls`) and answer in step; the first one's answer is the team's. There are several
+teams where experts are spread wider. Where something fails in a process it leaves the others, which would wait for it:
+they notice, and leave too. All of them begin anew when they are told to meet again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from stretto.engines.base import Engine
-from stretto.engines.native.lane import FIRST, LaneEngine, LaneLink
+from stretto.engines.native.lane import FIRST, LaneEngine, LaneLink, LaneLinks
+from stretto.engines.native.spread_lane import SpreadLaneEngine
 from stretto.engines.native.truncation import Truncation
 from stretto.errors import RecipeError
 from stretto.models.cut_collectives import ALONE, Ranks
@@ -30,11 +32,21 @@ from stretto.workers.worker_spec import LaneSpec, WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class LinkedRanks(Ranks):
-    """The processes of a lane, which add up by its link: groups behind it come and go."""
+    """The processes at the other end of a link, behind which groups come and go."""
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of everybody's."""
         self.group.add(tensor)
+
+    def gather(self, rows: Tensor) -> Sequence[Tensor]:
+        """Everybody's rows, of which all have equally many."""
+        found: Tensor = self.group.gather(rows)
+        return found.chunk(self.size)
+
+
+def linked(link: LaneLink) -> Ranks:
+    """Those whom a link reaches."""
+    return LinkedRanks(link.rank, link.size, link) if link.size > 1 else ALONE
 
 
 def lane_engine(policy: Policy, section: NativeEngineSection, lane: LaneSpec, device: torch.device) -> LaneEngine:
@@ -44,16 +56,17 @@ def lane_engine(policy: Policy, section: NativeEngineSection, lane: LaneSpec, de
         raise RecipeError.of("placement.cells", reason, "give each generate cell one device")
     from stretto.training.parallel.fsdp import on_the_same_tensors  # what it needs of torch takes seconds to load
 
-    link = LaneLink(rank=lane.rank, size=lane.size)
+    links = LaneLinks(rank=lane.rank, size=lane.size, team=lane.team)
     mine = on_the_same_tensors(policy)
-    ranks = LinkedRanks(lane.rank, lane.size, link)
-    cut = cut_network(mine.network, tensor=ranks, experts=ALONE if lane.spreads else None)
+    others = linked(links.others) if lane.spreads else None
+    cut = cut_network(mine.network, tensor=linked(links.team), experts=others)
     mine.network.to(device)
-    return LaneEngine(
+    kind = LaneEngine if lane.team == lane.size else SpreadLaneEngine
+    return kind(
         policy,
         mine,
         cut.part,
-        link,
+        links,
         heads=cut.heads,
         memory_share=section.memory_share,
         speculate=section.speculate,
@@ -71,8 +84,9 @@ class LaneMember:
 
     @property
     def speaks(self) -> bool:
-        """Whether its answer is that of its cell."""
-        return self.assignment.lane is None or self.assignment.lane.rank == FIRST
+        """Whether it answers for its cell, or for its team there."""
+        lane = self.assignment.lane
+        return lane is None or lane.rank % lane.team == FIRST
 
     def let_parts_sleep(self, shelf: HostBuffer) -> None:
         """Its parts of the model leave the device where its cell may sleep."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -66,15 +66,17 @@ def reach(meeting: Rendezvous) -> Store:
     return found
 
 
-def wait_for_all(meeting: Rendezvous) -> Store:
+def wait_for_all(meeting: Rendezvous, off: Callable[[], bool] = lambda: False) -> Store:
     """The store, once everybody has come: nobody connects to others of whom one never will.
 
-    TrainingError if it is called off meanwhile, or if somebody does not come in time.
+    TrainingError if it is called off meanwhile, itself or as `off` tells, or if somebody does not come in time.
     """
     store, end, pause = reach(meeting), time.monotonic() + meeting.seconds, 0.01
     if store.add("come", 1) == meeting.size:
         store.compare_set(DECIDED, "", ALL)  # unless it was called off: one who had come may have died since
     while not store.check([DECIDED]):
+        if off():
+            store.compare_set(DECIDED, "", OFF)
         if time.monotonic() > end:
             told = f"of {meeting.size} members not all have come within {meeting.seconds:g} s"
             raise TrainingError(f"{meeting.name}: {told}")
@@ -102,14 +104,25 @@ def store_at(address: str) -> TCPStore:
 class ProcessGroup:
     """One member's end of a group."""
 
-    def __init__(self, meeting: Rendezvous, device: torch.device) -> None:
-        """`device` is where this member computes."""
-        self.meeting = meeting
+    def __init__(self, meeting: Rendezvous, device: torch.device, within: ProcessGroup | None = None) -> None:
+        """`device` is where this member computes; `within` is the group of whose members these are some."""
+        self.meeting, self.device, self.within = meeting, device, within
+        self.parts: list[ProcessGroup] = []
         with self._failures():
-            store = wait_for_all(meeting)
-            self.backend: Backend = BACKENDS[meeting.path](
-                store, meeting, device, lambda: store.get(DECIDED).decode() == OFF
-            )
+            self.store = wait_for_all(meeting, lambda: within is not None and within.called_off())
+            self.backend: Backend = BACKENDS[meeting.path](self.store, meeting, device, self.called_off)
+
+    def called_off(self) -> bool:
+        """Whether a member was lost."""
+        mine = self.store.get(DECIDED).decode() == OFF
+        return mine or (self.within is not None and self.within.called_off())
+
+    def among(self, members: Sequence[int]) -> ProcessGroup:
+        """A group of some members, this one among them, which meet now; it ends with this one."""
+        name = f"{self.meeting.name} {','.join(map(str, members))}"
+        rank, size = members.index(self.meeting.rank), len(members)
+        self.parts.append(ProcessGroup(replace(self.meeting, name=name, rank=rank, size=size), self.device, self))
+        return self.parts[-1]
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of every member's."""
@@ -141,8 +154,15 @@ class ProcessGroup:
         with self._failures():
             return self.backend.exchange(rows)
 
+    def gather_ahead(self, rows: Tensor) -> Tensor:
+        """Every member's rows, of which all have equally many, member after member; as `add_ahead`."""
+        with self._failures():
+            return self.backend.gather_ahead(rows)
+
     def close(self) -> None:
         """Leaves the others."""
+        for part in self.parts:
+            part.close()
         self.backend.close()
 
     @contextmanager

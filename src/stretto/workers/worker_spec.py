@@ -21,9 +21,12 @@ class LaneSpec:
     cell: str
     """The cell."""
     rank: int
-    """Which of its processes it is; the first speaks for all."""
+    """Which of its processes it is."""
     size: int
     """How many there are."""
+    team: int
+    """How many of them, one after the other, share every matrix and decode the same requests; the first speaks for
+    them."""
     spreads: bool = False
     """Whether each has some of the experts as a whole, and not a part of every one."""
 

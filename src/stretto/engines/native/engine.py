@@ -106,14 +106,18 @@ class NativeEngine:
 
     def _decode_until(self, end: float) -> list[Completion]:
         while self.waiting or self.active:
-            self._admit()
-            begun = time.monotonic()
-            done = self._tick()
-            now = time.monotonic()
-            self.times.note(len(self.active), now - begun)
-            if done or self.steps.over(now >= end):
+            done = self._advance()
+            if done or self.steps.over(time.monotonic() >= end):
                 return done
         return []
+
+    def _advance(self) -> list[Completion]:
+        """Lets waiting requests in, and samples for all that are active."""
+        self._admit()
+        begun = time.monotonic()
+        done = self._tick()
+        self.times.note(len(self.active), time.monotonic() - begun)
+        return done
 
     def abort(self, keys: Sequence[int]) -> list[Completion]:
         """Takes requests out of the queue and the batch."""
@@ -154,10 +158,8 @@ class NativeEngine:
 
     def close(self) -> None:
         """Forgets everything."""
-        self.waiting.clear()
-        self.active.clear()
-        self.answers.clear()
-        self.kept.rows.clear()
+        for held in (self.waiting, self.active, self.answers, self.kept.rows):
+            held.clear()
         self.experts = ExpertNotes() if self.experts is not None else None
         self.batch = None
         self.sleep(keep=False)

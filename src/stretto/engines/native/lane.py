@@ -5,12 +5,14 @@ what it decides follows from counts and tokens alone, which are the same everywh
 tells: the tokens that were drawn, and whether the seconds of a round are over. So ranks never decode different batches,
 however their clocks differ and their arithmetic rounds.
 
-What each layer's parts add up to, the modules of the cut model ask for while they compute, through the same link.
+What each layer's parts add up to, the modules of the cut model ask for while they compute, through the same link. Where
+experts are spread over more ranks than share a matrix, those that share them are one of several such teams
+(`spread_lane`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +50,14 @@ class LaneGroup(Protocol):
         """Row i is what rank i has sent to this one; row i of `rows` goes to rank i."""
         ...
 
+    def gather_ahead(self, rows: Tensor) -> Tensor:
+        """Every rank's rows, of which all have equally many, rank after rank, for whatever is computed after it."""
+        ...
+
+    def among(self, members: Sequence[int]) -> LaneGroup:
+        """Some of the ranks, this one among them, which meet now."""
+        ...
+
 
 class LaneLink:
     """One rank's way to the others. Modules keep it, while groups come and go with the processes behind them."""
@@ -60,13 +70,18 @@ class LaneLink:
         """Makes a tensor the sum of every rank's."""
         self._met().add_ahead(tensor)
 
+    def gather(self, rows: Tensor) -> Tensor:
+        """Every rank's rows, of which all have equally many, rank after rank."""
+        return self._met().gather_ahead(rows)
+
     def settle(self) -> None:
         """Waits for these sums, where one may have died who has a part in them."""
         self._met().settle()
 
     def told(self, tensor: Tensor) -> Tensor:
         """The first rank's tensor, in place of this one's."""
-        self._met().hand_round(tensor, source=FIRST)
+        if self.size > 1:
+            self._met().hand_round(tensor, source=FIRST)
         return tensor
 
     def least(self, number: int) -> int:
@@ -74,38 +89,67 @@ class LaneLink:
         mine = torch.full((self.size, 1), number, dtype=torch.long)
         return int(self._met().exchange(mine).min())
 
+    def any(self, told: bool) -> bool:
+        """Whether some rank says so."""
+        return self.least(not told) == 0
+
     def _met(self) -> LaneGroup:
         if self.group is None:
             raise EngineError(f"rank {self.rank} of a lane of {self.size} is on its own: the others have not met it")
         return self.group
 
 
+class LaneLinks:
+    """A rank's ways to those that share its matrices, a team, and to the others."""
+
+    def __init__(self, *, rank: int, size: int, team: int) -> None:
+        """Teams are of `team` ranks, one after the other."""
+        self.everybody = LaneLink(rank=rank, size=size)
+        self.team = self.everybody if team == size else LaneLink(rank=rank % team, size=team)
+        self.others = LaneLink(rank=rank // team, size=size // team)  # the rank of every team that has the same parts
+
+    def meet(self, group: LaneGroup | None) -> None:
+        """Goes on with these ranks, or on its own."""
+        self.everybody.group = group
+        rank, size, team = self.everybody.rank, self.everybody.size, self.team.size
+        first = rank - rank % team
+        for link, members in ((self.team, range(first, first + team)), (self.others, range(rank % team, size, team))):
+            if link is not self.everybody:
+                link.group = group.among(members) if group is not None and link.size > 1 else None
+
+    def settle(self) -> None:
+        """Waits for all sums."""
+        for link in {self.everybody, self.team, self.others}:
+            if link.size > 1:
+                link.settle()
+
+
 class LaneSteps(Steps):
     """Computes a rank's part of every step as it comes."""
 
-    def __init__(self, policy: Policy, link: LaneLink) -> None:
+    def __init__(self, policy: Policy, links: LaneLinks) -> None:
         super().__init__(policy)
-        self.link = link
+        self.links = links
 
     def draw(self, batch: DecodeBatch) -> tuple[Tensor, Tensor]:
         """As `Steps`, in the first rank's words."""
-        self.link.settle()
+        self.links.settle()
         tokens, logprobs = self._told(*super().draw(batch))
         return tokens, logprobs
 
     def draw_kept(self, batch: DecodeBatch, truncation: Truncation) -> tuple[Tensor, Tensor, Tensor]:
         """As `Steps`, in the first rank's words."""
-        self.link.settle()
+        self.links.settle()
         tokens, logprobs, ids = self._told(*super().draw_kept(batch, truncation))
         return tokens, logprobs, ids
 
     def over(self, late: bool) -> bool:
         """Whether the first rank's clock says so."""
-        return bool(self.link.told(torch.tensor([late], dtype=torch.uint8, device=self.policy.device)))
+        return bool(self.links.team.told(torch.tensor([late], dtype=torch.uint8, device=self.policy.device)))
 
     def _told(self, *found: Tensor) -> Iterator[Tensor]:
         """These tensors of the first rank's, which travel as one: the ids of tokens are exact in fp64."""
-        flat = self.link.told(torch.cat([each.double().flatten() for each in found]))
+        flat = self.links.team.told(torch.cat([each.double().flatten() for each in found]))
         parts = flat.split([each.numel() for each in found])
         return (part.view_as(each).to(each.dtype) for part, each in zip(parts, found, strict=True))
 
@@ -122,15 +166,15 @@ class LaneEngine(NativeEngine):
         whole: Policy,
         cut: Policy,
         part: Callable[[str, Tensor], Tensor],
-        link: LaneLink,
+        links: LaneLinks,
         *,
         heads: int,
         **choices: Any,
     ) -> None:
-        """`cut` is the policy whose modules have parts and add up through the `link`; `part` is what this rank has of
+        """`cut` is the policy whose modules have parts and add up through the `links`; `part` is what this rank has of
         a parameter, and of its keys and values one of `heads`."""
-        super().__init__(cut, steps=LaneSteps(cut, link), **choices)
-        self.whole, self.part, self.link = whole, part, link
+        super().__init__(cut, steps=LaneSteps(cut, links), **choices)
+        self.whole, self.part, self.links = whole, part, links
         self.own_tokens = self.kv_tokens = self.kv_tokens * heads
 
     def meet(self, group: LaneGroup) -> None:
@@ -139,12 +183,12 @@ class LaneEngine(NativeEngine):
         They admit alike, by the cache of whoever has the least room.
         """
         self.close()
-        self.link.group = group
-        self.kv_tokens = self.link.least(self.own_tokens)
+        self.links.meet(group)
+        self.kv_tokens = self.links.everybody.least(self.own_tokens)
 
     def part_from_others(self) -> None:
         """Leaves a lane in which something has failed, and forgets what was under way: nobody can go on with it."""
-        self.link.group = None
+        self.links.meet(None)
         self.close()
 
     def receive(self, weights: Weights) -> Receipt:
