@@ -83,12 +83,14 @@ NOTHING = RankMemory()
 
 
 def weights(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
-    """Bytes of a frozen copy: over tensor and pipeline ranks, experts over theirs, shards under ZeRO-3."""
+    """Bytes of a frozen copy: over tensor and pipeline ranks, experts over theirs, shards under ZeRO-3. Embedding and
+    head are never stored in few bits."""
     mesh = site.mesh
     shards = mesh.sharding if mesh.zero == 3 else 1
-    common = (shape.params - shape.routed_params) / (mesh.model * shards)
+    plain = shape.embedding_params * (1 if shape.tied else 2)
+    common = (shape.params - shape.routed_params - plain) / (mesh.model * shards)
     routed = shape.routed_params / (mesh.pp * max(mesh.tp, mesh.ep, mesh.model // mesh.pp * shards))
-    return BYTES[precision] * (common + routed)
+    return BYTES[precision] * (common + routed) + width(precision) * plain / (mesh.model * shards)
 
 
 def experts(shape: ModelShape, site: Site, precision: Precision = "bfloat16") -> float:
@@ -229,7 +231,7 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
 
 
 def _engine_weights(shape: ModelShape, site: Site, precision: Precision) -> float:
-    embedding = 0.0 if shape.tied else BYTES[precision] * shape.embedding_params / site.mesh.tp
+    embedding = 0.0 if shape.tied else width(precision) * shape.embedding_params / site.mesh.tp
     return Costs().weight_bytes(shape, site, math.inf, precision) / site.mesh.pp + embedding
 
 

@@ -249,7 +249,8 @@ class MemoryFits:
             work, site = self.setting.workload, self._site(choice, side, "generate")
             shape, precision = work.shapes["generate"], work.precision_of("generate")
             whole = memory.generating(shape, site, 0.0, precision=precision).weights
-            there = memory.experts(shape, site, precision) if site.mesh.same_experts(choice.train.mesh) else 0.0
+            alike = work.engine != "native" and site.mesh.same_experts(choice.train.mesh)  # whose lanes have copies
+            there = memory.experts(shape, site, precision) if alike else 0.0
             self.known[key] = RankMemory(weights=whole - there)
         return self.known[key]
 

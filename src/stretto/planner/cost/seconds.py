@@ -278,11 +278,12 @@ class Costs:
         Of the experts, those that some token visits: n (1 - (1 - k/n)^batch) if routing is even.
         """
         mesh = site.mesh
-        common = shape.common_params + shape.embedding_params
+        head = width(precision) * shape.embedding_params  # never in few bits
         routed = 0.0
         if shape.moe_layers:
             routed = shape.routed_params * (1 - (1 - shape.top_k / shape.experts) ** batch)
-        return BYTES[precision] * (common / mesh.tp + routed / max(mesh.tp, mesh.ep))
+        layers = BYTES[precision] * (shape.common_params / mesh.tp + routed / max(mesh.tp, mesh.ep))
+        return layers + head / mesh.tp
 
     def cache_bytes(self, shape: ModelShape, site: Site, context: float, precision: Precision = "bfloat16") -> float:
         """Cache of one sequence on one rank: split over heads, whole where there are fewer heads than ranks."""
