@@ -39,6 +39,14 @@ class Ranks:
         dist.all_gather(found, rows, group=self.group)
         return found
 
+    def rows_of_each(self, rows: Tensor) -> list[int]:
+        """How many rows everybody has."""
+        counts = torch.zeros(self.size, dtype=torch.int64, device=rows.device)
+        counts[self.rank] = len(rows)
+        self.add(counts)
+        found: list[int] = counts.tolist()
+        return found
+
 
 ALONE = Ranks()
 """No others."""
@@ -154,12 +162,7 @@ def leave(part: Tensor, ranks: Ranks) -> Tensor:
 
 def rows_of_each(rows: Tensor, ranks: Ranks) -> list[int]:
     """How many rows everybody has."""
-    if ranks.size == 1:
-        return [len(rows)]
-    counts = torch.zeros(ranks.size, dtype=torch.int64, device=rows.device)
-    counts[ranks.rank] = len(rows)
-    found: list[int] = add_up(counts, ranks).tolist()
-    return found
+    return [len(rows)] if ranks.size == 1 else ranks.rows_of_each(rows)
 
 
 def gather_rows(rows: Tensor, ranks: Ranks, counts: Sequence[int]) -> Tensor:

@@ -1,7 +1,8 @@
 """What of a network can be cut, read from the plan that its family has in transformers, and why it cannot be.
 
 A plan names layers with a style each. Only styles whose arithmetic is known here are followed; a family with others is
-refused, and so is one whose cut regions have parts with weights that the plan says nothing about.
+refused, and so is one whose cut regions have parts with weights that the plan says nothing about. Attentions that make
+their keys of latents (MLA), which no plan names, are cut here by their heads; the latents are everywhere.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stretto.errors import Problem
+from stretto.models.latent_attention import makes_of_latents
 from stretto.models.quantised import QuantisedExperts
 
 FIELD = "placement.cells"
 
-COLUMNS, ROWS, SHARED = "colwise", "rowwise", "replicated_with_grad_allreduce"
+COLUMNS, ROWS, SHARED, WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce", "replicated"
 MIXTURE, SPREAD = "moe_tp_experts", "ep_dispatch_experts"
 INSIDE = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
 """How experts are cut inside: each parameter's style."""
+
+LATENTS = {
+    **dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), COLUMNS),
+    **dict.fromkeys(("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"), WHOLE),
+    "o_proj": ROWS,
+}
+"""How an attention is cut that makes its keys of latents."""
 
 HEADS, KEYS = "heads", "key-value heads"
 """What an attention's layers are divided into."""
@@ -41,16 +50,20 @@ class CutRegion:
     """Cut by their inputs."""
     shared: list[nn.Module] = field(default_factory=list)
     """In full everywhere, for a part of the states."""
+    whole: list[nn.Module] = field(default_factory=list)
+    """In full everywhere, before anything is divided."""
 
     @property
     def unnamed(self) -> list[str]:
         """Its own parts with weights that the plan does not name."""
-        known = {id(each) for each in (*self.columns, *self.rows, *self.shared)}
+        known = {id(each) for each in (*self.columns, *self.rows, *self.shared, *self.whole)}
         parts = [name for name, part in self.module.named_children() if id(part) not in known and _has_weights(part)]
         return parts + [name for name, _ in self.module.named_parameters(recurse=False)]
 
     def counted(self, layer: Any) -> tuple[int, str]:
         """What of a layer's outputs is divided, in the words of whoever knows the model."""
+        if makes_of_latents(self.module):
+            return self.module.num_heads, HEADS
         head: int | None = getattr(self.module, "head_dim", None)
         width: int = base_of(layer).out_features
         if head is None or width % head:
@@ -150,7 +163,7 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
             if not spreads:
                 told = {part: _style(styles, f"{name}.{part}") for part in INSIDE}
                 strange |= {part: str(style) for part, style in told.items() if style != INSIDE[part]}
-        elif style := _style(styles, name):
+        elif style := _style(styles, name) or _of_latents(modules, name):
             parent, _, leaf = name.rpartition(".")
             region = regions.setdefault(parent, CutRegion(name=parent, module=modules[parent]))
             if style == COLUMNS:
@@ -159,6 +172,8 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
                 region.rows.append(module)
             elif style == SHARED:
                 region.shared.append(module)
+            elif style == WHOLE:
+                region.whole.append(module)
             else:
                 strange[leaf] = style
     return CutPlan(
@@ -168,6 +183,12 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
         spreads=spreads,
         strange=strange,
     )
+
+
+def _of_latents(modules: Mapping[str, nn.Module], name: str) -> str | None:
+    """The style of a part of an attention that makes its keys of latents."""
+    parent, _, leaf = name.rpartition(".")
+    return LATENTS.get(leaf) if parent in modules and makes_of_latents(modules[parent]) else None
 
 
 def base_of(layer: Any) -> Any:

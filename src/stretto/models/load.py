@@ -29,6 +29,7 @@ from stretto.models import attention, gguf_reading
 from stretto.models import packing_selfcheck as probe
 from stretto.models.converted import settle
 from stretto.models.expert_choices import ExpertChoices
+from stretto.models.latent_attention import keep_latents
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
 from stretto.models.lora import add_adapter, fill_adapter
@@ -221,6 +222,7 @@ def take_over_attention(policy: Policy) -> None:
         refuse_other_layers(policy.network.config)
         policy.network.set_attn_implementation(attention.NAME)
         probe.refuse_wrong_rows(policy, own)
+        keep_latents(policy.network)
     except RecipeError as error:
         set_apart(policy.network, policy.head())
         why = error.problems[0].reason.removesuffix(attention.WRONG)

@@ -33,6 +33,7 @@ from stretto.models.cut_collectives import (
     with_gradient,
 )
 from stretto.models.cut_plan import CutPlan, adapters_of, base_of, cut_plan
+from stretto.models.latent_attention import LatentAttention, keep_latents
 from stretto.models.parameter_cut import ParameterCut
 from stretto.models.quantised import QuantisedExperts, QuantisedLinear
 from stretto.models.quantised_parts import keep_part
@@ -110,6 +111,7 @@ class _Cutting:
         self.found, self.tensor, self.experts = found, found.tensor, found.experts
         self.plan: CutPlan = cut_plan(network, spreads=found.experts is not None)
         self.names = {id(weight): name for name, weight in network.named_parameters()}
+        keep_latents(network)
 
     def run(self) -> None:
         """Layer by layer: all of it need never be there twice."""
@@ -126,6 +128,8 @@ class _Cutting:
                 for layer in region.shared:
                     self.found.partial |= {self.names[id(weight)] for weight in layer.parameters()}
                 region.module.register_forward_hook(entrance.forget)
+                if isinstance(region.module, LatentAttention):
+                    region.module.ranks = self.tensor
         for module in self.plan.mixtures:
             if self.experts is not None:
                 self._spread(module, self.experts)

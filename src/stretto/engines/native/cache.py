@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stretto import host_memory
+from stretto.models.latent_attention import latent_of
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 
@@ -30,7 +31,9 @@ CACHE_SHARE = 0.25
 class KeyValueCache:
     """(S, K, L, D) keys and values per layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, latent: int = 0) -> None:
+        """So many numbers of a key, its first, are its value; 0 where values are others (`models.latent_attention`)."""
+        self.latent = latent
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.slots = 0
@@ -60,8 +63,20 @@ class KeyValueCache:
         """The layer's keys and values; memory is taken when the first ones arrive and their sizes are known."""
         if layer not in self.keys:
             self.keys[layer] = self._room(key.shape[1], key.shape[3], key)
-            self.values[layer] = self._room(value.shape[1], value.shape[3], value)
-        return self.keys[layer], self.values[layer]
+            if not self.latent:
+                self.values[layer] = self._room(value.shape[1], value.shape[3], value)
+        return self.of_layer(layer)
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values that are there."""
+        keys = self.keys[layer]
+        return keys, keys[..., : self.latent] if self.latent else self.values[layer]
+
+    def put(self, layer: int, spots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Writes (N, D) keys and values to rows of the flattened cache."""
+        for states, new in ((self.keys, key), (self.values, value)):
+            if layer in states:
+                states[layer].view(-1, new.shape[1]).index_copy_(0, spots, new)
 
     def move(self, *, source: int, target: int, tokens: int) -> None:
         """Copies a sequence into another slot."""
@@ -128,8 +143,7 @@ class SharedPrefixes:
 
     def at(self, layer: int) -> tuple[Tensor, Tensor]:
         """(t, K, longest, D) keys and values of a layer."""
-        states = (self.cache.keys[layer], self.cache.values[layer])
-        keys, values = (each[: len(self.members), :, : self.longest] for each in states)
+        keys, values = (each[: len(self.members), :, : self.longest] for each in self.cache.of_layer(layer))
         return keys, values
 
     def scores(self, layer: int, queries: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
@@ -184,16 +198,28 @@ class DecodeLayout:
     """(K, capacity) -> (n*w*K) rows of the flattened cache that the new tokens take; made once for layers alike."""
     seats: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """K -> the trunks' tables, made once for layers alike."""
+    decodes: bool = True
+    """Its queries look at what was kept before."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """(1, H, n*w, D): the row holds the new tokens sequence after sequence."""
-        keys, values = self.cache.at(layer, key, value)
+        self.keep(layer, key, value)
+        return self.look(layer, query, key, value, scale=scale, window=window)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Writes the new tokens' keys and values into the sequences' slots."""
+        keys, _ = self.cache.at(layer, key, value)
+        rows = (each[0].transpose(0, 1).reshape(-1, each.shape[3]) for each in (key, value))
+        self.cache.put(layer, self._spots(key.shape[1], keys.shape[2]), *rows)
+
+    def look(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Attention over all that is kept, of these sizes."""
+        keys, values = self.cache.of_layer(layer)
         n, width, heads, size = len(self.lengths), self.width, key.shape[1], query.shape[3]
-        spots = self._spots(heads, keys.shape[2])
-        for cached, new in ((keys, key), (values, value)):
-            cached.view(-1, new.shape[3]).index_copy_(0, spots, new[0].transpose(0, 1).reshape(-1, new.shape[3]))
         apart = query[0].transpose(0, 1).reshape(n, width, heads, -1, size).transpose(1, 2)  # (n, K, w, G, D)
         queries = apart.reshape(n, heads, -1, size)
         alike = values.shape[3] == size and query.dtype == keys.dtype == values.dtype
@@ -305,6 +331,8 @@ def cache_tokens(policy: Policy, share: float) -> int:
 def token_bytes(policy: Policy) -> int:
     """Bytes that the keys and values of one token take."""
     config = policy.network.config.get_text_config()
+    if latent := latent_of(policy.network):
+        return int(config.num_hidden_layers * (latent + config.qk_rope_head_dim) * policy.dtype.itemsize)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize)

@@ -17,6 +17,7 @@ from stretto.engines.native.cache import DecodeLayout, KeyValueCache, SharedPref
 from stretto.engines.native.sampling import draw_from
 from stretto.engines.native.truncation import Truncation
 from stretto.models.attention import AttentionLayout
+from stretto.models.latent_attention import latent_of
 from stretto.models.load import Policy
 from stretto.models.logprob_head import finished_logits
 from stretto.weights.tensors import checksums
@@ -27,7 +28,8 @@ class Steps:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.cache, self.trunks = KeyValueCache(), KeyValueCache()
+        latent = latent_of(policy.network)
+        self.cache, self.trunks = KeyValueCache(latent), KeyValueCache(latent)
 
     def product(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """States times a weight."""

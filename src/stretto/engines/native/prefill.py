@@ -78,11 +78,9 @@ class CacheWrites:
 
     def take(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Copies what is kept of (1, K, T, D) keys and values."""
-        keys, values = self.cache.at(layer, key, value)
-        spots = self._spots(key.shape[1], keys.shape[2])
-        for cached, new in ((keys, key), (values, value)):
-            kept = new[0].transpose(0, 1).index_select(0, self.sources)
-            cached.view(-1, new.shape[3]).index_copy_(0, spots, kept.flatten(0, 1))
+        keys, _ = self.cache.at(layer, key, value)
+        rows = (each[0].transpose(0, 1).index_select(0, self.sources).flatten(0, 1) for each in (key, value))
+        self.cache.put(layer, self._spots(key.shape[1], keys.shape[2]), *rows)
 
     def _spots(self, heads: int, capacity: int) -> Tensor:
         """Token after token, the places of its heads."""
@@ -100,13 +98,25 @@ class PrefillLayout:
     """The contexts as a packed tree: what they share is computed once."""
     fills: Sequence[CacheWrites]
     """What is kept of it."""
+    decodes: bool = False
+    """Its queries look at each other alone."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
     ) -> Tensor:
         """(1, H, T, D) as `TreeLayout.attend`."""
+        self.keep(layer, key, value)
+        return self.look(layer, query, key, value, scale=scale, window=window)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Fills the slots."""
         for fill in self.fills:
             fill.take(layer, key, value)
+
+    def look(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Attention of these over each other."""
         return self.tree.attend(layer, query, key, value, scale=scale, window=window)
 
 

@@ -58,8 +58,8 @@ class LastingCache(KeyValueCache):
     beside: LastingCache | None = None
     """The other cache under the same bound; what it holds and does not use is given back before both exceed it."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__()
+    def __init__(self, most: int, latent: int = 0) -> None:
+        super().__init__(latent)
         self.most = most
         self.held = (0, 0)
         self.generation = 0
@@ -146,7 +146,8 @@ class RecordedSteps(Steps):
 
     def __init__(self, policy: Policy, *, most: int, tape: type[Tape] | None) -> None:
         super().__init__(policy)
-        self.own, self.common = LastingCache(most), LastingCache(most)
+        latent = self.cache.latent
+        self.own, self.common = LastingCache(most, latent), LastingCache(most, latent)
         self.own.beside, self.common.beside = self.common, self.own
         self.cache, self.trunks = self.own, self.common
         self.recordings = Recordings(tape)
