@@ -163,7 +163,7 @@ def in_teams(rank, size, address, folder, cases, team):
             for index, asked in enumerate([early[:2], early[2:] + late, []]):
                 engine.submit([each for at, each in enumerate(asked) if rank // team == (at % teams if index else 0)])
                 found += engine.abort([late[1].key]) if index == 2 else []
-                while engine.links.everybody.any(bool(engine.waiting or engine.active)):
+                while engine.links.any(bool(engine.waiting or engine.active)):
                     found += engine.step(0.0 if rank == version % 2 else 60.0)
                     if index == 1:
                         break

@@ -47,7 +47,8 @@ def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> in
     which: then that follows from counts."""
     if sum(each.role == "generate" for each in plan.cells) == 1:
         return sys.maxsize
-    return slots_of(parts.rooms[cell.devices[0]], drawn, longest=parts.recipe.engine.max_new_tokens)
+    tokens = parts.rooms[cell.devices[0]] * cell.row_ranks  # each team of a lane has a cache of its own
+    return slots_of(tokens, drawn, longest=parts.recipe.engine.max_new_tokens)
 
 
 def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:

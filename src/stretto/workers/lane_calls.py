@@ -71,6 +71,8 @@ class LaneCalls:
                 shares.clear()  # as do the devices
                 raise
             done = [completion for answer in answers[::team] for completion in answer]
+            # A request that was taken out and is asked again may be with two teams: what was taken out comes first.
+            done.sort(key=lambda completion: completion.stop != "abort")
             shares.done(done)
             return done
 

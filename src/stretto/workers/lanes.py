@@ -43,6 +43,11 @@ class LinkedRanks(Ranks):
         found: Tensor = self.group.gather(rows)
         return found.chunk(self.size)
 
+    def rows_of_each(self, rows: Tensor) -> list[int]:
+        """How many rows everybody has, as was told when the forward began: no device waits for it in every layer."""
+        counts: list[int] = self.group.rows
+        return counts
+
 
 def linked(link: LaneLink) -> Ranks:
     """Those whom a link reaches."""

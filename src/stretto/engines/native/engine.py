@@ -82,7 +82,7 @@ class NativeEngine:
         self.kv_tokens = cache_tokens(policy, CACHE_SHARE if memory_share == "auto" else float(memory_share))
         self.steps = steps or steps_for(policy, self.kv_tokens, graphs=graphs)
         self.cache, self.trunks = self.steps.cache, self.steps.trunks
-        self.used_trunks = 0
+        self.prefill_tokens, self.used_trunks = PREFILL_TOKENS, 0
         self.open: dict[bytes, OpenPrefix] = {}
         self.shared: SharedPrefixes | None = None
         self.changed = True
@@ -188,7 +188,7 @@ class NativeEngine:
                 grown = groups | {context: before.joined_by(request)}
                 count = len(self.active) + len(chosen) + 1
                 full = self._size_with(count, grown.values()) > self.kv_tokens or count > (self.most_slots or count)
-                if (full and count > 1) or (chosen and tokens > PREFILL_TOKENS):
+                if (full and count > 1) or (chosen and tokens > self.prefill_tokens):
                     break
                 chosen.append(self.waiting.popleft())
                 groups = grown

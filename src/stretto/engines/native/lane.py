@@ -65,6 +65,7 @@ class LaneLink:
     def __init__(self, *, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.group: LaneGroup | None = None
+        self.rows: list[int] = []  # how many rows each rank has in the forward under way
 
     def add(self, tensor: Tensor) -> None:
         """Makes a tensor the sum of every rank's."""
@@ -84,14 +85,11 @@ class LaneLink:
             self._met().hand_round(tensor, source=FIRST)
         return tensor
 
-    def least(self, number: int) -> int:
-        """The least of every rank's numbers."""
+    def numbers(self, number: int) -> list[int]:
+        """Every rank's number."""
         mine = torch.full((self.size, 1), number, dtype=torch.long)
-        return int(self._met().exchange(mine).min())
-
-    def any(self, told: bool) -> bool:
-        """Whether some rank says so."""
-        return self.least(not told) == 0
+        found: list[int] = self._met().exchange(mine).flatten().tolist()
+        return found
 
     def _met(self) -> LaneGroup:
         if self.group is None:
@@ -123,6 +121,15 @@ class LaneLinks:
             if link.size > 1:
                 link.settle()
 
+    def any(self, told: bool) -> bool:
+        """Whether some rank says so."""
+        return any(self.numbers(told))
+
+    def numbers(self, number: int) -> list[int]:
+        """Every rank's number. Waits for all sums, where one may have died who has a part in them."""
+        self.settle()
+        return self.everybody.numbers(number)
+
 
 class LaneSteps(Steps):
     """Computes a rank's part of every step as it comes."""
@@ -145,6 +152,7 @@ class LaneSteps(Steps):
 
     def over(self, late: bool) -> bool:
         """Whether the first rank's clock says so."""
+        self.links.settle()
         return bool(self.links.team.told(torch.tensor([late], dtype=torch.uint8, device=self.policy.device)))
 
     def _told(self, *found: Tensor) -> Iterator[Tensor]:
@@ -184,7 +192,7 @@ class LaneEngine(NativeEngine):
         """
         self.close()
         self.links.meet(group)
-        self.kv_tokens = self.links.everybody.least(self.own_tokens)
+        self.kv_tokens = min(self.links.everybody.numbers(self.own_tokens))
 
     def part_from_others(self) -> None:
         """Leaves a lane in which something has failed, and forgets what was under way: nobody can go on with it."""
