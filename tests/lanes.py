@@ -37,6 +37,7 @@ CASES = {
     "qwen3 with experts, whole": None,
     "qwen3 with experts, int8": None,
     "deepseek v3 with narrow values": None,
+    "deepseek v3 with narrow values, lora": None,
 }
 """What scratch models are made of; a family where there is nothing."""
 

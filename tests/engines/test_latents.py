@@ -4,13 +4,14 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from families import FAMILIES, LORA, sharpen
 from lanes import requests
 from stretto.engines.native.cache import token_bytes
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.latent_attention import LatentAttention, latent_of
-from stretto.models.lora import add_adapter
+from stretto.models.lora import active_pairs, add_adapter
 from stretto.models.quantised import quantise
 from tiny import CPU, policy_from
 
@@ -59,6 +60,26 @@ def test_an_engine_that_keeps_latents_answers_as_one_that_keeps_keys_and_values(
     for one, other in zip(mine, theirs, strict=True):
         assert (one.key, one.tokens.tolist(), one.stop) == (other.key, other.tokens.tolist(), other.stop)
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
+
+
+def test_an_adapter_too_small_for_the_weights_type_is_not_lost():
+    """Half a unit in the last place of the weight is larger than what the adapter adds to it."""
+    policy = policy_of("lora")
+    modules = policy.network.to(torch.bfloat16).modules()
+    attention = next(module for module in modules if isinstance(module, LatentAttention))
+    layer, chance = attention.kv_b_proj, torch.Generator().manual_seed(0)
+    for weight, size in ((layer.base_layer.weight, 0.03), *((pair[0], 0.1) for pair in active_pairs(layer))):
+        weight.data = (size * torch.randn(weight.shape, generator=chance)).to(torch.bfloat16)
+    ((down, up, scale),) = active_pairs(layer)
+    up.data = (1e-5 * torch.randn(up.shape, generator=chance)).to(torch.bfloat16)
+    assert torch.equal(layer.base_layer.weight + (scale * up @ down), layer.base_layer.weight)
+    states = torch.randn(1, 4, 5, 8, generator=chance).to(torch.bfloat16)
+    with_adapter = attention.asked_of_latents(states).double()
+    layer.enable_adapters(False)
+    brought = with_adapter - attention.asked_of_latents(states).double()
+    keys = up.double().view(4, 8 + 6, -1)[:, :8]
+    expected = scale * (states.double() @ keys @ down.double())
+    assert (brought - expected).norm() < 0.02 * expected.norm()
 
 
 def test_a_token_takes_the_memory_of_its_latent():

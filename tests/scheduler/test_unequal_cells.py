@@ -55,6 +55,27 @@ def test_lanes_are_given_as_much_as_they_decode_in_the_same_time(times, wanted):
     assert (told[SLOW], told[FAST]) == wanted
 
 
+@pytest.mark.parametrize(("times", "samples"), [(1.5, 8), (2.0, 8), (3.0, 8), (2.0, 3), (4.0, 16)])
+def test_what_decode_steps_take_however_few_answers_they_have_is_counted(times, samples):
+    """On two cores a step of SmolLM2 takes as long as 25 answers add to it."""
+    tick, each, longest = 0.025, 0.001, 40
+    relative = {SLOW: 2 / (1 + times), FAST: 2 * times / (1 + times)}
+    speeds = SpeedEstimate(tick=tick, tick_each=each, relative=relative)
+    queues = GenerationQueues({SLOW: 999, FAST: 999}, speeds=speeds, longest=longest, spread=0.3)
+    for number, group in enumerate(groups(8, samples, expected=20.0)):
+        queues.add(number, group)
+    told = shares(queues)
+
+    def seconds(slow, fast):
+        ends = [tick - each + each * 20.0 / 37.0 * count if count else 0.0 for count in (slow, fast)]
+        return max(ends[0] * times, ends[1])
+
+    every = 8 * samples
+    best = min(seconds(slow, every - slow) for slow in range(every + 1))
+    assert sum(told.values()) == every
+    assert seconds(told.get(SLOW, 0), told[FAST]) <= 1.05 * best
+
+
 def trained(times, samples=12):
     """Tokens that each of two cells is given to train on in a step, where the second is so many times as fast."""
     roles, devices = {"generate", "train"}, ("localhost/cpu:0", "localhost/cpu:1")

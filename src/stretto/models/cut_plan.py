@@ -2,7 +2,7 @@
 
 A plan names layers with a style each. Only styles whose arithmetic is known here are followed; a family with others is
 refused, and so is one whose cut regions have parts with weights that the plan says nothing about. Attentions that make
-their keys of latents (MLA), which no plan names, are cut here by their heads; the latents are everywhere.
+their keys of latents (MLA) are cut by their heads whatever the plan says; the latents are everywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from stretto.errors import Problem
 from stretto.models.latent_attention import makes_of_latents
+from stretto.models.lora import base_of
 from stretto.models.quantised import QuantisedExperts
 
 FIELD = "placement.cells"
@@ -94,7 +95,8 @@ class CutPlan:
 
     def cached(self, tensor: int) -> int:
         """How many different parts processes have of keys and values; one where a family's attention is not cut."""
-        attentions = [region for region in self.regions if hasattr(region.module, "head_dim")]
+        headed = [region for region in self.regions if hasattr(region.module, "head_dim")]
+        attentions = [region for region in headed if not makes_of_latents(region.module)]  # latents are not divided
         return min((parts for region in attentions for _, parts in region.parts(tensor)), default=1)
 
     def unknown(self, tensor: int) -> Iterator[Problem]:
@@ -163,7 +165,7 @@ def cut_plan(network: PreTrainedModel, *, spreads: bool) -> CutPlan:
             if not spreads:
                 told = {part: _style(styles, f"{name}.{part}") for part in INSIDE}
                 strange |= {part: str(style) for part, style in told.items() if style != INSIDE[part]}
-        elif style := _style(styles, name) or _of_latents(modules, name):
+        elif style := _of_latents(modules, name) or _style(styles, name):
             parent, _, leaf = name.rpartition(".")
             region = regions.setdefault(parent, CutRegion(name=parent, module=modules[parent]))
             if style == COLUMNS:
@@ -189,20 +191,6 @@ def _of_latents(modules: Mapping[str, nn.Module], name: str) -> str | None:
     """The style of a part of an attention that makes its keys of latents."""
     parent, _, leaf = name.rpartition(".")
     return LATENTS.get(leaf) if parent in modules and makes_of_latents(modules[parent]) else None
-
-
-def base_of(layer: Any) -> Any:
-    """The layer below its adapters: experts have one for each of their parameters."""
-    while hasattr(layer, "base_layer"):
-        layer = layer.base_layer
-    return layer
-
-
-def adapters_of(layer: Any) -> Iterator[Any]:
-    """PEFT's layers around a layer, the outermost first."""
-    while hasattr(layer, "base_layer"):
-        yield layer
-        layer = layer.base_layer
 
 
 def _style(plan: Mapping[str, str], name: str) -> str | None:

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from stretto.models.attention import KEYWORD, AttentionLayout
 from stretto.models.cut_collectives import ALONE, Ranks, enter
+from stretto.models.logprob_head import accum_dtype
+from stretto.models.lora import active_pairs, base_of
+from stretto.models.quantised import QuantisedLinear
 
 
 class KeepingLayout(AttentionLayout, Protocol):
@@ -70,15 +73,34 @@ class LatentAttention(nn.Module):
         found: tuple[Tensor, Tensor] = super().expand_kv(latent, turned)  # type: ignore[misc]  # the family's own
         return found
 
-    def halves(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(H, D, R) what makes a key of a latent, and (H, R, V) what makes a value, for states like these."""
-        layer, rank, key = self.kv_b_proj, self.kv_lora_rank, self.qk_nope_head_dim
-        if type(layer) is nn.Linear:
-            weight: Tensor = layer.weight
-        else:  # whatever bits it is stored in, and with its adapter
-            weight = layer(torch.eye(rank, dtype=like.dtype, device=like.device)).t()
-        parts = weight.reshape(-1, key + self.v_head_dim, rank)
-        return parts[:, :key], parts[:, key:].transpose(1, 2)
+    def asked_of_latents(self, plain: Tensor) -> Tensor:
+        """(1, H, T, D) queries' parts that are not turned -> (1, H, T, R) what they ask of latents."""
+        keys, _ = self._halves(self._weight(plain.dtype))
+        asked = (plain @ keys).to(accum_dtype(plain.dtype))
+        for down, up, scale in active_pairs(self.kv_b_proj):  # never merged: rounding would lose a young adapter
+            keys, _ = self._halves(up)
+            asked += scale * (plain @ keys @ down)
+        return asked
+
+    def values_of_latents(self, found: Tensor) -> Tensor:
+        """(1, H, T, R) mixed latents -> (1, H, T, V) the values that they are mixtures of."""
+        _, values = self._halves(self._weight(found.dtype))
+        said = (found @ values.transpose(1, 2)).to(accum_dtype(found.dtype))
+        for down, up, scale in active_pairs(self.kv_b_proj):
+            _, values = self._halves(up)
+            said += scale * (found @ down.t() @ values.transpose(1, 2))
+        return said.to(found.dtype)
+
+    def _weight(self, dtype: torch.dtype) -> Tensor:
+        """What makes keys and values, without its adapter."""
+        base = base_of(self.kv_b_proj)
+        found: Tensor = base.wide(dtype) if isinstance(base, QuantisedLinear) else base.weight
+        return found
+
+    def _halves(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """(H, D, X) the rows of a matrix that make keys, and (H, V, X) those that make values."""
+        parts = matrix.reshape(-1, self.qk_nope_head_dim + self.v_head_dim, matrix.shape[-1])
+        return parts[:, : self.qk_nope_head_dim], parts[:, self.qk_nope_head_dim :]
 
 
 class LatentLayout:
@@ -95,16 +117,19 @@ class LatentLayout:
         self.layout.keep(layer, self.both, self.latent)
         if not self.layout.decodes:
             return self.layout.look(layer, query, key, value, scale=scale, window=window)
-        makes_keys, makes_values = self.attention.halves(like=query)
-        plain, turned = query.split([makes_keys.shape[1], query.shape[3] - makes_keys.shape[1]], dim=-1)
-        asked = torch.cat([plain @ makes_keys, turned], dim=-1)
+        size = self.attention.qk_nope_head_dim
+        asked = self.attention.asked_of_latents(query[..., :size])
+        asked = torch.cat([asked, query[..., size:].to(asked.dtype)], dim=-1)
         found = self.layout.look(layer, asked, self.both, self.latent, scale=scale, window=window)
-        return found @ makes_values
+        return self.attention.values_of_latents(found)
 
 
 def keep_latents(network: nn.Module) -> None:
-    """Lets attentions of this kind hand over latents to whoever keeps something."""
-    for module in network.modules():
+    """Lets attentions of this kind hand over latents to whoever keeps something, if a network has no others."""
+    attentions = [module for module in network.modules() if hasattr(module, "num_key_value_groups")]
+    if len({module.kv_lora_rank if makes_of_latents(module) else 0 for module in attentions}) > 1:
+        return  # a cache holds one kind
+    for module in attentions:
         if makes_of_latents(module) and not isinstance(module, LatentAttention):
             kind = type(module)
             module.__class__ = type(kind.__name__, (LatentAttention, kind), {})

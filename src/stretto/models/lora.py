@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
 from peft.utils import load_peft_weights
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stretto.errors import Problem, RecipeError
@@ -23,6 +23,28 @@ from stretto.models.adapter_folder import AdapterFacts
 from stretto.models.load_errors import reading_model
 from stretto.models.quantised import QuantisedExperts
 from stretto.recipe.schema import Adapter
+
+
+def base_of(layer: Any) -> Any:
+    """The layer below its adapters: experts have one for each of their parameters."""
+    while hasattr(layer, "base_layer"):
+        layer = layer.base_layer
+    return layer
+
+
+def adapters_of(layer: Any) -> Iterator[Any]:
+    """PEFT's layers around a layer, the outermost first."""
+    while hasattr(layer, "base_layer"):
+        yield layer
+        layer = layer.base_layer
+
+
+def active_pairs(layer: Any) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """(down, up, scale) of each adapter of a linear layer that is switched on."""
+    for each in adapters_of(layer):
+        for name in each.active_adapters if not each.disable_adapters else ():
+            if name in each.lora_A:
+                yield each.lora_A[name].weight, each.lora_B[name].weight, each.scaling[name]
 
 
 def linear_names(network: nn.Module, head: nn.Module | None) -> list[str]:

@@ -32,8 +32,9 @@ from stretto.models.cut_collectives import (
     rows_of_each,
     with_gradient,
 )
-from stretto.models.cut_plan import CutPlan, adapters_of, base_of, cut_plan
+from stretto.models.cut_plan import CutPlan, cut_plan
 from stretto.models.latent_attention import LatentAttention, keep_latents
+from stretto.models.lora import adapters_of, base_of
 from stretto.models.parameter_cut import ParameterCut
 from stretto.models.quantised import QuantisedExperts, QuantisedLinear
 from stretto.models.quantised_parts import keep_part

@@ -1,7 +1,8 @@
 """Who generates what: groups wait, longest expected first; cells take them as they have room; tails move together.
 
 A group stays on one cell, so that its prompt is computed once, unless that would leave other cells with less to do:
-then the last groups are split. Cells of unequal speed are given as much as they do in the same time. A group that finds
+then the last groups are split. Cells of unequal speed are given as much as they do in the same time, of which a part is
+the same however few answers a cell has: it takes as many decode steps as its longest has tokens. A group that finds
 less room than it needs begins, and the rest of it waits on that cell; a cell with nothing left of its own takes over
 what waits elsewhere.
 """
@@ -13,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stretto.scheduler.length_predictor import remaining
+from stretto.scheduler.length_predictor import likely_longest, remaining
 from stretto.scheduler.records import GroupStart, MoveRollouts, RolloutId, SpeedEstimate, StartRollouts
 
 TAIL = 8
@@ -36,6 +37,8 @@ class GenerationQueue:
     """Rest of a group that began here: (trajectory, expected tokens)."""
     load: float = 0.0
     """Expected tokens of both."""
+    fixed: float = 0.0
+    """What its decode steps take however few join in them, as tokens; counted where cells differ in speed."""
     ticks: float = 0.0
     """Decode steps so far, as far as the clock tells."""
     seen: float = 0.0
@@ -48,7 +51,7 @@ class GenerationQueue:
     @property
     def due(self) -> float:
         """What it has to do, as tokens of a cell of the mean speed."""
-        return self.load / self.speed
+        return (self.load + self.fixed) / self.speed
 
     @property
     def room(self) -> int:
@@ -106,12 +109,13 @@ class OtherWork:
 class GenerationQueues:
     """Every lane, and what waits for one."""
 
-    def __init__(self, slots: Mapping[str, int], *, speeds: SpeedEstimate, longest: int) -> None:
+    def __init__(self, slots: Mapping[str, int], *, speeds: SpeedEstimate, longest: int, spread: float = 1.0) -> None:
+        """`spread` is the deviation of log-lengths."""
         self.lanes = {
             cell: GenerationQueue(slots=count, speeds=speeds.on(cell), speed=speeds.relative.get(cell, 1.0))
             for cell, count in slots.items()
         }
-        self.speeds, self.longest = speeds, longest
+        self.speeds, self.longest, self.spread = speeds, longest, spread
         self.waiting: list[tuple[float, int, tuple[RolloutId, ...]]] = []
         self.waiting_items = 0
         self.waiting_tokens = 0.0
@@ -142,13 +146,16 @@ class GenerationQueues:
         for cell in cells:
             self._begin(cell, joins, now)
         roomy = [cell for cell in cells if self.lanes[cell].room > 0]
+        fixed = self._fixed()
+        for cell in roomy:
+            self.lanes[cell].fixed = fixed
         heap = [(self.lanes[cell].due, self.order[cell], cell) for cell in roomy]
         heapq.heapify(heap)
         room = sum(self.lanes[cell].room for cell in roomy)
         fair = float("inf")
         if len(roomy) > 1 and self.waiting_items <= room:
             speed = sum(self.lanes[cell].speed for cell in roomy)
-            fair = (sum(self.lanes[cell].load for cell in roomy) + self.waiting_tokens) / speed
+            fair = (sum(self.lanes[cell].load + fixed for cell in roomy) + self.waiting_tokens) / speed
         while self.waiting and heap:
             expected, _, items = heapq.heappop(self.waiting)
             self.waiting_items -= len(items)
@@ -162,6 +169,16 @@ class GenerationQueues:
                 self._take_over(cell, poorer)
                 self._begin(cell, joins, now)
         return [StartRollouts(cell=cell, items=tuple(items)) for cell, items in joins.items() if items]
+
+    def _fixed(self) -> float:
+        """What a cell of the mean speed takes for its decode steps beside their answers, as tokens of these."""
+        speeds = self.speeds
+        if not (speeds.relative and speeds.tick_each and self.waiting):
+            return 0.0
+        each = max(1, self.waiting_items // len(self.lanes))
+        return (speeds.tick / speeds.tick_each - 1) * likely_longest(
+            -self.waiting[0][0], self.spread, each, self.longest
+        )
 
     def ended(self, item: RolloutId, now: float) -> str:
         """A trajectory has ended; returns its cell."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 SHRINK = 0.5
 """Weight of all prompts beside one earlier visit: (1 - 0.65) / 0.65, from the share of variance that prompts
 explain."""
+
+NORMAL = NormalDist()
 
 FORGET = 0.98
 """What a step leaves of the weight of earlier ones, so that answers which grow in training are followed."""
@@ -69,6 +72,11 @@ class LengthPredictor:
         """Goes on with what was seen before."""
         self.count, self.total, self.squares = state["sums"]
         self.of = {prompt: (times, mean) for prompt, (times, mean) in state["prompts"].items()}
+
+
+def likely_longest(expected: float, spread: float, count: int, longest: int) -> float:
+    """The longest of so many lognormal lengths of this mean, as it is in the middle of many tries."""
+    return min(float(longest), expected * math.exp(spread * NORMAL.inv_cdf(0.5 ** (1 / count)) - spread**2 / 2))
 
 
 def remaining(expected: float, spread: float, done: float, longest: int) -> float:

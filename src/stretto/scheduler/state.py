@@ -48,7 +48,7 @@ class StepState:
         self.ahead, self.phased = plan.staleness > 0, plan.flow == "phased"
         self.carried = 0
         self.cells = CellLocks(plan)
-        self.lanes = GenerationQueues(terms.slots, speeds=terms.speeds, longest=terms.longest)
+        self.lanes = GenerationQueues(terms.slots, speeds=terms.speeds, longest=terms.longest, spread=spread)
         self.forward = [stage for stage in FORWARD if stage in terms.stages]
         self.update = [stage for stage in UPDATE if stage in terms.stages]
         self.queues = {stage: StageQueue(in_order=self.phased) for stage in (*self.forward, *self.update)}

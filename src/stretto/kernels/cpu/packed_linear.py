@@ -29,6 +29,7 @@ from stretto.kernels.cpu.backward import simple
 from stretto.kernels.cpu.fused_decoder import FusedDecoder, LayoutProbe, close, is_common
 from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
+from stretto.models.lora import active_pairs
 from stretto.weights.tensors import on_threads, same_bits, seal
 
 SPOILED = (
@@ -271,10 +272,7 @@ def base_of(module: Any) -> nn.Linear:
 
 def adapters_of(module: Any, place: int) -> list[tuple[int, Tensor, Tensor, float]]:
     """(place, down, up, scale) of each active adapter."""
-    if not isinstance(module, Adapted) or module.disable_adapters:
-        return []
-    names = [name for name in module.active_adapters if name in module.lora_A]
-    return [(place, module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in names]
+    return [(place, *pair) for pair in active_pairs(module)]
 
 
 def staircase(ups: list[Tensor], *, places: Sequence[int], scales: Sequence[float], heights: Sequence[int]) -> Tensor:

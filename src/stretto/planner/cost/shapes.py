@@ -214,8 +214,8 @@ def named_shape(name: str, *, field: str = "model.shape") -> ModelShape:
 CUT_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 """Types of models that were tried cut."""
 
-UNBIASED = ("mistral", "mixtral", "qwen2", "deepseek_v3")
-"""Those whose `attention_bias` gives the last layer of attention none, or leaves attention whole."""
+UNBIASED = ("mistral", "mixtral", "qwen2")
+"""Those whose `attention_bias` gives the last layer of attention none."""
 
 CONFIG_KEYS = {
     "layers": ("num_hidden_layers", "n_layer"),
