@@ -190,7 +190,7 @@ def test_a_reference_that_reads_the_policy_on_half_of_the_devices_bounds_the_cel
 
 def test_a_mixture_that_fits_once_trains_and_generates_with_the_same_experts():
     work = workload(
-        "deepseek-v3", prompts=64, samples=16, adapter=32, base="fp8",
+        "deepseek-v3", prompts=64, samples=16, adapter=32, base="fp8", engine="vllm",
         lengths=LengthDistribution(mean=3000.0, sigma=1.1, cap=20480),
     )  # fmt: skip
     setting = PlanningProblem.of(work, parse_cluster("6x8xH100"))

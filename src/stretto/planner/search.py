@@ -55,7 +55,8 @@ class SearchResult:
     """(strategy, why) of the others."""
     ready: tuple[Forecast, ...]
     """The best of each strategy that can be executed as things stand, the best first: the fastest, but for plans whose
-    devices share matrices or experts, which have to be ahead of plain ones by `CLOSE`."""
+    devices share matrices or experts, which have to be ahead of plain ones by `CLOSE`, and for slices, which have to be
+    ahead of whole models by half of that."""
     waiting: tuple[Forecast, ...]
     """What of `best` cannot be executed as things stand."""
     misses: tuple[str, ...]
@@ -206,8 +207,11 @@ def _seconds_to_beat(forecast: Forecast) -> float:
 
 
 def _handicap(choice: Candidate) -> float:
-    """Of plans that are as good as equal the plain one is chosen: its devices need not talk in every layer."""
-    return 1.0 if choice.plain else 1 + CLOSE
+    """Of plans that are as good as equal the plainer one is chosen: devices that need not talk in every layer, and of
+    these such as have whole models, which gather nothing."""
+    if choice.whole:
+        return 1.0
+    return (1 + CLOSE / 2) * (1.0 if choice.plain else 1 + CLOSE)
 
 
 def variants_of(section: Placement, only: str | None = None) -> tuple[Variant, ...]:

@@ -61,6 +61,11 @@ def narrow(size: float) -> float:
     return size / (size + NARROW)
 
 
+def with_transfers(computing: float, moving: float, site: Site) -> float:
+    """Seconds for both: links of a GPU move bytes while it computes, and threads of a CPU do one after the other."""
+    return max(computing, moving) if site.device.kind.has_own_memory else computing + moving
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The time model with its constants."""
@@ -150,7 +155,7 @@ class Costs:
         micro = self.micro_batches(site, load, budget)
         alone = self.compute(shape, site, load, precision=precision) * self.uneven(site, load)
         seconds = alone + self.messages(shape, site, load, micro, precision)
-        return max(seconds * self.bubble(site, micro), micro * self.gathers(shape, site, precision))
+        return with_transfers(seconds * self.bubble(site, micro), micro * self.gathers(shape, site, precision), site)
 
     def train(
         self,
@@ -194,7 +199,7 @@ class Costs:
         alone *= self.uneven(site, load)
         messages = self.messages(shape, site, load, micro, precision) * (2 + recompute)
         gathers = micro * self.gathers(shape, site, precision) * 3
-        return max((passes * alone + messages) * self.bubble(site, micro), gathers)
+        return with_transfers((passes * alone + messages) * self.bubble(site, micro), gathers, site)
 
     def update(
         self, shape: ModelShape, site: Site, *, adapter: int = 0, cells: int = 1, path: TensorPath = TensorPath.NCCL
