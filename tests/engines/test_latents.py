@@ -72,7 +72,8 @@ def test_an_adapter_too_small_for_the_weights_type_is_not_lost():
         weight.data = (size * torch.randn(weight.shape, generator=chance)).to(torch.bfloat16)
     ((down, up, scale),) = active_pairs(layer)
     up.data = (1e-5 * torch.randn(up.shape, generator=chance)).to(torch.bfloat16)
-    assert torch.equal(layer.base_layer.weight + (scale * up @ down), layer.base_layer.weight)
+    merged = layer.base_layer.weight + scale * up @ down
+    assert (merged == layer.base_layer.weight).double().mean() > 0.9
     states = torch.randn(1, 4, 5, 8, generator=chance).to(torch.bfloat16)
     with_adapter = attention.asked_of_latents(states).double()
     layer.enable_adapters(False)

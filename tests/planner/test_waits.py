@@ -6,6 +6,8 @@ from planning import setting_of, workload
 from stretto.placement.partitions import RolePlace
 from stretto.planner.candidate import Candidate
 from stretto.planner.problem import ModelSplit
+from stretto.planner.search import search, variants_of
+from stretto.recipe.schema import Placement
 
 REFERRED = {"roles": ("generate", "train", "reference"), "reading": frozenset({"generate"})}
 LORA = {"adapter": 16, "reading": frozenset({"generate"})}
@@ -126,3 +128,27 @@ def test_a_plan_says_where_activations_are_recomputed_from_the_first_row_on():
     assert {cell.role: cell.recompute for cell in cut.cells} == {"generate": False, "train": True}
     alone = Candidate(strategy="flatten", devices=4, recompute=True).plan(setting)
     assert not any(cell.recompute for cell in alone.cells), "a device by itself begins when it must"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "clusters", "changes"),
+    [
+        ("llama-7b", ("1x8xA100-80", "2x8xA100-80", "8x8xA100-80"), {}),
+        ("llama-13b", ("1x8xA100-80", "4x8xH100"), {}),
+        ("llama-33b", ("2x8xA100-80", "8x8xH100"), {}),
+        ("llama-65b", ("4x8xA100-80", "8x8xH100"), {}),
+        ("llama3-8b", ("1xRTX4090",), LORA | {"base": "nf4"}),
+        ("llama3-70b", ("2x8xH100",), LORA),
+        ("llama3-70b", ("2x8xH200",), {}),
+        ("qwen3-235b-a22b", ("6x8xH100",), LORA),
+        ("deepseek-v3", ("6x8xH100",), LORA | {"base": "fp8"}),
+        ("deepseek-v3", ("6x8xH100",), LORA | {"base": "nf4"}),
+    ],
+)
+def test_plans_that_people_ask_for_wait_for_nothing(model, clusters, changes):
+    """What can be executed is the best, or within a tenth of it."""
+    for cluster in clusters:
+        found = search(setting_of(cluster, model, **changes), variants_of(Placement()))
+        assert found.ready, [list(each.choice.waits_for(workload(model, **changes))) for each in found.waiting]
+        assert found.ready[0].step <= 1.1 * found.best[0].step
