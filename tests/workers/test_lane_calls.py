@@ -27,7 +27,7 @@ class Answering:
 
     def __init__(self, device):
         self.device, self.heard, self.fails, self.hangs = device, [], None, False
-        self.key = 0  # as a completion of its own
+        self.key, self.stop = 0, "stop"  # as a completion of its own
 
     async def call(self, what, *arguments):
         self.heard.append((what, *arguments))

@@ -86,8 +86,7 @@ class NativeEngine:
         self.open: dict[bytes, OpenPrefix] = {}
         self.shared: SharedPrefixes | None = None
         self.changed = True
-        self.waiting: deque[Request] = deque()
-        self.active: list[Request] = []
+        self.waiting, self.active = deque[Request](), list[Request]()
         self.answers: list[GrowingAnswer] = []
         self.batch: DecodeBatch | None = None
         self.most_slots = slots
