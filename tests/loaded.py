@@ -126,7 +126,7 @@ def files_of(folder, name):
 def held_by(case, model, mesh):
     """Whatever holds the parts that a process keeps of a model, and these parts by name."""
     if case.startswith("lane"):
-        lane = LaneSpec(cell="lane", rank=dist.get_rank(), size=dist.get_world_size())
+        lane = LaneSpec(cell="lane", rank=dist.get_rank(), size=dist.get_world_size(), team=dist.get_world_size())
         engine = lane_engine(model, NativeEngineSection(), lane, CPU)
         own = {id(tensor) for tensor in engine.tensors()}
         return engine, {name: each for name, each in engine.policy.network.named_parameters() if id(each) in own}
