@@ -16,7 +16,7 @@ from stretto.checks.recipe import Lookups, check, checked_recipe
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import OPEN, named_by_cells, plan_of
 from stretto.placement.cluster import parse_cluster
-from stretto.placement.plan import Cell, Plan
+from stretto.placement.plan import Cell, Plan, partly_shared
 from stretto.placement.strategies import find_strategy
 from stretto.plugins import folders_of
 from stretto.recipe.describe import roles_of
@@ -150,8 +150,7 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
         reason = f"{cell.name}: the engine {cell.engine} on several devices together is not available yet"
         yield Problem(field="placement.cells", reason=reason, fix=f"{alone}, or use engine.kind: native")
         return
-    tensor, experts = cell.mesh["tp"], cell.mesh["ep"]
-    if cell.mesh["pp"] > 1 or (experts != count and (tensor < count or experts > 1)):
+    if cell.mesh["pp"] > 1 or partly_shared(cell.mesh):
         reason = f"{cell.name}: devices that generate together share every matrix, or all experts between them"
         fix = f"say mesh: {{tp: {count}}}, or ep: {count} beside any tp if the model has experts; or {alone}"
         yield Problem(field="placement.cells", reason=reason, fix=fix)

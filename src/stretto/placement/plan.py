@@ -43,6 +43,12 @@ class Cell:
         return len(self.devices) // (self.mesh.get("tp", 1) * self.mesh.get("pp", 1))
 
 
+def partly_shared(mesh: Mapping[str, int]) -> bool:
+    """Whether devices share neither every matrix nor all experts, so that they cannot generate together."""
+    devices = mesh["dp_shard"] * mesh["tp"] * mesh["pp"]
+    return mesh["ep"] != devices and (mesh["dp_shard"] > 1 or mesh["ep"] > 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Where everything lives."""

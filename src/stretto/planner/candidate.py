@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from stretto.placement.baselines import record_of
 from stretto.placement.partitions import Partition, RolePlace
-from stretto.placement.plan import Cell, Plan
+from stretto.placement.plan import Cell, Plan, partly_shared
 from stretto.placement.strategies import ORDER, Division, Strategy, StrategyInputs
 from stretto.planner.problem import ALONE, ModelSplit, PlanningProblem
 from stretto.planner.workload import StepWorkload
@@ -179,8 +179,7 @@ class Candidate:
         lane = self.lane
         yield lane.width > 1 and workload.engine != "native", f"{workload.engine} on several devices together"
         yield lane.pp > 1, "pipelines that generate"
-        partly = lane.ep != lane.width and (lane.dp > 1 or lane.ep > 1)
-        yield partly, "lanes that share neither all matrices nor all experts"
+        yield partly_shared(lane.degrees), "lanes that share neither all matrices nor all experts"
         yield from _unshared(lane, workload, "generate")
 
     def _values_apart(self, workload: StepWorkload) -> bool:

@@ -56,8 +56,8 @@ class LaneCalls:
         """One call of all devices of a cell; what the first of each team answers."""
         group, seconds = self.worker_group, self.worker_group.patience.generate
         devices = group.devices[cell]
-        team = next(each.mesh["tp"] for each in group.plan.cells if each.name == cell)
-        shares = TeamShares(len(devices) // team)
+        teams = next(each.row_ranks for each in group.plan.cells if each.name == cell)
+        shares, team = TeamShares(teams), len(devices) // teams
 
         async def generate(new: Sequence[Request], unwanted: Sequence[int], budget: float) -> list[Completion]:
             asked = [part for part in shares.parts(new) for _ in range(team)]

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as Adapted
 from torch import Tensor, nn
 
 from stretto.engines.native.decode_backend import Steps
@@ -29,7 +28,7 @@ from stretto.kernels.cpu.backward import simple
 from stretto.kernels.cpu.fused_decoder import FusedDecoder, LayoutProbe, close, is_common
 from stretto.models.attention import AttentionLayout
 from stretto.models.load import Policy
-from stretto.models.lora import active_pairs
+from stretto.models.lora import active_pairs, base_of
 from stretto.weights.tensors import on_threads, same_bits, seal
 
 SPOILED = (
@@ -262,12 +261,6 @@ def times(states: Tensor, ordered: Tensor, bias: Tensor | None = None, onto: Ten
     else:
         out = torch.ops.mkldnn._linear_pointwise.binary(states, onto, ordered, bias, "add")
     return out
-
-
-def base_of(module: Any) -> nn.Linear:
-    """The layer itself, without its adapter."""
-    base: nn.Linear = module.base_layer if isinstance(module, Adapted) else module
-    return base
 
 
 def adapters_of(module: Any, place: int) -> list[tuple[int, Tensor, Tensor, float]]:
