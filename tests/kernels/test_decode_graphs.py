@@ -21,7 +21,7 @@ from stretto.engines.native.decode_backend import Steps
 from stretto.engines.native.engine import NativeEngine
 from stretto.kernels.cpu.packed_linear import PackedSteps
 from stretto.kernels.cuda.decode_graphs import LastingCache, RecordedSteps, rounded, steps_for
-from stretto.kernels.cuda.graph_cache import Recordings
+from stretto.kernels.cuda.graph_cache import Recordings, difference
 from stretto.types import Weights
 from tiny import scratch_policy
 
@@ -203,7 +203,7 @@ def test_the_sizes_of_a_batch_do_not_depend_on_larger_groups_before_it(policy, m
     assert used.steps.recordings.made.keys() == fresh.steps.recordings.made.keys()
 
 
-def test_a_size_is_recorded_when_it_is_met_again_and_the_recording_gets_what_is_new():
+def test_a_size_is_recorded_when_it_is_first_met_and_the_recording_gets_what_is_new():
     recordings, seen = Recordings(Traced), []
 
     def double(tensor):
@@ -213,7 +213,38 @@ def test_a_size_is_recorded_when_it_is_met_again_and_the_recording_gets_what_is_
     for value in (1.0, 2.0, 3.0):
         (result,) = recordings.run("a size", double, [torch.tensor([value])])
         assert result.tolist() == [2 * value]
-    assert len(seen) == 2, "once as it came, once for the tape"
+    assert len(seen) == 2, "once as it came, to compare, and once for the tape"
+
+
+def test_a_recording_that_gives_other_numbers_is_not_used_and_that_is_said_once():
+    class Stale(Traced):
+        def __call__(self, inputs):
+            return tuple(output + 1 for output in super().__call__(inputs))
+
+    recordings = Recordings(Stale)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        results = [
+            recordings.run("a size", lambda tensor: (tensor * 2,), [torch.tensor([value])])[0].item()
+            for value in (1.0, 2.0, 3.0)
+        ]
+    assert results == [2.0, 4.0, 6.0]
+    (warning,) = said
+    assert "what is replayed is not what is computed: numbers differ by 0.5" in str(warning.message)
+
+
+def test_a_token_that_was_drawn_at_a_near_tie_is_no_reason_to_stop_recording_and_many_others_are():
+    logprobs = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0])
+    tokens, flipped = torch.arange(8), logprobs.clone()
+    flipped[0] = -9.0
+    assert difference((tokens, logprobs), (tokens, logprobs)) == ""
+    assert difference((tokens.masked_fill(tokens == 0, 9), flipped), (tokens, logprobs)) == ""
+    assert "numbers differ" in difference((tokens, flipped), (tokens, logprobs))
+    assert "of the tokens are others" in difference((tokens.flip(0), logprobs.flip(0)), (tokens, logprobs))
+    assert "nan" in difference((logprobs / 0 * 0,), (logprobs,))
+    assert difference((logprobs,), (logprobs * float("nan"),)) == "", (
+        "weights that diverged are somebody else's to tell"
+    )
 
 
 def test_what_cannot_be_recorded_is_computed_and_that_is_said_once():
@@ -275,6 +306,17 @@ def test_nothing_that_is_recorded_asks_the_host(policy, requests_for):
         assert [int(numbers[0]), numbers.nonzero(), torch.tensor([1]), numbers[numbers > 1]]
         torch.where(numbers > 1, 1.0, torch.ones(3))
     assert len(listening.heard) == 5, "what would make a GPU wait is heard"
+
+
+def test_a_step_in_which_nothing_ends_asks_for_nothing_but_its_one_list(plain_policy):
+    """Each question lets the host wait for the device; of lists, which `Listening` does not hear, there is one."""
+    engine, listening = engine_of(plain_policy, speculate=False), Listening()
+    engine.submit(group(4, new=20))
+    engine.step(0.0)
+    with listening:
+        for _ in range(5):
+            assert engine.step(0.0) == []
+    assert listening.heard == set()
 
 
 def test_on_a_cpu_steps_are_computed_as_they_come(plain_policy):

@@ -23,9 +23,9 @@ def sampling_logprobs(logprobs: Tensor, rows: TokenStreams) -> Tensor:
 
 
 def sum_per_answer(values: Tensor, rows: TokenStreams) -> Tensor:
-    """(N) -> (N): every token gets the sum over its conversation."""
-    sums = values.new_zeros(len(rows.lengths)).index_add(0, rows.conversation, values)
-    return sums[rows.conversation]
+    """(N) -> (N): every token gets the sum over its conversation, always added up in the same order, unlike `index_add`
+    on a GPU: a resumed run would differ in the last bit."""
+    return torch.segment_reduce(values, "sum", lengths=rows.lengths)[rows.conversation]
 
 
 def mean_per_answer(values: Tensor, rows: TokenStreams) -> Tensor:

@@ -154,7 +154,7 @@ def _lane_problems(recipe: Recipe, cell: Cell) -> Iterable[Problem]:
         reason = f"{cell.name}: devices that generate together share every matrix, or all experts between them"
         fix = f"say mesh: {{tp: {count}}}, or ep: {count} beside any tp if the model has experts; or {alone}"
         yield Problem(field="placement.cells", reason=reason, fix=fix)
-    if getattr(recipe.engine, "graphs", False):
+    if getattr(recipe.engine, "graphs", False) is True:
         reason = f"has no effect in {cell.name}: steps of devices that generate together are not recorded"
         yield Problem(field="engine.graphs", reason=reason, fix=f"leave it out, or {alone}")
 

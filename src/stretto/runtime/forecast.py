@@ -67,7 +67,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
             told = [setting.source or "usual constants", *setting.workload.assumed[:1]]
             note(f"plan: {chosen.why} ({'; '.join(told)})")
             plan = chosen.forecast.plan
-            if getattr(recipe.engine, "graphs", False) and any(map(plan.generates_together, plan.devices)):
+            if getattr(recipe.engine, "graphs", False) is True and any(map(plan.generates_together, plan.devices)):
                 note("plan: devices that generate together record no steps, so that engine.graphs has no effect")
             expected = foresee.document(chosen.forecast, setting, plan.devices)
             return PlannedRun(plan=plan, expected=expected, reward_workers=workers)

@@ -230,6 +230,6 @@ def native_engine(policy: Policy, section: NativeEngineSection) -> NativeEngine:
         policy,
         memory_share=section.memory_share,
         speculate=section.speculate,
-        graphs=section.graphs,
+        graphs=bool(section.graphs),
         truncation=truncation,
     )

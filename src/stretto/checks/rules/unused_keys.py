@@ -167,7 +167,7 @@ def warmup_rate_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
 
 def graphs_have_a_gpu(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """Where no device is named, one may be a GPU."""
-    if not (isinstance(recipe.engine, NativeEngineSection) and recipe.engine.graphs):
+    if not (isinstance(recipe.engine, NativeEngineSection) and recipe.engine.graphs is True):
         return
     with suppress(RecipeError):  # a cluster that cannot be read is the plan's problem
         if not uses_gpu(recipe.placement, visible=True):

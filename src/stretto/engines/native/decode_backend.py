@@ -1,7 +1,7 @@
 """What a decode step computes: tokens drawn from hidden states, and one forward over the newest tokens.
 
 The seam between the engine, which decides who decodes what, and how that is computed. Here every step is computed as it
-comes, with the sizes of the batch; on a GPU `graphs.py` stands in its place.
+comes, with the sizes of the batch; on a GPU `kernels/cuda/decode_graphs.py` stands in its place.
 """
 
 from __future__ import annotations

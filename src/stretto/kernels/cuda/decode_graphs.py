@@ -7,7 +7,7 @@ than they do. A graph starts them all at once, but it is a recording: of sizes, 
   by lengths anyway; the sequences that fill up live in slots of the cache that nobody uses;
 - the caches keep their memory from round to round. Where one must grow, or memory was given back, all recordings are
   forgotten, as they are when weights moved to other addresses (updates are made in place, so they stay where they are);
-- a size is computed as it comes when it is first met, recorded when it is met again, and replayed from then on.
+- a size is recorded when it is first met, compared with what is computed, and replayed from then on.
 
 Not recorded: prefills, whose sizes hardly ever repeat, and models with experts, which may ask the host whom to call.
 """
