@@ -154,3 +154,10 @@ def processes(
     from stretto.workers.launchers.ray import RayLauncher
 
     return RayLauncher(devices, seconds=seconds, make=make, kinds=kinds)
+
+
+def as_a_run_starts_them(
+    devices: Sequence[str], *, seconds: float, make: Callable[[WorkerSpec], Worker] = Worker
+) -> Launcher:
+    """One device in a thread of this process, several in processes of their own."""
+    return ThreadLauncher(make) if len(devices) == 1 else processes(devices, seconds=seconds, make=make)
