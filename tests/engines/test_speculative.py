@@ -6,7 +6,6 @@ import pytest
 from alone import Remembering, assert_alone, drained
 from stretto.engines.base import Request
 from stretto.engines.native import admission
-from stretto.engines.native.batch import DecodeBatch
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.speculative import ANSWERS, FIRST_GUESS, WIDTHS, GrowingAnswer, NgramDrafts
 
@@ -247,23 +246,3 @@ def test_drafts_follow_their_answers_when_rows_enter_move_leave_and_are_aborted(
         done |= drained(engine)
         assert_alone(plain_policy, [request for request in requests if request.key in done], done)
     assert engine.drafts.compared > 100
-
-
-def test_no_token_of_an_answer_leaves_the_device_twice_for_drafts(plain_policy, monkeypatch):
-    moved = []
-    monkeypatch.setattr(DecodeBatch, "sampled_after", counted(DecodeBatch.sampled_after, moved))
-    engine, requests = NativeEngine(plain_policy), asked(9)
-    engine.submit(requests)
-    done = drained(engine)
-    assert 0 < sum(moved) <= sum(len(completion.tokens) for completion in done.values())
-
-
-def counted(method, moved):
-    """A method that gives rows, which notes how many numbers are in them."""
-
-    def call(*arguments):
-        rows = method(*arguments)
-        moved.append(sum(map(len, rows)))
-        return rows
-
-    return call

@@ -26,10 +26,10 @@ class KeptSets:
     def __init__(self) -> None:
         self.rows: dict[int, list[NDArray[np.int32]]] = {}
 
-    def note(self, requests: Sequence[Request], ids: Tensor, said: Tensor) -> None:
+    def note(self, requests: Sequence[Request], ids: Tensor, said: Sequence[int]) -> None:
         """Notes (n, w, K) ids of the first `said` tokens of each row."""
-        table, counts = ids.cpu().numpy(), said.tolist()
-        for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
+        table = ids.cpu().numpy()
+        for row, (request, count) in enumerate(zip(requests, said, strict=True)):
             new = [each[each != NOBODY].astype(np.int32) for each in table[row, :count]]
             self.rows.setdefault(request.key, []).extend(new)
 

@@ -55,13 +55,19 @@ class DecodeBatch:
         """Which token of its answer each row samples next."""
         return self.sampled + self.begun
 
-    def sampled_after(self, known: Sequence[int]) -> list[list[int]]:
-        """What each row sampled after its first `known` tokens; nothing else leaves the device."""
-        counts = self.sampled.tolist()
-        new = [count - before for count, before in zip(counts, known, strict=True)]
-        along = torch.arange(max(new), device=self.tokens.device)
-        places = (torch.tensor(known, device=self.tokens.device)[:, None] + along).clamp_(max=self.tokens.shape[1] - 1)
-        return [row[:count] for row, count in zip(self.tokens.gather(1, places).tolist(), new, strict=True)]
+    def extend(self, tokens: Tensor, logprobs: Tensor, said: Tensor) -> None:
+        """Each row goes on with the first `said` of its (n, w) new tokens."""
+        if tokens.shape[1] == 1:  # as always without drafts, where each has said one
+            self.tokens.scatter_(1, self.sampled[:, None], tokens)
+            self.logprobs.scatter_(1, self.sampled[:, None], logprobs)
+            self.newest = tokens[:, 0]
+        else:
+            along = torch.arange(tokens.shape[1], device=tokens.device)
+            rows, columns = (along < said[:, None]).nonzero(as_tuple=True)
+            self.tokens[rows, self.sampled[rows] + columns] = tokens[rows, columns]
+            self.logprobs[rows, self.sampled[rows] + columns] = logprobs[rows, columns]
+            self.newest = tokens.gather(1, said[:, None] - 1)[:, 0]
+        self.sampled, self.lengths = self.sampled + said, self.lengths + said
 
     def take(self, rows: Tensor) -> None:
         """Keeps these rows, in this order."""

@@ -238,45 +238,48 @@ class NativeEngine:
         if batch is None:
             return []
         width = batch.hidden.shape[1]
-        along = torch.arange(width, device=batch.hidden.device)
         ids: Tensor | None = None
         if self.truncation.active:
             tokens, logprobs, ids = self.steps.draw_kept(batch, self.truncation)
         else:
             tokens, logprobs = self.steps.draw(batch)
         right = (tokens[:, :-1] == batch.drafts).long().cumprod(1).sum(1)
-        if width > 1:
-            self.drafts.judge(tried=int((right + 1).clamp(max=width - 1).sum()), right=int(right.sum()))
         hits = (tokens[..., None] == batch.stops[:, None]).any(-1)
-        until_stop = torch.where(hits.any(1), hits.long().argmax(1) + 1, width)
+        until_stop = (hits.long().argmax(1) + 1).masked_fill(~hits.any(1), width)
         said = torch.minimum(torch.minimum(right + 1, until_stop), batch.limits - batch.sampled)
-        ended = self.stop_texts.cut(self.active, batch.tokens, batch.sampled, tokens, said)
-        if ids is not None:
-            self.kept.note(self.active, ids, said)
-        if self.experts is not None:
-            self.experts.said(self.active, said.tolist())
-        rows, columns = (along < said[:, None]).nonzero(as_tuple=True)
-        batch.tokens[rows, batch.sampled[rows] + columns] = tokens[rows, columns]
-        batch.logprobs[rows, batch.sampled[rows] + columns] = logprobs[rows, columns]
-        batch.newest = tokens.gather(1, said[:, None] - 1)[:, 0]
-        batch.sampled = batch.sampled + said
-        batch.lengths = batch.lengths + said
+        cut = set(self.stop_texts.cut(self.active, batch.tokens, batch.sampled, tokens, said))
+        batch.extend(tokens, logprobs, said)
         stopped = hits.gather(1, said[:, None] - 1)[:, 0]
-        stopped[ended] = True
-        ends = stopped | (batch.sampled >= batch.limits)
-        done = self._retire({row: "stop" if stopped[row] else "length" for row in ends.nonzero()[:, 0].tolist()})
-        self._decode()
+        # All that decides how the step goes on, in one look: each makes the host wait for the device.
+        told = (right, said, stopped.long(), batch.limits - batch.sampled, batch.lengths - batch.bases)
+        rows = torch.cat([torch.stack(told, 1), tokens], 1).tolist()
+        counts = [row[1] for row in rows]
+        if ids is not None:
+            self.kept.note(self.active, ids, counts)
+        if self.experts is not None:
+            self.experts.said(self.active, counts)
+        if width > 1:
+            self.drafts.judge(tried=sum(min(row[0] + 1, width - 1) for row in rows), right=sum(row[0] for row in rows))
+        if self.speculate:
+            for answer, row in zip(self.answers, rows, strict=True):
+                answer.said += row[len(told) : len(told) + row[1]]
+        stops = cut.union(index for index, row in enumerate(rows) if row[2])
+        ends = [index for index, row in enumerate(rows) if row[3] <= 0 or index in stops]
+        ended: dict[int, StopReason] = {index: "stop" if index in stops else "length" for index in ends}
+        going = [row for index, row in enumerate(rows) if index not in ended]
+        done = self._retire(ended)
+        self._decode(own=max((row[4] for row in going), default=0), left=max((row[3] for row in going), default=0))
         return done
 
-    def _decode(self) -> None:
-        """One forward over the newest token of every active sequence and the drafts that go on from it."""
+    def _decode(self, *, own: int, left: int) -> None:
+        """One forward over the newest token of every active sequence and the drafts that go on from it: of those, the
+        most tokens that one has in its slot, and the most that one may still sample."""
         batch = self.batch
         if batch is None:
             return
         if self.changed:
             self.shared, self.changed = SharedPrefixes.of(batch.trunks, batch.bases, self.trunks), False
-        own = int((batch.lengths - batch.bases).max())
-        batch.drafts = self._guess(batch, min(self.cache.capacity - own, int((batch.limits - batch.sampled).max())))
+        batch.drafts = self._guess(batch, min(self.cache.capacity - own, left))
         with noting(self.policy.routing) as choices:
             batch.hidden = self.steps.forward(batch, self.shared, own)
             if choices is not None and self.experts is not None:
@@ -288,9 +291,6 @@ class NativeEngine:
         width = min(self.drafts.width(n, FORWARD_COSTS[device.type]), room) if self.speculate else 1
         if width < 2:
             return torch.zeros(n, 0, dtype=torch.long, device=device)
-        new = batch.sampled_after([len(answer.said) for answer in self.answers])
-        for answer, tokens in zip(self.answers, new, strict=True):
-            answer.said += tokens
         found = [self.drafts.guess(answer, width - 1) for answer in self.answers]
         return torch.tensor([guess + [-1] * (width - 1 - len(guess)) for guess in found], device=device)
 

@@ -79,7 +79,7 @@ class UnpackedEngine(NativeEngine):
         self.batch = entering(chosen, states[rows], [-1] * len(chosen))
         self.waiting, self.active = others, chosen
 
-    def _decode(self) -> None:
+    def _decode(self, *, own: int, left: int) -> None:
         """One forward over the newest token of every active sequence."""
         if self.batch is not None:
             states, self.past = continued(self.policy.network, self.batch.newest[:, None], self.past)
