@@ -27,6 +27,21 @@ def test_one_lane_alone_does_not_tell_the_two_apart():
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.02), 0.0)
 
 
+@pytest.mark.parametrize("times", [1.0, 2.0, 3.0])
+def test_where_lanes_are_always_alike_the_engines_tell_the_two_apart(times):
+    """Of two cells, one always has fewer answers and takes longer: it would seem that answers take nothing."""
+    pace, few, many, shares = SpeedEstimator(round_seconds=0.25), 300, 300 * times, {}
+    for cell, tokens, slower in (("slow", few, times), ("fast", many, 1.0)):
+        fixed, grows = 0.02 * 40, 0.001 * tokens
+        pace.lane(seconds=slower * (fixed + grows), longest=40, tokens=int(tokens), context=0, cell=cell)
+        shares[cell] = fixed / (fixed + grows)
+    pace.decoded({})
+    pace.decoded(shares)
+    speeds = pace.speeds()
+    assert (speeds.tick - speeds.tick_each) / speeds.tick_each == pytest.approx(20)
+    assert speeds.on("slow").tick / speeds.on("fast").tick == pytest.approx(times)
+
+
 def test_a_forward_over_the_prompts_is_not_taken_for_decode_steps():
     pace = SpeedEstimator(round_seconds=0.25)
     pace.piece("train", seconds=4.0, tokens=1000)

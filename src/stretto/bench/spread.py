@@ -14,6 +14,7 @@ from typing import Any
 from stretto.bench.cases import BenchCase
 from stretto.bench.compare import BenchSettings, CaseJobs, Row, figure
 from stretto.bench.jobs import JobResult
+from stretto.errors import StrettoError
 from stretto.placement.strategies import STRATEGIES
 
 CELLS = 2
@@ -137,14 +138,26 @@ def paired(others: Sequence[float], mine: Sequence[float]) -> float:
 def agreement(setting: BenchSettings, case: BenchCase, plans: Sequence[str]) -> Row:
     """Whether plans come to the same in fp32: the gradient of the same answers, answers drawn anew, and rewards."""
     desk = CaseJobs(setting, replace(case, name=f"{case.name} fp32", dtype="float32"))
-    found = desk.measure("plans agree", plans=tuple(plans))
+    unit, peer = "relative difference of gradients", "what fp32 may differ by"
+    try:
+        found = desk.measure("plans agree", plans=tuple(plans))
+    except StrettoError as error:  # four models in fp32 are more than many machines have; the timings stand without it
+        setting.note(str(error))
+        told = {
+            "case": desk.case.name,
+            "unit": unit,
+            "peer_name": peer,
+            "dtype": "float32",
+            "failed": {"fp32": str(error)},
+        }
+        return {**told, "stretto": None, "peer": None, "ratio": None}
     largest = max(found.facts["differences"].values())
     row = figure(
         desk.case,
-        "relative difference of gradients",
+        unit,
         largest,
         PRECISE,
-        peer_name="what fp32 may differ by",
+        peer_name=peer,
         ratio=PRECISE / max(largest, 1e-12),
     )
     return row | {**found.facts, **desk.common(found, found)}

@@ -160,6 +160,9 @@ async def turn(
     if noted is not None:
         noted(notes)
     executor.expect_lengths()
+    shares = parts.worker_group.decoding.by_device()
+    generating = (cell for cell in parts.plan.cells if cell.role == "generate")
+    parts.pace.decoded({cell.name: shares[cell.devices[0]] for cell in generating if cell.devices[0] in shares})
     parts.pace.stepped()
     return executor, executor.made(state.accepted)
 

@@ -1,8 +1,9 @@
 """How fast cells are, learned from the steps before: what the scheduler weighs tails with.
 
 A lane took a forward over the prompts that it began with, and its decode steps: a decode step of c trajectories takes
-a + b (c - 1). Over a lane that is a x (its longest answer) + b x (all its tokens - its longest answer), so lanes of
-several steps give a and b by least squares.
+a + b (c - 1). Over a lane that is a x (its longest answer) + b x (all its tokens - its longest answer). Engines tell
+which share of that does not grow with c, from decode steps of many sizes; where they do not, lanes of several steps
+give a and b by least squares.
 
 Cells may differ: CPU devices of one and of two threads, GPUs of two kinds, a host on which others work. How fast each
 is beside the others of its role follows from what its lanes or pieces took and what they would have taken on average.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from operator import mul
+from statistics import fmean
 
 from stretto.scheduler.records import SpeedEstimate
 
@@ -35,6 +37,8 @@ class SpeedEstimator:
     def __init__(self, *, round_seconds: float) -> None:
         self.round_seconds = round_seconds
         self.squares = [0.0] * 7
+        # Generate cell -> the share of its decoding that does not grow with the answers, where its engine tells.
+        self.overheads: dict[str, float] = {}
         self.seconds: dict[str, float] = defaultdict(float)
         self.tokens: dict[str, float] = defaultdict(float)
         # Generate cell -> sums of its lanes: longest, other tokens, context, seconds.
@@ -50,6 +54,11 @@ class SpeedEstimator:
         terms = (x * x, x * y, y * y, x * seconds, y * seconds, x * context, y * context)
         for index, term in enumerate(terms):
             self.squares[index] += term
+
+    def decoded(self, overheads: Mapping[str, float]) -> None:
+        """Which share of decoding did not grow with the number of answers, of cells whose engine tells."""
+        for cell, share in overheads.items():
+            self.overheads[cell] = FORGET * self.overheads.get(cell, share) + (1 - FORGET) * share
 
     def piece(self, stage: str, *, seconds: float, tokens: int, cell: str = "") -> None:
         """A piece took so long."""
@@ -72,11 +81,7 @@ class SpeedEstimator:
         """As far as they are known; a move costs a round of decoding and a forward over what is moved."""
         per_token = {stage: self.seconds[stage] / self.tokens[stage] for stage in self.tokens if self.tokens[stage]}
         again = SHARE * per_token.get("train", 0.0)
-        xx, xy, yy, xt, yt, xc, yc = self.squares
-        xt, yt = xt - again * xc, yt - again * yc
-        determinant = xx * yy - xy * xy
-        each = max(0.0, (xx * yt - xy * xt) / determinant) if determinant > 1e-9 * xx * yy else 0.0
-        tick = max(1e-6, (xt - each * xy) / xx) if xx else 0.01
+        tick, each = self._decode_costs(again)
         costs = (tick, each, again)
         usual = {
             cell: (sum(map(mul, costs, sums)), sums[-1]) for cell, sums in self.lanes.items()
@@ -94,6 +99,20 @@ class SpeedEstimator:
             again=again,
             relative=relative,
         )
+
+    def _decode_costs(self, again: float) -> tuple[float, float]:
+        """Seconds of a decode step of one answer, and of each further one."""
+        told = {cell: sums for cell, sums in self.lanes.items() if cell in self.overheads}
+        if told:  # of each cell by itself: to a slow one with few answers, their number would seem to matter little
+            decoding = {cell: max(0.0, took - again * context) for cell, (*_, context, took) in told.items()}
+            fixed = fmean(self.overheads[cell] * decoding[cell] / sums[0] for cell, sums in told.items())
+            each = fmean((1 - self.overheads[cell]) * decoding[cell] / sum(sums[:2]) for cell, sums in told.items())
+            return max(1e-6, fixed + each), each
+        xx, xy, yy, xt, yt, xc, yc = self.squares
+        xt, yt = xt - again * xc, yt - again * yc
+        determinant = xx * yy - xy * xy
+        each = max(0.0, (xx * yt - xy * xt) / determinant) if determinant > 1e-9 * xx * yy else 0.0
+        return max(1e-6, (xt - each * xy) / xx) if xx else 0.01, each
 
 
 def relative_speeds(cells: Mapping[str, tuple[float, float]]) -> dict[str, float]:

@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engines.native.decode_times import NOTHING
 from stretto.engines.queue import EngineQueue
 from stretto.errors import StrettoError
 from stretto.placement.plan import Plan
 from stretto.placement.transport import path_between
 from stretto.storage.tensors import read_parts
 from stretto.threads import beside
-from stretto.training.loss_counters import fixed_share
 from stretto.training.trainer import StepReport
 from stretto.types import Conversation, Sample, TrainedLogprobs, Weights
 from stretto.weights.publish import verify_publish
@@ -32,6 +30,7 @@ from stretto.workers.api import HOLDS, MODELS, POLICY, TRAINS, WorkerApi, Worker
 from stretto.workers.checkpoints import StateFiles
 from stretto.workers.connectivity import ALLOW
 from stretto.workers.deadlines import CLOSING, CLOSING_LATE, CallDeadlines, Deadline, at_most, opened
+from stretto.workers.decode_overhead import DecodeOverhead
 from stretto.workers.lane_calls import LaneCalls
 from stretto.workers.launchers.inprocess import Launcher
 from stretto.workers.model_updates import ModelUpdates
@@ -91,7 +90,7 @@ class WorkerGroup:
         self.updates = ModelUpdates(self)
         # Seconds for which engines were missing because their processes had died, and sums over decode steps.
         self.engines_lost = 0.0
-        self.decoding: tuple[float, ...] = NOTHING
+        self.decoding = DecodeOverhead()
         self.silent: set[str] = set()
         self.last = time.monotonic()
         # When the start must be over, until it is.
@@ -238,9 +237,10 @@ class WorkerGroup:
         several = any(len(model.trainers) > 1 for model in self.trained.values())
         told = {"seconds/reduce": self.updates.reducing} if several else {}
         told |= {"seconds/engine_lost": self.engines_lost} if self.engines_lost else {}
-        overhead = fixed_share(*self.decoding)
+        overhead = self.decoding.share()
         told |= {} if overhead is None else {"decode/overhead": overhead}
-        self.updates.reducing, self.engines_lost, self.decoding = 0.0, 0.0, NOTHING
+        self.updates.reducing, self.engines_lost = 0.0, 0.0
+        self.decoding.forget()
         return told
 
     async def apply(self, *, last: bool = True) -> StepReport:
@@ -254,10 +254,9 @@ class WorkerGroup:
         where = "shared" if alone else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
         self.engines_lost += sum(receipt.lost for receipt in receipts)
-        decoded = [receipt.decoding for receipt in receipts if receipt.decoding]
-        self.decoding = tuple(map(sum, zip(self.decoding, *decoded, strict=True)))
         source = "the trainer" if alone else self.called(holders[0])
         for device, receipt in zip(holders, receipts, strict=True):
+            self.decoding.add(device, receipt.decoding)
             verify_publish(weights, receipt, engine=self.called(device), source=source)
 
     def called(self, who: str) -> str:
