@@ -19,8 +19,8 @@ from statistics import fmean
 
 from stretto.scheduler.records import SpeedEstimate
 
-FORGET = 0.8
-"""What a step leaves of the weight of earlier ones."""
+FORGET = 0.5
+"""What a step leaves of the weight of earlier ones: the first is slower than all that follow."""
 
 SHARE = 1 / 2
 """What a forward costs of a piece of training; going on elsewhere begins with a forward over what is there. It is a
@@ -57,8 +57,7 @@ class SpeedEstimator:
 
     def decoded(self, overheads: Mapping[str, float]) -> None:
         """Which share of decoding did not grow with the number of answers, of cells whose engine tells."""
-        for cell, share in overheads.items():
-            self.overheads[cell] = FORGET * self.overheads.get(cell, share) + (1 - FORGET) * share
+        self.overheads |= overheads
 
     def piece(self, stage: str, *, seconds: float, tokens: int, cell: str = "") -> None:
         """A piece took so long."""
