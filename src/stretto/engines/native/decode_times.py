@@ -11,14 +11,17 @@ class DecodeTimes:
 
     def __init__(self) -> None:
         self.sums: tuple[float, ...] = NOTHING
+        self.fresh = True
 
     def note(self, answers: int, seconds: float) -> None:
-        """A step that went on with so many answers; one that ended all of them decoded nothing."""
-        if answers:
+        """A step that went on with so many answers; one that ended all of them decoded nothing, and the first with new
+        weights may also have made copies of them."""
+        fresh, self.fresh = self.fresh, False
+        if answers and not fresh:
             added = (1.0, float(answers), float(answers) ** 2, seconds, answers * seconds)
             self.sums = tuple(map(sum, zip(self.sums, added, strict=True)))
 
     def take(self) -> tuple[float, ...]:
-        """Steps, answers, their squares, seconds, and seconds times answers, since this was asked last."""
-        taken, self.sums = self.sums, NOTHING
+        """Steps, answers, their squares, seconds, and seconds times answers, since this was asked last: at a publish."""
+        taken, self.sums, self.fresh = self.sums, NOTHING, True
         return taken
