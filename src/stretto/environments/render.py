@@ -186,10 +186,12 @@ class Renderer:
         (some tokenizers leave a first space out) for the one before.
         """
         widths, place, without = list[int](), 0, 0
-        for token in tokens:
-            if token not in self._pieces:
-                self._pieces[token] = self.all_text([token])
-            piece = self._pieces[token]
+        for token in set(tokens) - self._pieces.keys():
+            self._pieces[token] = self.all_text([token])
+        pieces = [self._pieces[token] for token in tokens]
+        if "".join(pieces) == text:
+            return list(map(len, pieces))
+        for piece in pieces:
             whole = piece and "\N{REPLACEMENT CHARACTER}" not in piece
             found = text.find(piece, place, place + len(piece) + 1 + 4 * without) if whole else -1
             if found < 0:

@@ -147,6 +147,8 @@ async def _finished(
     deadline: float | None,
 ) -> list[T]:
     """What comes of tasks that judge, in order; each stands for one of the trajectories."""
+    if all(task.done() for task in tasks):
+        return [task.result() for task in tasks]
     began = last = time.monotonic()
     finished = asyncio.Event()
     left = len(tasks)

@@ -70,6 +70,7 @@ class StepExecutor:
         self.verdicts: dict[RolloutId, asyncio.Future[Verdicts]] = defaultdict(asyncio.get_running_loop().create_future)
         # How many reward functions run, on trajectories of which groups since when none did, and the span of that.
         self.judging, self.judged, self.judges = 0, set[int](), ExitStack()
+        self.judged_all: asyncio.Handle | None = None
         for index, group in enumerate(carried.accepted if carried else ()):
             self.asked.append(
                 [RolloutStart(prompt=t.prompt, visit=t.visit, attempt=t.attempt) for t in group.trajectories]
@@ -192,8 +193,11 @@ class StepExecutor:
 
     @contextmanager
     def _judging(self, index: int) -> Iterator[None]:
-        """Notes when reward functions run, those of several trajectories together."""
-        if not self.judging:
+        """Notes when reward functions run, those of several trajectories together, and of all that ended at once."""
+        if self.judged_all is not None:
+            self.judged_all.cancel()
+            self.judged_all = None
+        elif not self.judging:
             self.judged.clear()
             piece = self.clock.piece("reward", REWARD_WORKERS, step=self.step, version=self.worker_group.version)
             self.counts[REWARD_WORKERS] = self.judges.enter_context(piece)
@@ -204,8 +208,12 @@ class StepExecutor:
             yield
         finally:
             self.judging -= 1
-            if not self.judging:
-                self.judges.close()
+            if not self.judging:  # others may begin in this very turn of the loop
+                self.judged_all = asyncio.get_running_loop().call_soon(self._close_judges)
+
+    def _close_judges(self) -> None:
+        self.judged_all = None
+        self.judges.close()
 
     async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
         """What the reward model says of a group, once the pieces with it are done."""

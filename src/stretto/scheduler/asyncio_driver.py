@@ -96,6 +96,9 @@ class Driver:
         self.step, self.executor, self.now = step, executor, now
         self.notes = EventLog()
         self.tasks: dict[asyncio.Task[Any], tuple[int, Callable[[Any], None], str | None]] = {}
+        # Those that are done since somebody looked; `asyncio.wait` would register with all of them each time.
+        self.done: list[asyncio.Task[Any]] = []
+        self.woken = asyncio.Event()
         self.generating: dict[RolloutId, asyncio.Task[int]] = {}
         # Revivals, and what to do with a death that ends one.
         self.reviving: dict[asyncio.Task[Any], Callable[[WorkerLost], None]] = {}
@@ -115,8 +118,11 @@ class Driver:
         try:
             while not self.over:
                 self._start()
-                await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted((t for t in self.tasks if t.done()), key=lambda t: self.tasks[t][0]):
+                assert self.tasks, "the step is not over, and nothing is under way"
+                await self.woken.wait()
+                self.woken.clear()
+                done, self.done = [task for task in self.done if task in self.tasks], []
+                for task in sorted(done, key=lambda task: self.tasks[task][0]):
                     if task in self.tasks:  # unless the one before it told of a death that it shares
                         self._finish(task)
         finally:
@@ -153,7 +159,12 @@ class Driver:
         self.started += 1
         task = asyncio.ensure_future(work)
         self.tasks[task] = (self.started, then, cell)
+        task.add_done_callback(self._wake)
         return task
+
+    def _wake(self, task: asyncio.Task[Any]) -> None:
+        self.done.append(task)
+        self.woken.set()
 
     def _finish(self, task: asyncio.Task[Any]) -> None:
         _, then, _ = self.tasks.pop(task)

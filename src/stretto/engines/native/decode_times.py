@@ -22,6 +22,6 @@ class DecodeTimes:
             self.sums = tuple(map(sum, zip(self.sums, added, strict=True)))
 
     def take(self) -> tuple[float, ...]:
-        """Steps, answers, their squares, seconds, and seconds times answers, since this was asked last: at a publish."""
+        """Steps, answers, their squares, seconds, and seconds times answers, since this was asked: at a publish."""
         taken, self.sums, self.fresh = self.sums, NOTHING, True
         return taken
