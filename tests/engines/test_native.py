@@ -38,10 +38,12 @@ def test_answers_are_those_of_each_request_alone(policy, requests_for):
 def test_decode_steps_are_timed_by_how_many_answers_they_serve(plain_policy, requests_for):
     engine = NativeEngine(plain_policy, speculate=False)
     engine.submit(requests_for(12))
+    engine.step(0.0)
+    first = len(engine.active)  # served by the step that also makes copies of the weights, which is not counted
     done = drained(engine)
     steps, answers, squares, seconds, products = engine.times.take()
-    assert answers == sum(len(completion.tokens) - 1 for completion in done.values())
-    assert steps >= max(len(completion.tokens) for completion in done.values()) - 1
+    assert answers == sum(len(completion.tokens) - 1 for completion in done.values()) - first
+    assert steps >= max(len(completion.tokens) for completion in done.values()) - 2
     assert squares >= answers**2 / steps and 0 < seconds < products
     assert set(engine.times.take()) == {0.0}
 
