@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 from stretto.environments.base import Environment
@@ -74,7 +75,7 @@ NONE_GIVEN = UserFunctions()
 def _digest(function: Callable[..., Any]) -> str | None:
     try:
         code = inspect.getsource(inspect.unwrap(function) if inspect.isroutine(function) else type(function))
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, TokenError):  # the file may have changed since, or be another
         return None
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
