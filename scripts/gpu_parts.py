@@ -166,7 +166,7 @@ def step(tiny: bool, shape: str, kind: str, prompt: str) -> Found:
         setting = BenchSettings(
             model="scratch", shape=None if shape == "scratch" else shape, folder=Path(folder), threads=threads(),
             steps=1 if tiny else 3, turns=1, batches=(8,) if tiny else BATCHES, run=run_apart,
-            note=lambda text: print(text, file=sys.stderr, flush=True), peer="plain",
+            note=say, peer="plain",
         )  # fmt: skip
         time_row, memory_row = step_rows(setting, case)
     lines = []
@@ -205,14 +205,14 @@ def limits(tiny: bool, shape: str) -> Found:
 
 def _fastest(work: Callable[[], object], times: int = 12) -> float:
     """Seconds of the fastest of some repetitions, after three that do not count."""
-    import torch
+    from stretto.bench.machine import synchronise
 
     taken = []
     for _ in range(times + 3):
-        torch.cuda.synchronize()
+        synchronise("cuda")
         begun = time.perf_counter()
         work()
-        torch.cuda.synchronize()
+        synchronise("cuda")
         taken.append(time.perf_counter() - begun)
     return min(taken[3:])
 
@@ -260,7 +260,7 @@ def decode(tiny: bool, shape: str) -> Found:
         said = []
         for graphs, longest in ((False, few), (True, many)):
             engine, seconds = NativeEngine(policy, graphs=graphs, speculate=False), []
-            for _ in range(3 if graphs else 2):  # a graph is recorded when a size is met for the second time
+            for _ in range(2):  # sizes are recorded in the first round
                 begun = time.perf_counter()
                 answers = _answers(engine, prompts[:groups], longest=longest)
                 seconds.append(time.perf_counter() - begun)

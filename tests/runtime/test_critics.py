@@ -13,10 +13,10 @@ from stretto.errors import RecipeError
 from stretto.placement.build import plan_of
 from stretto.recipe.describe import roles_of
 from stretto.recipe.schema import Placement
-from stretto.runtime import build
 from stretto.runtime.build import build_runtime
 from stretto.runtime.plans import make_plan, sliced_cells
 from stretto.runtime.spans import Clock
+from stretto.workers.launchers import inprocess
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 from tiers import slow_but
@@ -246,7 +246,7 @@ def test_a_worker_that_dies_gets_the_critic_from_another(device, what, number, t
     changes["placement"] = {"cluster": "2xcpu", "strategy": "flatten"}
     states = []
     for name, launcher in (("whole", ThreadLauncher()), ("hurt", Fragile(device, what, number))):
-        monkeypatch.setattr(build, "processes", lambda devices, launcher=launcher, **told: launcher)
+        monkeypatch.setattr(inprocess, "processes", lambda devices, launcher=launcher, **told: launcher)
         (tmp_path / name).mkdir()
         states.append(tensors(start(tmp_path / name, **changes).folder / "checkpoints" / "step-000003"))
     assert launcher.died == {device}

@@ -5,7 +5,7 @@ import pytest
 from crewed import Fragile
 from running import metrics, start, tensors
 from stretto.errors import EngineError, TrainingError
-from stretto.runtime import build
+from stretto.workers.launchers import inprocess
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 
@@ -22,7 +22,7 @@ WHEN = [("generate", 1), ("begin", 1), ("begin", 2)]
 
 
 def run_with(launcher, folder, monkeypatch, **changes):
-    monkeypatch.setattr(build, "processes", lambda devices, **told: launcher)
+    monkeypatch.setattr(inprocess, "processes", lambda devices, **told: launcher)
     start(folder, **CREW, **changes)
     (run,) = folder.glob("run*")
     return run

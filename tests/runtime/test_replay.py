@@ -10,7 +10,7 @@ from running import start
 from stretto.api.replay import replay
 from stretto.cli.main import main
 from stretto.errors import RecipeError
-from stretto.runtime import build
+from stretto.workers.launchers import inprocess
 from stretto.workers.launchers.inprocess import ThreadLauncher
 
 KINDS = {
@@ -33,7 +33,7 @@ STEPS = 3
 def run(request, tmp_path_factory):
     """The folder of a finished run; several cells are threads of this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "processes", lambda devices, **told: ThreadLauncher())
+        patch.setattr(inprocess, "processes", lambda devices, **told: ThreadLauncher())
         return start(tmp_path_factory.mktemp("run"), run__steps=STEPS, evaluate__every=0, **KINDS[request.param]).folder
 
 

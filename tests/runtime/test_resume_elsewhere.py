@@ -7,9 +7,10 @@ import pytest
 
 from crewed import distance
 from running import lines, resume, samples, start
-from stretto.runtime import build, plans
+from stretto.runtime import plans
 from stretto.storage.tensors import read_parts
 from stretto.training.parallel.zero1 import merge_states
+from stretto.workers.launchers import inprocess
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from tables import ASTAR, made
 from tiers import slow_but
@@ -66,7 +67,7 @@ MOVES = [
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
     """Several cells are threads of this process."""
-    monkeypatch.setattr(build, "processes", lambda devices, **told: ThreadLauncher())
+    monkeypatch.setattr(inprocess, "processes", lambda devices, **told: ThreadLauncher())
     monkeypatch.setattr(plans, "devices_here", lambda: [f"localhost/cpu:{index}" for index in range(3)])
 
 

@@ -10,7 +10,7 @@ from crewed import alone, dies, distance, together, with_parts, with_sleep
 from running import lines, recipe_in, resume, start
 from sleepy import Sleepy
 from stretto.errors import TrainingError
-from stretto.runtime import build
+from stretto.workers.launchers import inprocess
 from stretto.workers.launchers.inprocess import ThreadLauncher, processes, worker_of
 from stretto.workers.worker import Worker
 
@@ -33,12 +33,12 @@ def pressing(last):
 
 @pytest.mark.parametrize("last", [True, False])
 def test_ctrl_c_while_weights_move_ends_the_run_after_the_step(last, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "processes", lambda devices, **told: ThreadLauncher(pressing(last)))
+    monkeypatch.setattr(inprocess, "processes", lambda devices, **told: ThreadLauncher(pressing(last)))
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, run__steps=3, batch__updates=2, **CREW, checkpoint__best=None)
     (run,) = tmp_path.glob("run*")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
-    monkeypatch.setattr(build, "processes", lambda devices, **told: ThreadLauncher())
+    monkeypatch.setattr(inprocess, "processes", lambda devices, **told: ThreadLauncher())
     resume(run)
     assert [line["step"] for line in lines(run / "metrics.jsonl")] == [1, 2, 3]
 

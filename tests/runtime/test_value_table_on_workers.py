@@ -10,9 +10,9 @@ import pytest
 from running import lines, recipe_in, written
 from stretto.cli.main import main
 from stretto.errors import RewardError
-from stretto.runtime import build
 from stretto.runtime import value as making
 from stretto.runtime.plans import sampling_plan
+from stretto.workers.launchers import inprocess
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
 from tables import ASTAR, made
@@ -59,7 +59,7 @@ def workers(monkeypatch):
             self.counts["score"] += 1
             return super().score(*arguments)
 
-    monkeypatch.setattr(build, "processes", lambda devices, **told: ThreadLauncher(Counted))
+    monkeypatch.setattr(inprocess, "processes", lambda devices, **told: ThreadLauncher(Counted))
     return asked
 
 

@@ -29,7 +29,7 @@ from stretto.planner.simulate import Forecast
 from stretto.planner.workload import StepWorkload
 from stretto.recipe.schema import Recipe
 from stretto.runtime.plans import devices_here
-from stretto.workers.launchers.inprocess import Launcher, as_a_run_starts_them
+from stretto.workers.launchers.inprocess import Launcher, launcher_for
 
 ROUNDS = 3
 """How often each step is taken."""
@@ -108,7 +108,7 @@ def measure(
     found: SearchResult,
     *,
     note: Note,
-    launch: Callable[..., Launcher] = as_a_run_starts_them,
+    launch: Callable[..., Launcher] = launcher_for,
     rounds: int = ROUNDS,
 ) -> ProbeResult:
     """Takes the steps and fits the constants; a RecipeError says what cannot be measured here."""
@@ -208,7 +208,7 @@ async def taken(
     asks: Sequence[ProbeStep],
     *,
     note: Note,
-    launch: Callable[..., Launcher] = as_a_run_starts_them,
+    launch: Callable[..., Launcher] = launcher_for,
     rounds: int = ROUNDS,
 ) -> list[MeasuredStep]:
     """Takes the steps in turns; of each ask the one in the middle."""

@@ -143,14 +143,8 @@ def agreement(setting: BenchSettings, case: BenchCase, plans: Sequence[str]) -> 
         found = desk.measure("plans agree", plans=tuple(plans))
     except StrettoError as error:  # four models in fp32 are more than many machines have; the timings stand without it
         setting.note(str(error))
-        told = {
-            "case": desk.case.name,
-            "unit": unit,
-            "peer_name": peer,
-            "dtype": "float32",
-            "failed": {"fp32": str(error)},
-        }
-        return {**told, "stretto": None, "peer": None, "ratio": None}
+        none = {"stretto": None, "peer": None, "ratio": None, "failed": {"fp32": str(error)}}
+        return {"case": desk.case.name, "unit": unit, "peer_name": peer, "dtype": "float32", **none}
     largest = max(found.facts["differences"].values())
     row = figure(
         desk.case,

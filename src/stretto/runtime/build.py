@@ -49,7 +49,7 @@ from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.tasks.source import PromptSource, load_prompts, split_task
 from stretto.types import Prompt
 from stretto.workers.deadlines import CallDeadlines
-from stretto.workers.launchers.inprocess import Launcher, ThreadLauncher, processes, worker_of
+from stretto.workers.launchers.inprocess import Launcher, launcher_for, worker_of
 from stretto.workers.models import EngineFactory
 from stretto.workers.worker_group import WorkerGroup
 from stretto.workers.worker_spec import LaneSpec, WorkerSpec, torch_device
@@ -137,10 +137,8 @@ async def _assemble(
     budgets = budgets_of(plan, recipe)
     threads = threads_of(recipe, plan, note, before=threads_before(folder))
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
-    if launcher is None and lone:
-        launcher = ThreadLauncher(partial(worker_of, make_engine=make_engine))
-    left = by - time.monotonic()
-    launcher = launcher or processes(plan.devices, seconds=left, make=worker_of, kinds=kinds_of(recipe))
+    make, left = partial(worker_of, make_engine=make_engine) if lone else worker_of, by - time.monotonic()
+    launcher = launcher or launcher_for(plan.devices, seconds=left, make=make, kinds=kinds_of(recipe))
     worker_group = WorkerGroup(
         plan, launcher, assign,
         patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl, note=note,

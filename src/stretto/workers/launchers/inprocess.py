@@ -156,8 +156,12 @@ def processes(
     return RayLauncher(devices, seconds=seconds, make=make, kinds=kinds)
 
 
-def as_a_run_starts_them(
-    devices: Sequence[str], *, seconds: float, make: Callable[[WorkerSpec], Worker] = Worker
+def launcher_for(
+    devices: Sequence[str],
+    *,
+    seconds: float,
+    make: Callable[[WorkerSpec], Worker] = Worker,
+    kinds: Mapping[str, str] | None = None,
 ) -> Launcher:
     """One device in a thread of this process, several in processes of their own."""
-    return ThreadLauncher(make) if len(devices) == 1 else processes(devices, seconds=seconds, make=make)
+    return ThreadLauncher(make) if len(devices) == 1 else processes(devices, seconds=seconds, make=make, kinds=kinds)
