@@ -93,6 +93,13 @@ def test_a_ranking_becomes_pairs_of_its_best_answers_with_worse_ones_from_all_ov
     assert {(p.reference, p.tags["rejected"]) for p in found} == {("best", "worst"), ("mid", "worst")}
 
 
+def test_places_in_a_ranking_are_no_margins(tmp_path):
+    row = {"prompt": "?", "answers": ["worse", "better"], "ranking": [1, 0]}
+    with pytest.raises(RecipeError) as caught:
+        read(tmp_path, task("pairs", ranking=Ranking(margins=True)), row)
+    assert caught.value.problems[0].field == "task.source.ranking.margins"
+
+
 def test_answers_of_the_same_score_are_no_pair(tmp_path):
     row = {"prompt": "?", "answers": ["a", "b", "c"], "scores": [1, 1, 0]}
     found = read(tmp_path, task("pairs"), row)
@@ -128,6 +135,7 @@ BAD = [
     ("ranked", {"prompt": "q", "answers": ["a", "b"], "scores": [1, True]}, "is no number"),
     ("ranked", {"prompt": "q", "answers": ["a", "b"], "scores": [1, 1]}, "better than another"),
     ("ranked", {"prompt": "q", "answers": ["a", "b"], "ranking": [1, 1]}, "the numbers 0 to 1"),
+    ("ranked", {"prompt": "q", "answers": ["a", "b"], "ranking": ["1", "0"]}, "the numbers 0 to 1"),
 ]
 
 

@@ -279,8 +279,12 @@ class PairColumns:
             if not isinstance(value, list) or len(value) != count:
                 raise RowError(f"column {self.scores!r} is no list of {count} numbers, one per answer", "write one")
             return [_number(each, self.scores) for each in value]
+        if self.rule.margins:
+            reason = f"there is no column {self.scores!r}, and margins are differences of scores"
+            raise RowError(reason, "add one, or leave margins out", "task.source.ranking.margins")
         order = row.get(self.ranking)
-        if not isinstance(order, list) or sorted(map(str, order)) != sorted(map(str, range(count))):
+        numbers = isinstance(order, list) and all(type(place) is int for place in order)
+        if not isinstance(order, list) or not numbers or sorted(order) != list(range(count)):
             reason = f"column {self.ranking!r} is no list of the numbers 0 to {count - 1}, the best answer's first"
             raise RowError(reason, "write one, or scores")
         return [float(-order.index(place)) for place in range(count)]
