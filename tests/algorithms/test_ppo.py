@@ -1,5 +1,6 @@
 """GAE, whitening, the critic's loss and PPO's credit, with the arithmetic written out."""
 
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -185,6 +186,40 @@ def test_values_and_advantages_are_carried_through_what_the_model_did_not_say(ta
     assert np.concatenate([s.returns for s in samples]) == pytest.approx([0.9465, 0.97, 1.0, 0.0])
     assert np.concatenate([s.advantage for s in samples]) == pytest.approx(whitened_by_hand([0.7465, 0.47, 0.6, 0.0]))
     assert [s.leads for s in samples] == [index == 0 for index in range(len(talks))] + [True]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "called"),
+    [
+        ([0.2, 0.4], [0.5], [((0, 1), (2, 1)), ((1, 1),)]),  # the first goes on after the second has answered it
+        ([0.5], [0.2, 0.4], [((1, 1),), ((0, 1), (2, 1))]),
+    ],
+)
+def test_credit_goes_by_the_order_of_calls_and_not_of_conversations(first, second, called):
+    """The answer of three tokens, whose values in the order of calls are .2, .5 and .4."""
+    group = scored([1.0], *[[([7, *range(len(each))], [*range(1, 1 + len(each))]) for each in (first, second)]])
+    (trajectory,) = group.trajectories
+    talks = [replace(talk, turns=turns) for talk, turns in zip(trajectory.conversations, called, strict=True)]
+    group = replace(group, trajectories=(replace(trajectory, conversations=tuple(talks)),))
+    samples = credited(group, [first, second])
+    by_value = {value: r for s in samples for value, r in zip(s.values, s.returns, strict=True)}
+    assert [by_value[value] for value in (0.2, 0.5, 0.4)] == pytest.approx([0.9465, 0.97, 1.0])
+    by_value = {value: a for s in samples for value, a in zip(s.values, s.advantage, strict=True)}
+    assert [by_value[v] for v in (0.2, 0.5, 0.4)] == pytest.approx(whitened_by_hand([0.7465, 0.47, 0.6]))
+
+
+def test_policy_and_critic_look_ahead_by_lambdas_of_their_own():
+    """Deltas .3, -.1 and .6. The critic's lambda of 1 makes every return 1; the policy's is .5, or that of 3 tokens."""
+    talks = [([7, 1], [1]), ([7, 2, 3], [1, 2])]  # the length is the trajectory's
+    expected = {
+        Gae(lam=0.5, critic_lam=1.0): [0.3 + 0.5 * (-0.1 + 0.5 * 0.6), -0.1 + 0.5 * 0.6, 0.6],
+        Gae(length_alpha=2 / 3, critic_lam=1.0): [0.3 + 0.5 * (-0.1 + 0.5 * 0.6), -0.1 + 0.5 * 0.6, 0.6],
+        Gae(length_alpha=0.1, critic_lam=1.0): [0.3, -0.1, 0.6],  # 1 - 1 / .3 is below 0
+    }
+    for gae, advantages in expected.items():
+        samples = credited(scored([1.0], talks), np.split(VALUES, [1]), gae=gae)
+        assert np.concatenate([s.returns for s in samples]) == pytest.approx([1.0, 1.0, 1.0])
+        assert np.concatenate([s.advantage for s in samples]) == pytest.approx(whitened_by_hand(advantages))
 
 
 def test_a_penalty_in_the_reward_stands_at_its_token():

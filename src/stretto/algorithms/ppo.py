@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, Streams, keep
 from stretto.algorithms.credit import (
@@ -49,17 +50,32 @@ def plain_credit(groups: Sequence[Group], streams: Streams, *, gae: Gae, kl: Kl)
 
 
 def episode(trajectory: Trajectory, reward: float, streams: Streams, *, gae: Gae, kl: Kl) -> list[Sample]:
-    """The samples of one trajectory, whose conversations follow each other as one stream of trained tokens."""
+    """The samples of one trajectory, whose trained tokens are one stream in the order in which they were said."""
     samples = conversation_samples(trajectory, reward, streams)
     if not samples:
         return []
-    values = np.concatenate([streams["values"][sample.key] for sample in samples])
-    rewards = token_rewards(reward, np.concatenate([token_pull(sample, kl) for sample in samples]))
+    order = said(samples)
+    values = np.concatenate([streams["values"][sample.key] for sample in samples])[order]
+    rewards = token_rewards(reward, np.concatenate([token_pull(sample, kl) for sample in samples])[order])
     ahead = partial(generalised_advantages, rewards, values, gamma=gae.gamma)
-    advantages = ahead(lam=policy_lambda(gae, len(values)))
-    returns = value_targets(ahead(lam=critic_lambda(gae)), values)
+    credited = np.stack([ahead(lam=policy_lambda(gae, len(values))), ahead(lam=critic_lambda(gae))])
+    credited[1] = value_targets(credited[1], values)
+    advantages, returns = credited[:, np.argsort(order)]
     parts = zip(samples, shared_out(advantages, samples), shared_out(returns, samples), strict=True)
     return [replace(sample, advantage=advantage, returns=returned) for sample, advantage, returned in parts]
+
+
+def said(samples: Sequence[Sample]) -> NDArray[np.int64]:
+    """The trained tokens of these conversations, one after the other, by when they were sampled.
+
+    A conversation may go on after another was opened, as that of an agent does which asks another. Where nobody has
+    counted calls, one conversation was over before the next.
+    """
+    turns = [sample.conversation.turns for sample in samples if len(sample.advantage)]
+    if not all(turns):
+        return np.arange(sum(len(sample.advantage) for sample in samples))
+    calls = [np.repeat(*np.array(each).T) for each in turns]
+    return np.argsort(np.concatenate([*calls, np.zeros(0, np.int64)]), kind="stable")
 
 
 def build(section: Ppo) -> Algorithm:

@@ -18,8 +18,15 @@ Measure = Callable[[Sequence[Conversation]], Awaitable[Sequence[NDArray[np.float
 
 
 async def reward_model_scores(trajectories: Sequence[Trajectory], *, measure: Measure) -> Scores:
-    """The score of each trajectory, which is that of its last conversation; none where there was nothing to read."""
+    """The score of each trajectory, which is that of the conversation with its last reply; none where there was nothing
+    to read."""
     read = [each for each in trajectories if each.conversations]
-    found = await measure([each.conversations[-1] for each in read])
+    found = await measure([_with_last_reply(each) for each in read])
     told = zip(read, found, strict=True)
     return {trajectory_key(trajectory): float(numbers[0]) for trajectory, numbers in told if len(numbers)}
+
+
+def _with_last_reply(trajectory: Trajectory) -> Conversation:
+    """An earlier one may have gone on after the last was opened. Where nobody counted calls, it is the last."""
+    talks = trajectory.conversations
+    return max(talks, key=lambda talk: talk.turns[-1][0]) if all(talk.turns for talk in talks) else talks[-1]
