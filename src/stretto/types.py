@@ -86,6 +86,11 @@ class Conversation:
     """(index of the call in the trajectory, tokens sampled in it) of every call, in order: together, the trained
     tokens. Empty where nobody asked in turns, as in a demonstration."""
 
+    @property
+    def sampled(self) -> int:
+        """How many of its tokens were sampled."""
+        return len(self.trained.nonzero()[0])  # a third of the time of `sum`, which is asked for every answer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:

@@ -53,7 +53,7 @@ def judged(groups: Sequence[Group]) -> Iterator[tuple[Trajectory, Reward]]:
 def conversation_samples(trajectory: Trajectory, advantage: float, streams: Streams) -> list[Sample]:
     """One sample per conversation, every trained token with the trajectory's advantage."""
     samples = []
-    lengths = [int(conversation.trained.sum()) for conversation in trajectory.conversations]
+    lengths = [conversation.sampled for conversation in trajectory.conversations]
     spoken = [index for index, length in enumerate(lengths) if length]
     for index, (conversation, length) in enumerate(zip(trajectory.conversations, lengths, strict=True)):
         key = (*trajectory_key(trajectory), index)

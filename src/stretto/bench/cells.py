@@ -85,7 +85,7 @@ def times(job: Job, taken: Mapping[str, Sequence[ClusterStep]]) -> JobResult:
     return JobResult(
         name=f"stretto {__version__}",
         seconds=tuple(did.seconds for did in first),
-        generated=sum(int(each.conversations[0].trained.sum()) for each in first[0].trajectories),
+        generated=sum(each.conversations[0].sampled for each in first[0].trajectories),
         facts={
             "plans": {
                 name: {

@@ -182,7 +182,7 @@ def measured_steps(
         name=f"stretto {__version__}",
         seconds=tuple(each.seconds for each in steps[1:]),
         stages={"generate": fastest.generate, "train": fastest.seconds - fastest.generate},
-        generated=sum(int(talk.trained.sum()) for group in fastest.groups for talk in conversations(group)),
+        generated=sum(talk.sampled for group in fastest.groups for talk in conversations(group)),
         trained=int(fastest.report["tokens/trained"]),
         facts={
             "replay": {"reward": float(np.mean(rewards)), **{key: first.report[key] for key in ("loss", "grad_norm")}},

@@ -58,8 +58,8 @@ class Caller:
     """What answers."""
     trajectory: asyncio.Task[Any]
     """What waits for the environment."""
-    key: str
-    """Their API key."""
+    key: str | None = None
+    """Their API key, from when the model is given an address; most never are."""
     replies: dict[str, Reply] = field(default_factory=dict)
     """Id of a tool call -> the reply that it stands in, so that a client that passes it back continues that."""
     requests: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -100,8 +100,9 @@ class Addresses:
         server = await self._serving()
         if (caller := self._running.get(model)) is None:
             raise RolloutError("its trajectory has ended, so this model has no address any more")
-        self.callers[caller.key] = caller
-        return Address(url=server.url, key=caller.key)
+        key = caller.key = caller.key or new_key()
+        self.callers[key] = caller
+        return Address(url=server.url, key=key)
 
     @contextmanager
     def running(self, model: ServedModel, key: str | None = None) -> Iterator[None]:
@@ -109,12 +110,13 @@ class Addresses:
         raised here."""
         task = asyncio.current_task()
         assert task is not None
-        caller = self._running[model] = Caller(model=model, trajectory=task, key=key or new_key())
+        caller = self._running[model] = Caller(model=model, trajectory=task, key=key)
         try:
             yield
         finally:
             del self._running[model]
-            self.callers.pop(caller.key, None)
+            if caller.key is not None:
+                self.callers.pop(caller.key, None)
             for request in caller.requests:
                 request.cancel()
             if caller.failure is not None:

@@ -134,8 +134,8 @@ class ModelHandle:
         """The next assistant message."""
         if max_new_tokens is not None and max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        asked = deepcopy([dict(message) for message in messages])  # the environment may change its messages later
-        told = deepcopy(list(tools))
+        asked = [_copied(message) for message in messages]  # the environment may change its messages later
+        told = deepcopy(list(tools)) if tools else []
         draft = self._place(asked, messages, told)
         call, self.calls = self.calls, self.calls + 1
         if draft is None:
@@ -321,3 +321,8 @@ class ModelHandle:
             stop_texts=self.sampling.stop_texts,
             temperature=self.sampling.temperature,
         )
+
+
+def _copied(message: Message) -> dict[str, Any]:
+    """A message that nobody else can change; most hold nothing but text."""
+    return {key: value if isinstance(value, str) else deepcopy(value) for key, value in dict(message).items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +20,7 @@ from stretto.environments.base import Environment
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
 from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
-from stretto.types import Outcome, Prompt, Trajectory
+from stretto.types import Conversation, Outcome, Prompt, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +93,15 @@ async def run_trajectory(
         failure = f"environment: {error}"
     except Exception as error:  # the user's environment may raise anything; it costs its own trajectory, not the run
         failure = f"environment: {type(error).__name__}: {error}"
-    if outcome is not None and (wrong := _contradiction(outcome, handle)):
+    conversations = handle.conversations()
+    if outcome is not None and (wrong := _contradiction(outcome, conversations, calls=handle.calls)):
         failure = f"environment: {wrong}"
     model.give_up(calls)
     return Trajectory(
         prompt=launch.prompt,
         visit=launch.visit,
         attempt=launch.attempt,
-        conversations=handle.conversations(),
+        conversations=conversations,
         outcome=outcome,
         failure=failure,
         rewritten=handle.rewritten,
@@ -108,12 +109,12 @@ async def run_trajectory(
     )
 
 
-def _contradiction(outcome: Outcome, handle: ModelHandle) -> str | None:
+def _contradiction(outcome: Outcome, conversations: Sequence[Conversation], *, calls: int) -> str | None:
     """What an outcome says that cannot have been, or none."""
-    if not handle.conversations():
+    if not conversations:
         return "it ended without calling the model"
-    if outcome.turn_rewards is not None and len(outcome.turn_rewards) != handle.calls:
-        told = f"its outcome has {len(outcome.turn_rewards)} turn_rewards for {handle.calls} calls of the model"
+    if outcome.turn_rewards is not None and len(outcome.turn_rewards) != calls:
+        told = f"its outcome has {len(outcome.turn_rewards)} turn_rewards for {calls} calls of the model"
         return f"{told}; give one for each, in the order of the calls"
     return None
 

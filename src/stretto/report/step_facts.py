@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 MARKER = re.compile(
@@ -66,9 +67,12 @@ def _share(verdicts: Iterable[bool]) -> float:
 
 def _marked(row: Mapping[str, Any], turn_tokens: Set[int]) -> bool:
     """True if a reply holds marks of turns, as tokens or in words; of several conversations the first is looked at."""
-    talk = row["conversations"][0] if row["conversations"] else {"tokens": (), "trained": ()}
-    sampled = {token for token, mask in zip(talk["tokens"], talk["trained"], strict=True) if mask}
-    return not turn_tokens.isdisjoint(sampled) or MARKER.search(str(row.get("answer") or "")) is not None
+    if MARKER.search(str(row.get("answer") or "")) is not None:
+        return True
+    if not turn_tokens or not row["conversations"]:
+        return False
+    talk = row["conversations"][0]
+    return not turn_tokens.isdisjoint(compress(talk["tokens"], talk["trained"]))
 
 
 def _goes_on(answer: object, reference: object) -> bool:

@@ -57,4 +57,4 @@ Ask = Callable[[Sequence[Trajectory]], Awaitable[Scores]]
 
 def sampled_tokens(trajectory: Trajectory) -> int:
     """How many tokens the model sampled, in all conversations."""
-    return sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
+    return sum(conversation.sampled for conversation in trajectory.conversations)

@@ -30,7 +30,7 @@ from stretto.recipe.schema import (
     SignalReward,
 )
 from stretto.rewards import answer
-from stretto.rewards.base import Verdict
+from stretto.rewards.base import Verdict, sampled_tokens
 from stretto.rewards.grids import grid_score
 from stretto.rewards.program import ProgramTests, passed
 from stretto.rewards.scorers import Scorer
@@ -159,8 +159,7 @@ def _overlong(part: OverlongReward) -> Verdict:
     longest, buffer = part.longest or 1, part.buffer or 1
 
     async def verdict(trajectory: Trajectory) -> float:
-        tokens = sum(int(conversation.trained.sum()) for conversation in trajectory.conversations)
-        return answer.overlong(tokens, longest=longest, buffer=buffer)
+        return answer.overlong(sampled_tokens(trajectory), longest=longest, buffer=buffer)
 
     return verdict
 

@@ -104,7 +104,7 @@ def _answer(trajectory: Trajectory) -> Answer:
         prompt=content,
         attempt=trajectory.attempt,
         text="" if outcome is None else outcome.answer,
-        tokens=0 if last is None else int(last.trained.sum()),
+        tokens=0 if last is None else last.sampled,
         stop=None if last is None or trajectory.failure else last.stop,
         failure=trajectory.failure,
     )

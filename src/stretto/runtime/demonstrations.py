@@ -91,7 +91,7 @@ def demonstrations(
         while len(samples) < least:
             ((prompt, visit),) = source.take(1)
             for index, conversation in enumerate(await played(prompt, environment, player, renderer, context)):
-                advantage, key = np.ones(int(conversation.trained.sum())), (prompt.id, visit, 0, index)
+                advantage, key = np.ones(conversation.sampled), (prompt.id, visit, 0, index)
                 samples.append(Sample(key=key, conversation=conversation, advantage=advantage, leads=index == 0))
         return samples
 

@@ -7,6 +7,7 @@ warns of was over in between. Earlier steps are read from the run's own metrics,
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ SETTLED = 5
 NOISE = 1e-4
 """Mean k3 below which its growth says nothing."""
 
+COMPARED = ("reward/mean", "entropy", "kl/engine_trainer")
+"""Metrics of which windows are compared."""
+
 LEAST_GB = 0.5
 """Growth of memory below which its share says nothing."""
 
@@ -38,20 +42,43 @@ class DriftWarning:
     """What it is, and what to do."""
 
 
+class WindowMeans:
+    """A metric's means over windows of steps: of the first, of the best, and of the one that ends now."""
+
+    def __init__(self) -> None:
+        self.last: deque[float] = deque(maxlen=WINDOW)
+        self.seen = 0
+        self.first = self.best = self.now = 0.0
+
+    def add(self, value: float) -> None:
+        """Takes the next step's."""
+        self.last.append(value)
+        self.seen += 1
+        if self.seen < WINDOW:
+            return
+        self.now = fmean(self.last)
+        if self.seen == WINDOW:
+            self.first = self.best = self.now
+        self.best = max(self.best, self.now)
+
+
 class DriftGuards:
     """Watches a run, step by step."""
 
     def __init__(self, section: Guards, folder: Path, before: Iterable[Mapping[str, float]] = ()) -> None:
         """`before` are the metrics of the steps that were taken already."""
         self.section, self.folder = section, folder
-        self.steps = [row for row in before if "reward/mean" in row]
+        self.windows = {name: WindowMeans() for name in COMPARED}
+        for row in before:
+            if "reward/mean" in row:
+                self._note(row)
         self.warned: set[str] = set()
         # Memory is that of a process, so it is compared within this session.
         self.resident: list[float] = []
 
     def after_step(self, metrics: Mapping[str, float]) -> list[DriftWarning]:
         """Takes a step's metrics; returns what is new to warn of, or raises if the recipe wants that to end the run."""
-        self.steps.append(metrics)
+        self._note(metrics)
         if (resident := metrics.get("memory/host_gb")) is not None:
             self.resident.append(resident)
         found = {guard: text for guard, look in LOOKS.items() if (text := look(self, metrics)) is not None}
@@ -62,21 +89,23 @@ class DriftGuards:
             raise GuardError("\n".join(f"guards.{each.guard}: {each.text}" for each in fatal))
         return new
 
-    def means(self, name: str) -> list[float]:
-        """A metric's mean over each window, from the first to the one that ends now; none before there are two that
-        share no step."""
-        values = [row[name] for row in self.steps if name in row]
-        if len(values) < 2 * WINDOW:
-            return []
-        return [fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
+    def _note(self, metrics: Mapping[str, float]) -> None:
+        for name, means in self.windows.items():
+            if name in metrics:
+                means.add(metrics[name])
+
+    def means(self, name: str) -> WindowMeans | None:
+        """A metric's means; none before there are two windows that share no step."""
+        means = self.windows[name]
+        return means if means.seen >= 2 * WINDOW else None
 
 
 def reward_collapse(run: DriftGuards, metrics: Mapping[str, float]) -> str | None:
     """The reward has lost much of what it was at its best."""
     share, means = run.section.reward_collapse, run.means("reward/mean")
-    if share is None or not means:
+    if share is None or means is None:
         return None
-    first, best, now = means[0], max(means), means[-1]
+    first, best, now = means.first, means.best, means.now
     if now >= best - share * max(abs(best), best - first):
         return None
     return (
@@ -88,10 +117,10 @@ def reward_collapse(run: DriftGuards, metrics: Mapping[str, float]) -> str | Non
 def entropy_collapse(run: DriftGuards, metrics: Mapping[str, float]) -> str | None:
     """Answers hardly differ any more."""
     share, means = run.section.entropy_collapse, run.means("entropy")
-    if share is None or not means or means[-1] >= share * means[0]:
+    if share is None or means is None or means.now >= share * means.first:
         return None
     return (
-        f"the entropy of the last {WINDOW} steps is {means[-1]:.3g}, and was {means[0]:.3g} at first, so answers "
+        f"the entropy of the last {WINDOW} steps is {means.now:.3g}, and was {means.first:.3g} at first, so answers "
         "hardly differ and little is learned; raise engine.temperature, widen the upper algorithm.clip, or lower "
         "optimizer.lr"
     )
@@ -100,10 +129,10 @@ def entropy_collapse(run: DriftGuards, metrics: Mapping[str, float]) -> str | No
 def mismatch_growth(run: DriftGuards, metrics: Mapping[str, float]) -> str | None:
     """Engine and trainer come apart."""
     times, means = run.section.mismatch_growth, run.means("kl/engine_trainer")
-    if times is None or not means or means[-1] <= max(NOISE, times * means[0]):
+    if times is None or means is None or means.now <= max(NOISE, times * means.first):
         return None
     return (
-        f"engine and trainer differ by a mean k3 of {means[-1]:.2g}, and by {means[0]:.2g} at first; use "
+        f"engine and trainer differ by a mean k3 of {means.now:.2g}, and by {means.first:.2g} at first; use "
         "algorithm.correction, or model.dtype: float32, and try `stretto replay` on a late step"
     )
 

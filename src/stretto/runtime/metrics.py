@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -67,44 +68,32 @@ def lag(batch: StepBatch, version: int) -> float:
 
 def sample_rows(batch: StepBatch, *, renderer: Renderer, environment: str, step: int) -> Iterator[dict[str, Any]]:
     """One row per trajectory, judged ones first."""
+    judged = (pair for group in batch.scored.groups for pair in zip(group.trajectories, group.rewards, strict=True))
+    verdicts = [*judged, *((trajectory, None) for trajectory in batch.scored.failed)]
     by_key = {sample.key: (sample, batch.trained.get(sample.key)) for sample in batch.samples}
-    for group in batch.scored.groups:
-        for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
-            yield row(trajectory, reward, by_key, renderer, environment, step=step)
-    for trajectory in batch.scored.failed:
-        yield row(trajectory, None, by_key, renderer, environment, step=step)
-
-
-def row(
-    trajectory: Trajectory,
-    reward: Reward | None,
-    samples: Mapping[tuple[str, int, int, int], Credited],
-    renderer: Renderer,
-    environment: str,
-    *,
-    step: int,
-) -> dict[str, Any]:
-    """One trajectory as a line of the samples file."""
-    key = trajectory_key(trajectory)
-    credited = [samples.get((*key, index)) for index in range(len(trajectory.conversations))]
-    return {
-        "step": step,
-        "prompt": trajectory.prompt.id,
-        "visit": trajectory.visit,
-        "attempt": trajectory.attempt,
-        "environment": environment,
-        "messages": [dict(message) for message in trajectory.prompt.messages],
-        "conversations": [
-            conversation_row(conversation, sample, renderer)
-            for conversation, sample in zip(trajectory.conversations, credited, strict=True)
-        ],
-        "answer": trajectory.outcome.answer if trajectory.outcome else None,
-        "reference": trajectory.prompt.reference,
-        **_turn_rewards(trajectory),
-        "reward": reward_row(reward) if reward else None,
-        "failure": trajectory.failure,
-        "used": all(sample is not None for sample in credited) and bool(credited),
-    }
+    credited = [
+        (talk, by_key.get((*trajectory_key(trajectory), index)))
+        for trajectory, _ in verdicts
+        for index, talk in enumerate(trajectory.conversations)
+    ]
+    numbers = zip(credited, token_numbers(credited), strict=True)
+    for trajectory, reward in verdicts:
+        told = list(islice(numbers, len(trajectory.conversations)))
+        yield {
+            "step": step,
+            "prompt": trajectory.prompt.id,
+            "visit": trajectory.visit,
+            "attempt": trajectory.attempt,
+            "environment": environment,
+            "messages": [dict(message) for message in trajectory.prompt.messages],
+            "conversations": [conversation_row(talk, columns, renderer) for (talk, _), columns in told],
+            "answer": trajectory.outcome.answer if trajectory.outcome else None,
+            "reference": trajectory.prompt.reference,
+            **_turn_rewards(trajectory),
+            "reward": reward_row(reward) if reward else None,
+            "failure": trajectory.failure,
+            "used": all(found is not None for (_, found), _ in told) and bool(told),
+        }
 
 
 def _turn_rewards(trajectory: Trajectory) -> dict[str, Any]:
@@ -119,24 +108,17 @@ def reward_row(reward: Reward) -> dict[str, Any]:
     return {**found, "costly": list(reward.costly)} if reward.costly else found
 
 
-def conversation_row(conversation: Conversation, credited: Credited | None, renderer: Renderer) -> dict[str, Any]:
-    """One conversation; numbers per trained token are aligned with its tokens, 0 elsewhere."""
-    advantages, trained = np.zeros(len(conversation.tokens)), np.zeros(len(conversation.tokens))
-    sample, told = credited or (None, None)
-    if sample is not None:
-        advantages[conversation.trained] = sample.advantage
-    if told is not None:
-        trained[conversation.trained] = told
-    usual = ((0, int(conversation.trained.sum())),)
+def conversation_row(
+    conversation: Conversation, columns: Mapping[str, list[Any] | None], renderer: Renderer
+) -> dict[str, Any]:
+    """One conversation; its `columns` are numbers per token."""
+    usual = ((0, conversation.sampled),)
     turns = {"turns": [list(turn) for turn in conversation.turns]} if conversation.turns not in ((), usual) else {}
     tokens = conversation.tokens.tolist()
     text = renderer.all_text(tokens)
     return {
         "tokens": tokens,
-        "trained": conversation.trained.astype(int).tolist(),
-        "logprobs": conversation.logprobs.round(6).tolist(),
-        "advantages": advantages.round(6).tolist(),
-        "trainer_logprobs": None if told is None else trained.round(5).tolist(),
+        **columns,
         "stop": conversation.stop,
         "version": conversation.version,
         "parent": conversation.parent,
@@ -144,3 +126,37 @@ def conversation_row(conversation: Conversation, credited: Credited | None, rend
         "text": text,
         "widths": renderer.widths(tokens, text),
     }
+
+
+def token_numbers(
+    credited: Sequence[tuple[Conversation, Credited | None]],
+) -> Iterator[dict[str, list[Any] | None]]:
+    """Of each conversation the columns that are aligned with its tokens; 0 where a token was not sampled.
+
+    Made for all of them at once, because a step may have hundreds of short ones.
+    """
+    if not credited:
+        return
+    talks = [talk for talk, _ in credited]
+    lengths = [len(talk.tokens) for talk in talks]
+    of_sample = [np.zeros(talk.sampled) if found is None else found[0].advantage for talk, found in credited]
+    of_trainer = [np.zeros(talk.sampled) if found is None or found[1] is None else found[1] for talk, found in credited]
+    sampled = np.concatenate([talk.trained for talk in talks])
+    engine = np.concatenate([talk.logprobs for talk in talks])
+    advantages, trainer = (np.zeros(len(sampled)) for _ in range(2))
+    advantages[sampled], trainer[sampled] = np.concatenate(of_sample), np.concatenate(of_trainer)
+    whole = (sampled.astype(int), engine.round(6), advantages.round(6), trainer.round(5))
+    columns = zip(*(_apart(each, lengths) for each in whole), strict=True)
+    for (_, found), (mask, logprobs, advantage, told) in zip(credited, columns, strict=True):
+        yield {
+            "trained": mask,
+            "logprobs": logprobs,
+            "advantages": advantage,
+            "trainer_logprobs": told if found is not None and found[1] is not None else None,
+        }
+
+
+def _apart(values: NDArray[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """One list for each length."""
+    numbers, ends = values.tolist(), [*accumulate(lengths)]
+    return [numbers[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -5,6 +5,7 @@ Whose gradients they are, and what they are divided by, is the trainer's busines
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -31,3 +32,9 @@ def by_name(flat: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same apart again."""
     parts = flat.split([weight.numel() for weight in weights.values()])
     return {name: part.view_as(weight) for (name, weight), part in zip(weights.items(), parts, strict=True)}
+
+
+def joint_norm(tensors: Mapping[str, Tensor]) -> float:
+    """The norm of all of them together. Their device is waited for once."""
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors.values()]
+    return math.hypot(*torch.stack(norms).tolist()) if norms else 0.0

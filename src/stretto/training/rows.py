@@ -57,7 +57,7 @@ def halved(
 def asked(conversations: Sequence[Conversation]) -> list[Sample]:
     """Conversations in which something was sampled, as samples; the last number of a key is the conversation's."""
     return [
-        Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(int(c.trained.sum())), leads=True)
+        Sample(key=("", 0, 0, index), conversation=c, advantage=np.zeros(c.sampled), leads=True)
         for index, c in enumerate(conversations)
         if c.trained.any()
     ]

@@ -31,7 +31,7 @@ from stretto.models.candidates import candidate_logprobs
 from stretto.models.load import Policy
 from stretto.models.logprob_head import accum_dtype
 from stretto.models.memory import OutOfMemory, memory_errors, recompute_activations
-from stretto.training.accumulators import Accumulators, as_one, by_name, empty_sum
+from stretto.training.accumulators import Accumulators, as_one, by_name, empty_sum, joint_norm
 from stretto.training.loss_counters import LossCounters
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import MicroBatch, divide, pack
@@ -338,7 +338,7 @@ class Trainer:
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """The norm of all gradients together."""
-        return math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
+        return joint_norm(gradients)
 
     def _mean_gradients(self) -> dict[str, Tensor]:
         """Accumulated sums over their denominators, added up; the accumulators are used up by it."""
