@@ -146,11 +146,11 @@ class Sequential:
 
     def learn(self, samples, *, step):
         """One update, or several over parts shuffled by key; a publish after the last."""
-        updates, reports = self.recipe.batch.updates, []
-        if updates > 1:
+        reports = []
+        if self.recipe.batch.updates_a_step > 1:
             old = self.worker.score("policy", [sample.conversation for sample in samples])
             samples = [replace(sample, old=numbers) for sample, numbers in zip(samples, old, strict=True)]
-        parts, critic = minibatches(samples, updates, seed=self.recipe.seed, step=step), self.recipe.roles.critic
+        parts, critic = minibatches(samples, self.recipe, step=step), self.recipe.roles.critic
         for number, part in enumerate(parts, 1):
             learned = []
             for model in self.worker.held_models:

@@ -51,6 +51,7 @@ def test_such_recipes_are_short_and_what_they_leave_out_is_filled_in(recipe, row
     [
         ("batch.samples=4", "batch.samples"),
         ("batch.updates=2", "batch.updates"),
+        ("batch.epochs=2", "batch.epochs"),
         ("algorithm.kl.coef=0.1", "algorithm.kl.coef"),
         ("algorithm.credit=turn", "algorithm.credit"),
         ("algorithm.correction.cap=3.0", "algorithm.correction.cap"),

@@ -169,6 +169,17 @@ def test_rounds_and_updates_follow_each_other():
     )
 
 
+def test_epochs_train_all_of_it_again():
+    work = workload(samples=1, updates=2, epochs=3)
+    prices = prices_of(work, "1xH100")
+    choice = Candidate(strategy="flatten", devices=1)
+    forecast = simulate(prices, choice, MemoryFits(prices.setting).room(choice))
+    once = simulate(*(p := prices_of(replace(work, epochs=1), "1xH100"), choice, MemoryFits(p.setting).room(choice)))
+    assert (work.parts, len(forecast.updates), len(once.updates)) == (6, 6, 2)
+    assert forecast.stages["train"] == pytest.approx(3 * once.stages["train"], **EXACT)
+    assert work.load_of("train").tokens == pytest.approx(3 * replace(work, epochs=1).load_of("train").tokens)
+
+
 ONE, ONCE = dict.fromkeys(PPO, 1), {"updates": 1, "acceptance": None, "oversample": 1.0}
 
 

@@ -24,7 +24,7 @@ def test_the_objective_of_grpo_has_its_numbers():
 
 
 def test_clipping_is_called_inactive_on_policy():
-    assert "= 1, because batch.updates is 1: clip 0.2/0.2 is inactive on policy" in objective(recipe())
+    assert "= 1, because a step makes one update: clip 0.2/0.2 is inactive on policy" in objective(recipe())
 
 
 def test_a_correction_that_is_off_is_not_in_the_formula():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.recipe.schema import BatchSection, Recipe
 from stretto.runtime.minibatches import merged, minibatches
 from stretto.types import Conversation, Sample
 
@@ -23,9 +24,13 @@ SAMPLES = st.lists(
 ).map(lambda keys: [sample(*key) for key in keys])
 
 
+def recipe(updates, *, seed=0, epochs=1):
+    return Recipe(seed=seed, batch=BatchSection(updates=updates, epochs=epochs))
+
+
 @given(samples=SAMPLES, updates=st.integers(1, 6), seed=st.integers(0, 3), order=st.randoms(use_true_random=False))
 def test_updates_share_the_trajectories_whatever_order_they_came_in(samples, updates, seed, order):
-    parts = minibatches(samples, updates, seed=seed, step=1)
+    parts = minibatches(samples, recipe(updates, seed=seed), step=1)
     assert sorted(s.key for part in parts for s in part) == sorted(s.key for s in samples)
     homes = {}
     for index, part in enumerate(parts):
@@ -39,17 +44,28 @@ def test_updates_share_the_trajectories_whatever_order_they_came_in(samples, upd
     places = {sample.key: place for place, sample in enumerate(samples)}
     for part in parts:
         assert [places[s.key] for s in part] == sorted(places[s.key] for s in part), "siblings stay side by side"
-    again = minibatches(shuffled, updates, seed=seed, step=1)
+    again = minibatches(shuffled, recipe(updates, seed=seed), step=1)
     assert [{s.key for s in part} for part in again] == [{s.key for s in part} for part in parts]
 
 
 def test_another_step_and_another_seed_share_them_differently():
     samples = [sample("p", attempt) for attempt in range(12)]
 
-    def shares(**who):
-        return [frozenset(s.key for s in part) for part in minibatches(samples, 3, **who)]
+    def shares(seed, step):
+        return [frozenset(s.key for s in part) for part in minibatches(samples, recipe(3, seed=seed), step=step)]
 
-    assert len({tuple(shares(seed=seed, step=step)) for seed in (0, 1) for step in (1, 2)}) == 4
+    assert len({tuple(shares(seed, step)) for seed in (0, 1) for step in (1, 2)}) == 4
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_each_epoch_has_all_of_them_in_other_updates(updates):
+    samples = [sample("p", attempt) for attempt in range(12)]
+    parts = [frozenset(s.key for s in part) for part in minibatches(samples, recipe(updates, epochs=2), step=1)]
+    first, second = parts[:updates], parts[updates:]
+    assert first == [frozenset(s.key for s in part) for part in minibatches(samples, recipe(updates), step=1)]
+    assert frozenset.union(*first) == frozenset.union(*second) == {s.key for s in samples}
+    assert (first == second) == (updates == 1)
+    assert minibatches([], recipe(updates, epochs=2), step=1) == [[]]
 
 
 def report(tokens, **more):

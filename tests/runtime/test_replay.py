@@ -16,7 +16,7 @@ from stretto.workers.launchers.inprocess import ThreadLauncher
 KINDS = {
     "grpo on two cells": {"algorithm__kl": {"coef": 0.1}, "placement": {"cluster": "2xcpu", "strategy": "elastic"}},
     "dapo that drops": {"algorithm": {"name": "dapo"}, "batch__max_rounds": 3},
-    "two updates": {"algorithm": {"name": "rloo"}, "batch__updates": 2},
+    "updates and epochs": {"algorithm": {"name": "rloo"}, "batch__updates": 2, "batch__epochs": 2},
     "reward ppo": {
         "roles": {"critic": {"name": "scratch", "optimizer": None}},
         "algorithm": {"name": "ppo", "kl": {"coef": 0.1, "where": "reward"}},

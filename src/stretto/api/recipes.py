@@ -101,7 +101,7 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
             devices = tuple(sorted(named)) or ("localhost/gpu:0",)
         else:
             devices = tuple(parse_cluster(section.cluster).devices)
-        roles, updates = roles_of(recipe), recipe.batch.updates
+        roles, updates = roles_of(recipe), recipe.batch.updates_a_step
         plan = plan_of(section, roles=roles, devices=devices, engine=recipe.engine.kind, updates=updates)
     except RecipeError as error:
         return error.problems

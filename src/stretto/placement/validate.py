@@ -317,8 +317,9 @@ def staleness_is_possible(case: PlanContext) -> Iterator[Problem]:
         reason = "1 has no effect where every stage waits for the one before"
         yield Problem(field=field, reason=reason, fix="use 0, or placement.strategy: separate")
     if case.updates > 1:
-        reason = f"1 beside {case.updates} updates of a step (batch.updates) would be off-policy twice over"
-        yield Problem(field=field, reason=reason, fix="use 0, or batch.updates: 1")
+        several = f"{case.updates} updates of a step (batch.updates, batch.epochs)"
+        reason = f"1 beside {several} would be off-policy twice over"
+        yield Problem(field=field, reason=reason, fix="use 0, or one update a step")
 
 
 RULES: tuple[Callable[[PlanContext], Iterable[Problem]], ...] = (

@@ -112,7 +112,7 @@ class Candidate:
 
     def whitens(self, workload: StepWorkload) -> bool:
         """Whether gradients are whitened at the end of a step: groups then stream though credit needs all of them."""
-        moved = workload.updates > 1 or workload.staleness > 0
+        moved = workload.several or workload.staleness > 0
         return workload.whitens and self.streamed and self.train.width == 1 and not moved
 
     def waits(self, workload: StepWorkload) -> bool:

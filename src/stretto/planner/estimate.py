@@ -21,9 +21,8 @@ STREAM = 8
 def estimate(prices: StageTimes, choice: Candidate, pool: float = math.inf) -> float:
     """Seconds of a step, with room for so many tokens in the caches of a lane; by default with all that they need."""
     work, ending = prices.setting.workload, prices.ending(choice)
-    together = (
-        choice.waits(work) or work.updates > 1
-    )  # nothing is trained before it is known who is trained on, and when
+    # Of several updates nothing is trained before it is known who is trained on, and when.
+    together = choice.waits(work) or work.several
     flow = StepFlow(
         pieces=1 if together else min(STREAM, work.prompts),
         barrier=together,

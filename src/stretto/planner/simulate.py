@@ -134,7 +134,7 @@ def run_step(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanD
 
     def divide(groups: Sequence[int]) -> list[list[RolloutId]]:
         items = [(index, attempt) for index in groups for attempt in range(work.samples)]
-        parts = shuffled_parts(items, work.updates, seed=work.seed, step=1)
+        parts = shuffled_parts(items, work.updates, epochs=work.epochs, seed=work.seed, step=1)
         return [sorted(part) for part in parts]
 
     simulation = Simulation(step, durations, lengths, verdict=verdict, more=more, divide=divide)
@@ -163,7 +163,7 @@ def _terms(prices: StageTimes, choice: Candidate, plan: Plan, durations: PlanDur
         groups=work.prompts,
         drops=work.acceptance is not None,
         barrier=choice.waits(work),
-        divides=work.updates > 1,
+        divides=work.several,
         stages=work.stages,
         slots={cell.name: slots for cell in plan.cells if cell.role == "generate"},
         budgets=budgets,

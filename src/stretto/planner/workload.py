@@ -40,7 +40,7 @@ class StepWorkload:
     samples: int
     """Answers of a group."""
     updates: int
-    """Optimizer updates."""
+    """Optimizer updates that the answers are divided into."""
     prompt: int
     """Tokens of a prompt."""
     lengths: LengthDistribution
@@ -61,6 +61,8 @@ class StepWorkload:
     """That of a critic that is trained."""
     recompute: bool | None = None
     """Whether activations are recomputed; none if the plan may choose."""
+    epochs: int = 1
+    """How often each answer is trained on."""
     budget: int | None = None
     """Most tokens of a micro-batch on one rank; none if the plan may choose."""
     share: float | None = None
@@ -103,7 +105,7 @@ class StepWorkload:
     @cached_property
     def stages(self) -> tuple[str, ...]:
         """What follows generation, in order; *old* before several updates, and before samplers lag behind."""
-        old = {"old"} if self.updates > 1 or self.staleness else set()
+        old = {"old"} if self.several or self.staleness else set()
         return tuple(stage for stage in (*FORWARD, *UPDATE) if stage in self.roles | old)
 
     @cached_property
@@ -152,10 +154,15 @@ class StepWorkload:
         """What a stage computes of every group."""
         return TokenLoad.groups(self.prompt, self.drawn, shared=True)
 
+    @property
+    def several(self) -> bool:
+        """True if a step makes more than one update."""
+        return self.epochs * self.updates > 1
+
     @cached_property
     def parts(self) -> int:
-        """Updates that are made: at most one per answer."""
-        return max(1, min(self.updates, len(self.rounds.trained) * self.samples))
+        """Updates that are made: at most one per answer in each epoch."""
+        return self.epochs * max(1, min(self.updates, len(self.rounds.trained) * self.samples))
 
     def adapter_of(self, role: str) -> int:
         """Rank of the LoRA of what a role trains; 0 where that is all weights."""
@@ -170,11 +177,13 @@ class StepWorkload:
         its prompt is computed in each that has one of them."""
         if stage == "reward":
             return self.judged
-        if stage not in UPDATE or self.updates == 1:
+        if stage not in UPDATE or not self.several:
             return self.load
-        again = self.parts * (1 - (1 - 1 / self.parts) ** self.samples) - 1
+        parts = self.parts / self.epochs
+        again = parts * (1 - (1 - 1 / parts) ** self.samples) - 1
         prompts = TokenLoad.sequence(float(self.prompt), count=again * len(self.rounds.trained))
-        return replace(self.load, tokens=self.load.tokens + prompts.tokens, pairs=self.load.pairs + prompts.pairs)
+        once = replace(self.load, tokens=self.load.tokens + prompts.tokens, pairs=self.load.pairs + prompts.pairs)
+        return once.part(float(self.epochs))
 
     def precision_of(self, stage: str) -> Precision:
         """How the weights of a stage's role are stored where they are not trained."""
@@ -198,6 +207,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         prompts=batch.prompts,
         samples=batch.samples,
         updates=batch.updates,
+        epochs=batch.epochs,
         prompt=prompt,
         lengths=lengths,
         adapter=adapter.rank if adapter else 0,

@@ -183,13 +183,13 @@ def _clip(recipe: Recipe) -> tuple[float, float] | None:
 
 
 def _ratio(recipe: Recipe) -> str:
-    updates, clip = recipe.batch.updates, _clip(recipe)
+    updates, clip = recipe.batch.updates_a_step, _clip(recipe)
     if recipe.placement.staleness:
         active = f": clip {clip[0]:g}/{clip[1]:g} acts" if clip else ""
         return f"rho = exp(lp - lp_old), lp_old of the weights that sampled, one version before{active}"
     if updates == 1:
         inactive = f": clip {clip[0]:g}/{clip[1]:g} is inactive on policy" if clip else ""
-        return f"rho = exp(lp - lp_old) = 1, because batch.updates is 1{inactive}"
+        return f"rho = exp(lp - lp_old) = 1, because a step makes one update{inactive}"
     active = f": clip {clip[0]:g}/{clip[1]:g} acts from the second on" if clip else ""
     return f"rho = exp(lp - lp_old), lp_old before the first of {updates} updates{active}"
 
@@ -218,10 +218,11 @@ def batch_sentence(recipe: Recipe) -> str:
     total = batch.prompts * batch.samples
     made = f"{total} trajector{'y' if total == 1 else 'ies'}"
     size = f"{_count(batch.prompts, 'prompt')} x {_count(batch.samples, 'sample')} = {made}"
+    epochs = f"{_count(batch.epochs, 'epoch')} of " if batch.epochs > 1 else ""
     if batch.updates == 1:
-        return f"{size}, one update"
+        return f"{size}, {epochs}one update"
     share = f"{total // batch.updates}" if total % batch.updates == 0 else f"about {total / batch.updates:.0f}"
-    return f"{size}, {batch.updates} updates of {share} each"
+    return f"{size}, {epochs}{batch.updates} updates of {share} each"
 
 
 def _count(number: int, word: str) -> str:

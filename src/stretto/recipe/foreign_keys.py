@@ -184,7 +184,7 @@ BATCH = (
                 "batch.samples say how large it is", trl="gradient_accumulation_steps"),
     Counterpart(ours=None, told="batch.prompts and batch.samples say how many answers a step has, batch.updates how "
                 "many updates they are divided into", openrlhf="train_batch_size"),
-    Counterpart(ours=None, told="each answer is trained on once; batch.updates divides a step into several updates",
+    Counterpart(ours="batch.epochs", told="1 by default: an answer is trained on once",
                 trl="num_iterations num_ppo_epochs", verl=f"{ACTOR}.ppo_epochs critic.ppo_epochs",
                 openrlhf="max_epochs train.max_epochs"),
 )

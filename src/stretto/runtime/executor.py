@@ -253,7 +253,8 @@ class StepExecutor:
         samples = [sample for item in piece.items for sample in self._credited(item)]
         if self.old:
             samples = [replace(sample, old=self.old.get(sample.key)) for sample in samples]
-        self.trained |= await self.worker_group.accumulate(piece.cell, samples)
+        # What the first epoch found is what the weights that sampled say, or the nearest to it.
+        self.trained = {**await self.worker_group.accumulate(piece.cell, samples), **self.trained}
 
     def _credited(self, item: RolloutId) -> list[Sample]:
         """A trajectory's samples; its group is credited the first time, or with all others if credit needs them."""
@@ -281,8 +282,7 @@ class StepExecutor:
             for trajectory in self.scored[index].groups[0].trajectories
         }
         samples = [sample for item in items.values() for sample in self._credited(item)]
-        recipe = self.parts.recipe
-        parts = minibatches(samples, recipe.batch.updates, seed=recipe.seed, step=self.step)
+        parts = minibatches(samples, self.parts.recipe, step=self.step)
         divided = [list(dict.fromkeys(items[sample.key[:3]] for sample in part)) for part in parts]
         return [[item for item in part if sampled_tokens(self.trajectories[item])] for part in divided]
 
@@ -293,7 +293,7 @@ class StepExecutor:
 
     async def apply(self, groups: Sequence[int], *, last: bool) -> None:
         """An update. A step that only fills the pipe has none."""
-        if self.parts.recipe.batch.updates == 1:
+        if self.parts.recipe.batch.updates_a_step == 1:
             self._judge_step()
         if not self.carried and self.parts.plan.staleness:
             return

@@ -121,7 +121,8 @@ def measure(run: RunRecord) -> MeasuredRun | None:
     rows = {int(row["step"]): row for row in recent(run) if row.get("seconds/step")}
     steps = [step for step in rows if step in run.sampled][-STEPS:]
     steps = warm if len(warm := [step for step in steps if step > COLD]) >= COLD else steps
-    if plan is None or not steps or plan.staleness or run.setting("batch.updates", 1) != 1:
+    updates = run.setting("batch.updates", 1) * run.setting("batch.epochs", 1)
+    if plan is None or not steps or plan.staleness or updates != 1:
         return None
     groups = {step: lengths_of(run.samples(step)) for step in steps}
     spans = [span for span in run.spans if span.step in groups and groups[span.step] and span.stage not in BESIDE]

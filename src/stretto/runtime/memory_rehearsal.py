@@ -153,7 +153,7 @@ def _sample(
         values=zeros if "values" in needs else None,
         returns=zeros if "values" in needs else None,
         candidates=_candidates(len(zeros), named) if named else None,
-        old=zeros if recipe.batch.updates > 1 else None,
+        old=zeros if recipe.batch.updates_a_step > 1 else None,
     )
 
 

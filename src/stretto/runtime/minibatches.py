@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.algorithms.base import Algorithm, Streams
+from stretto.recipe.schema import Recipe
 from stretto.runtime.runtime import Runtime
 from stretto.scheduler.batch_rules import shuffled_parts
 from stretto.types import Conversation, Group, Sample, Trajectory, trajectory_key
@@ -44,14 +45,17 @@ def credit(
     return tuple(sample for group in groups for sample in algorithm.advantage([group], streams))
 
 
-def minibatches(samples: Sequence[Sample], updates: int, *, seed: int, step: int) -> list[list[Sample]]:
-    """A step's samples in `updates` parts; who is in which follows from keys, never from who finished first.
+def minibatches(samples: Sequence[Sample], recipe: Recipe, *, step: int) -> list[list[Sample]]:
+    """A step's samples in `batch.updates` parts, once in each epoch; who is in which follows from keys, never from who
+    finished first.
 
     The conversations of one trajectory stay together. Fewer trajectories than updates make fewer parts.
     """
-    if updates == 1:
+    batch = recipe.batch
+    if batch.updates_a_step == 1:
         return [list(samples)]
-    chosen = shuffled_parts((sample.key[:3] for sample in samples), updates, seed=seed, step=step)
+    keys = (sample.key[:3] for sample in samples)
+    chosen = shuffled_parts(keys, batch.updates, epochs=batch.epochs, seed=recipe.seed, step=step)
     # In the order given: siblings stand side by side, and share their prompt in a row.
     return [[sample for sample in samples if sample.key[:3] in keys] for keys in chosen]
 

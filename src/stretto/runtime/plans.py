@@ -25,7 +25,7 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
         reading=reading_roles(recipe),
         width=dict.fromkeys(("train", "fit"), width),
         engine=recipe.engine.kind,
-        updates=recipe.batch.updates,
+        updates=recipe.batch.updates_a_step,
     )
     if getattr(recipe.algorithm, "top_k", None) and any(c.role == "train" and len(c.devices) > 1 for c in plan.cells):
         reason = "the exact KL of a model in slices is not available yet"
@@ -65,6 +65,6 @@ def sliced_cells(recipe: Recipe, plan: Plan) -> list[Cell]:
 def whitens_gradients(recipe: Recipe, plan: Plan, algorithm: Algorithm) -> bool:
     """True if groups are trained as they finish though their credit is whitened over all of them: where stages flow,
     and the weights have not moved since they sampled."""
-    moved = recipe.batch.updates > 1 or plan.staleness > 0
+    moved = recipe.batch.updates_a_step > 1 or plan.staleness > 0
     wide = any(cell.role == "train" and len(cell.devices) > 1 for cell in plan.cells)
     return algorithm.unwhitened is not None and plan.flow == "streamed" and not (moved or wide)

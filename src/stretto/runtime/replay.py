@@ -254,13 +254,13 @@ async def _step(parts: Runtime, recorded: RecordedStep) -> ReplayedStep:
     samples = credit(parts.crediting, recorded.groups, streams, whitened=not parts.whitens)
     reported = whitened_samples(samples) if parts.whitens else samples
     differences = sorted(_differences(parts, recorded, reported, said), key=lambda one: -one.size)
-    if recipe.batch.updates > 1:
+    if recipe.batch.updates_a_step > 1:
         samples = tuple(replace(sample, old=said[sample.key]) for sample in samples)
     # What was sampled in another version cannot be trained, and was not: the file says otherwise.
     samples = tuple(
         replace(sample, conversation=replace(sample.conversation, version=parts.version)) for sample in samples
     )
-    portions = minibatches(samples, recipe.batch.updates, seed=recipe.seed, step=recorded.step)
+    portions = minibatches(samples, recipe, step=recorded.step)
     await group.begin()
     reports = []
     for index, portion in enumerate(portions):

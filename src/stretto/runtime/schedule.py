@@ -54,7 +54,7 @@ def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> in
 def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
     """What holds for a step that begins with these prompts."""
     recipe, algorithm = parts.recipe, parts.algorithm
-    divides = recipe.batch.updates > 1
+    divides = recipe.batch.updates_a_step > 1
     terms = _sampling_terms(parts, parts.plan, speeds, drawn)
     return replace(
         terms,

@@ -35,11 +35,15 @@ class RoundRule:
         return math.ceil(missing * self.oversample) if rounds < self.most else 0
 
 
-def shuffled_parts(keys: Iterable[Key], updates: int, *, seed: int, step: int) -> list[set[Key]]:
-    """The trajectories of each update, at least one update; fewer trajectories than updates make fewer of them."""
-
-    def place(key: Key) -> bytes:
-        return hashlib.blake2b(repr((seed, step, key)).encode()).digest()
-
-    order = sorted(set(keys), key=place)
-    return [part for part in (set(order[index::updates]) for index in range(updates)) if part] or [set()]
+def shuffled_parts(keys: Iterable[Key], updates: int, *, epochs: int, seed: int, step: int) -> list[set[Key]]:
+    """The trajectories of each update, epoch after epoch, at least one update; fewer trajectories than updates make
+    fewer of them."""
+    found = list(set(keys))
+    if not found:
+        return [set()]
+    parts: list[set[Key]] = []
+    for epoch in range(epochs):
+        dealt = (seed, step, epoch) if epoch else (seed, step)
+        order = sorted(found, key=lambda key: hashlib.blake2b(repr((*dealt, key)).encode()).digest())
+        parts += [part for part in (set(order[index::updates]) for index in range(updates)) if part]
+    return parts

@@ -166,7 +166,7 @@ def make_critic_trainer(
     slices."""
     recipe, section = spec.recipe, critic_optimizer(spec)
     trains = "fit" in spec.roles and "fit" not in spec.slices
-    updates = recipe.run.steps * recipe.batch.updates
+    updates = recipe.planned_updates(critic=True)
     optimizer = make_optimizer(parts[spec.share("fit")[0]], section, updates=updates) if trains else None
     return CriticTrainer(model, spec.algorithm(), optimizer, **critic_settings(spec))
 

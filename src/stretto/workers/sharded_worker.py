@@ -122,7 +122,7 @@ class ShardedWorker(Worker):
         """That of its slices, or of those of them that were dealt to its cell."""
         recipe, (which, count) = self.assignment.recipe, self.assignment.share(TRAINS[model])
         self.parts[model] = partition(shards.slices(), count)
-        updates = recipe.run.steps * recipe.batch.updates
+        updates = recipe.planned_updates(critic=model == CRITIC)
         return make_optimizer(self.parts[model][which], section, updates=updates, places=shards.places())
 
     def _ask_slices(self, role: str, mesh: CellMesh) -> None:

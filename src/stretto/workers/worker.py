@@ -73,11 +73,10 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
                 torch.set_num_threads(assignment.threads)
         self.policy = self._load(assignment.serving_device)
         trains = "train" in assignment.roles and "train" not in assignment.slices
-        updates = recipe.run.steps * recipe.batch.updates
         which, count = assignment.share("train")
         self.parts = {POLICY: partition(self.policy.trained(), count)}
         mine = self.parts[POLICY][which]
-        self.optimizer = make_optimizer(mine, recipe.optimizer, updates=updates) if trains else None
+        self.optimizer = make_optimizer(mine, recipe.optimizer, updates=recipe.planned_updates()) if trains else None
         self.models: dict[str, ScoringModel] = {}
         budget, whitens = assignment.token_budget, assignment.whitens
         self.trainer = make_trainer(

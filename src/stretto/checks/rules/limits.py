@@ -97,15 +97,13 @@ def step_fits(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
 
 def warmup_ends(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A warm-up that never ends never reaches the learning rate."""
-    updates = recipe.run.steps * recipe.batch.updates
     for name, section in optimizers(recipe):
-        if section.warmup >= updates:
-            told = f"{section.warmup} updates of warm-up leave none of the run's {updates}"
-            yield Problem(
-                field=f"{name}.warmup",
-                reason=f"{told} (run.steps x batch.updates)",
-                fix=f"use less than {updates}",
-            )
+        updates, of = recipe.planned_updates(critic=name != "optimizer"), "run.steps x batch.epochs x batch.updates"
+        if section.warmup >= updates > 0:
+            if updates < recipe.planned_updates(critic=True):
+                of += ", without those of roles.critic.warmup_steps"
+            told = f"{section.warmup} updates of warm-up leave none of the run's {updates} ({of})"
+            yield Problem(field=f"{name}.warmup", reason=told, fix=f"use less than {updates}")
 
 
 def optimizers(recipe: Recipe) -> Iterator[tuple[str, UpdateSection]]:

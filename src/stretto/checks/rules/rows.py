@@ -15,6 +15,7 @@ SAMPLING = (
     "algorithm.correction.cap",
     "algorithm.credit",
     "batch.updates",
+    "batch.epochs",
     "guards.max_k3",
     "guards.min_entropy",
     "guards.reward_error_share",

@@ -92,8 +92,8 @@ class ClippedAlgorithm(AlgorithmSection):
     """What algorithms with a clipped ratio share."""
 
     clip: tuple[NotNegative, NotNegative] | None = None
-    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while `batch.updates` is 1 and
-    `placement.staleness` 0."""
+    """How far the ratio may fall and rise, (0.2, 0.2) for most; inactive while a step makes one update
+    (`batch.updates`, `batch.epochs`) and `placement.staleness` is 0."""
 
 
 class PolicyGradient(ClippedAlgorithm):

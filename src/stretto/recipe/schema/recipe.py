@@ -51,3 +51,8 @@ class Recipe(Section):
     """Where else recipe, metrics and answers go; module:name for a class of one's own."""
     run: RunSection = RunSection()
     """How long, and where to."""
+
+    def planned_updates(self, *, critic: bool = False) -> int:
+        """How many updates the policy makes in the whole run; or its critic, which learns alone at first."""
+        alone = 0 if critic or self.roles.critic is None else self.roles.critic.warmup_steps
+        return (self.run.steps - alone) * self.batch.updates_a_step

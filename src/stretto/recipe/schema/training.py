@@ -32,14 +32,17 @@ class LengthsSection(Section):
 
 
 class BatchSection(Section):
-    """One step: prompts x samples trajectories, updates optimizer updates."""
+    """One step: prompts x samples trajectories, epochs x updates optimizer updates."""
 
     prompts: Count = 8
     """Prompts a step."""
     samples: Count = 8
     """Samples per prompt."""
     updates: Count = 1
-    """Optimizer updates a step; above 1 the later ones are off-policy and clipping acts."""
+    """Optimizer updates that the answers of a step are divided into; above 1 the later ones are off-policy and clipping
+    acts."""
+    epochs: Count = 1
+    """How often each answer is trained on, in other updates each time; above 1 as above."""
     oversample: Annotated[float, Field(ge=1.0)] = 1.0
     """Launch this many times the prompts and train on the first that are worth it, in launch order."""
     max_rounds: Count = 10
@@ -48,6 +51,11 @@ class BatchSection(Section):
     """Most tokens in a micro-batch; the only thing that decides its size."""
     lengths: LengthsSection | None = None
     """Lengths that `plan`, `placement.strategy: auto` and forecasts count with."""
+
+    @property
+    def updates_a_step(self) -> int:
+        """Optimizer updates of all epochs."""
+        return self.epochs * self.updates
 
 
 class UpdateSection(Section):
