@@ -10,14 +10,15 @@ import pytest
 
 from stretto.bench import cells, run
 from stretto.bench.cases import STRATEGIES, answer_lengths
+from stretto.bench.compare import BenchSettings
 from stretto.bench.forced_lengths import ForcedLengthsEngine, ForcedLengthsWorker
 from stretto.bench.page import section
 from stretto.bench.prepare import prepare
 from stretto.bench.run import BenchRequest, measure
-from stretto.bench.spread import PRECISE
+from stretto.bench.spread import PRECISE, agreement
 from stretto.cli.main import main
 from stretto.engines.base import Request
-from stretto.errors import RecipeError
+from stretto.errors import RecipeError, StrettoError
 from stretto.models.load import load
 from stretto.models.source import locate
 from stretto.recipe.schema import ModelSection
@@ -68,6 +69,12 @@ def strategies():
     return measure(BenchRequest(bench="strategies", cases=("models-43",), **FEW), note=told.append, run=here), told
 
 
+@pytest.fixture
+def strategies_case():
+    case = next(case for case in run.BENCHES["strategies"].cases if case.name == "models-43")
+    return replace(case, prompts=FEW["prompts"], samples=FEW["samples"])
+
+
 @pytest.fixture(scope="module")
 def scaling():
     return measure(BenchRequest(bench="scaling", **FEW, steps=2), note=len, run=here)
@@ -100,6 +107,22 @@ def test_strategies_come_to_one_gradient_from_the_same_answers_and_draw_the_same
     assert agreement["ratio"] > 1
     assert agreement["answers"] == 4
     assert set(agreement["other_answers"].values()) == {0}
+
+
+def test_an_agreement_that_runs_out_of_memory_costs_the_table_nothing(tmp_path, strategies_case):
+    def run(job):
+        if job.side == "plans agree":
+            raise StrettoError("out of memory " * 40)
+        return here(job)
+
+    usual = {"threads": 1, "steps": 1, "turns": 1, "batches": (), "note": len}
+    setting = BenchSettings(model="scratch", folder=tmp_path, run=run, **usual)
+    row = agreement(setting, strategies_case, ("flatten", "elastic"))
+    machine = dict.fromkeys(("cpu", "threads", "cores", "memory_gb", "load", "torch", "transformers", "trl"), "1")
+    text = section({"machine": machine, "rows": [row]}, date="today", command="bench")
+    assert "| models-43 fp32 | relative difference of gradients | - | - | - |" in text
+    assert "models-43 fp32, left out: out of memory out" in text
+    assert max(map(len, text.splitlines())) < 300
 
 
 @pytest.mark.slow

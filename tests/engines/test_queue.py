@@ -8,7 +8,7 @@ import pytest
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.queue import EngineQueue
-from stretto.errors import WorkerLost
+from stretto.errors import DeadlineError, WorkerLost
 from tiny import scratch_policy
 
 POLICY = scratch_policy()
@@ -44,6 +44,28 @@ def test_requests_that_come_together_are_answered_together():
     found = asyncio.run(answers(EngineQueue(engine.generate), [request(1), request(2), request(3, length=5)]))
     assert [len(each.tokens) for each in found] == [12, 12, 5]
     assert engine.rounds == 2
+
+
+class Soon:
+    """A deadline that has passed as soon as somebody looks."""
+
+    seconds = 0.0
+
+    async def missed(self):
+        return DeadlineError("generate has not answered")
+
+
+def test_who_waits_too_long_is_told_though_rounds_go_on():
+    async def asked():
+        here, there = (EngineQueue(Engine(slow=True).generate, deadline=late) for late in (None, Soon()))
+        first, second = (asyncio.ensure_future(here.ask(request(key))) for key in (7, 8))
+        await asyncio.sleep(0.01)
+        here.move([7], there)  # it is as old there as it was
+        with pytest.raises(DeadlineError, match="has not answered"):
+            await first
+        return await second
+
+    assert len(asyncio.run(asked()).tokens) == 12
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 9])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from textwrap import shorten
 from typing import Any
 
 from stretto.bench.cases import BenchCase
@@ -22,6 +23,9 @@ CELLS = 2
 
 PRECISE = 1e-5
 """What gradients of one model in fp32 may differ by, relative to their largest number."""
+
+WORDS = 200
+"""Letters of a reason that stand in a table."""
 
 OVERHEAD = 0.90
 """Share of what the machine itself allows two processes that weak scaling should reach."""
@@ -143,8 +147,9 @@ def agreement(setting: BenchSettings, case: BenchCase, plans: Sequence[str]) -> 
         found = desk.measure("plans agree", plans=tuple(plans))
     except StrettoError as error:  # four models in fp32 are more than many machines have; the timings stand without it
         setting.note(str(error))
-        none = {"stretto": None, "peer": None, "ratio": None, "failed": {"fp32": str(error)}}
-        return {"case": desk.case.name, "unit": unit, "peer_name": peer, "dtype": "float32", **none}
+        none = {"stretto": None, "peer": None, "ratio": None, "failed": {"fp32": shorten(str(error), WORDS)}}
+        beside = desk.common(JobResult(), JobResult())
+        return {"case": desk.case.name, "unit": unit, "peer_name": peer, **none, **beside}
     largest = max(found.facts["differences"].values())
     row = figure(
         desk.case,

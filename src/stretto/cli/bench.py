@@ -98,14 +98,14 @@ def bench(
     )
     told = render.screen(error=True)
     document = measure(wish, note=lambda text: told.print(Text(render.plain(text), style="dim")))
-    if write is not None:
+    if json:
+        render.document(document)
+    else:
+        _show(document)
+    if write is not None:  # after that: what took an hour to measure has been said, whatever becomes of the page
         command = shlex.join(["stretto", *sys.argv[1:]])
         text = section(document, date=datetime.date.today().isoformat(), command=command)
         put(write, f"stretto bench {name}", text)
-    if json:
-        render.document(document)
-        return
-    _show(document)
 
 
 def _show(document: dict[str, Any]) -> None:

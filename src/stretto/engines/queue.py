@@ -7,10 +7,12 @@ back what has ended. Nothing runs while nobody waits.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +28,28 @@ TURNS = 100
 environment goes through."""
 
 
+class AnswerDeadline(Protocol):
+    """How long an answer may take."""
+
+    seconds: float
+    """From when it is asked for."""
+
+    async def missed(self) -> Exception:
+        """What to say when it has passed."""
+        ...
+
+
+class Asked(NamedTuple):
+    """A request, and who waits for its answer."""
+
+    request: Request
+    """What is asked."""
+    future: asyncio.Future[Completion]
+    """Gets the answer."""
+    since: float
+    """When (`time.monotonic`) it was first asked for."""
+
+
 class EngineQueue:
     """One generate cell's."""
 
@@ -33,10 +57,11 @@ class EngineQueue:
         self,
         generate: Callable[..., Awaitable[list[Completion]]],
         *,
-        deadline: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        deadline: AnswerDeadline | None = None,
         together: bool = False,
     ) -> None:
-        """An answer must come within `deadline`.
+        """An answer must come within `deadline`, which is looked at between two rounds; whoever makes `generate` ends a
+        round that does not end.
 
         With `together`, what decodes together follows from counts and never from time: each round begins when every
         trajectory waits for it. One device is repeatable to the bit by that.
@@ -45,7 +70,7 @@ class EngineQueue:
         # Trajectories that run here, and those of them that wait for an answer.
         self.running = 0
         self.waiting: set[EnvironmentBudget] = set()
-        self.asked: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
+        self.asked: dict[int, Asked] = {}
         self.new: dict[int, Request] = {}
         self.unwanted: list[int] = []
         # How many answers are still to come that nobody waits for any more; the same may have been asked again.
@@ -59,9 +84,8 @@ class EngineQueue:
     async def ask(self, request: Request) -> Completion:
         """The answer to a request, from this cell or from one that it was moved to."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._take(request, future)
-        async with self.deadline():
-            return await future
+        self._take(Asked(request, future, time.monotonic()))
+        return await future
 
     @contextmanager
     def trajectory(self) -> Iterator[None]:
@@ -96,7 +120,7 @@ class EngineQueue:
         known = [key for key in moved if key not in self.new]  # to the worker
         for key in moved:
             if self.new.pop(key, None) is not None:
-                target._take(*self.asked.pop(key))
+                target._take(self.asked.pop(key))
         if known:
             for key in known:
                 self._leads(key, target)
@@ -115,9 +139,9 @@ class EngineQueue:
             del target.coming[key]
         return target
 
-    def _take(self, request: Request, future: asyncio.Future[Completion]) -> None:
-        self.asked[request.key] = (request, future)
-        self.new[request.key] = request
+    def _take(self, asked: Asked) -> None:
+        self.asked[asked.request.key] = asked
+        self.new[asked.request.key] = asked.request
         if self.serving is None:
             self.serving = asyncio.create_task(self._serve())
 
@@ -130,6 +154,10 @@ class EngineQueue:
                 new, self.new = list(self.new.values()), {}
                 unwanted, self.unwanted = self.unwanted, []
                 await self._round(new, unwanted, SLICE)
+                if (deadline := self.deadline) and self.asked:
+                    oldest = min(each.since for each in self.asked.values())
+                    if time.monotonic() - oldest > deadline.seconds:
+                        self._fail(await deadline.missed())
                 await asyncio.sleep(0)  # who got an answer may ask again before the next round
         finally:
             self.serving = None
@@ -143,37 +171,40 @@ class EngineQueue:
             await asyncio.sleep(0)
 
     async def _round(self, new: list[Request], unwanted: list[int], seconds: float) -> None:
-        """One call of the worker; if it fails, that is everybody's answer.
-
-        If it has died, what was to leave begins again where it was to go: it counts as being there already.
-        """
+        """One call of the worker; if it fails, that is everybody's answer."""
         try:
             for completion in await self.generate(new, unwanted, seconds):
                 self._answer(completion)
         except BaseException as error:
-            asked, self.asked = self.asked, {}
-            self.new.clear()
-            self.late.clear()
-            for key, (request, future) in asked.items():
-                target = self._arrives(key)
-                if target is not None and isinstance(error, WorkerLost) and not future.done():
-                    target._take(request, future)
-                elif not future.done():
-                    future.set_exception(error)
-            for key in list(self.leaving):  # given up meanwhile
-                self._arrives(key)
+            self._fail(error)
             if not isinstance(error, Exception):
                 raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Gives everybody this answer. If the worker has died, what was to leave begins again where it was to go: it
+        counts as being there already."""
+        asked, self.asked = self.asked, {}
+        self.new.clear()
+        self.late.clear()
+        for key, each in asked.items():
+            target = self._arrives(key)
+            if target is not None and isinstance(error, WorkerLost) and not each.future.done():
+                target._take(each)
+            elif not each.future.done():
+                each.future.set_exception(error)
+        for key in list(self.leaving):  # given up meanwhile
+            self._arrives(key)
 
     def _answer(self, completion: Completion) -> None:
         """Hands a completion to who waits for it, or to the lane that goes on with it."""
         if self.late[completion.key]:
             self.late[completion.key] -= 1
             return
-        request, future = self.asked.pop(completion.key, (None, None))
+        asked = self.asked.pop(completion.key, None)
         target = self._arrives(completion.key)
-        if request is None or future is None or future.done():
+        if asked is None or asked.future.done():
             return
+        request, future = asked.request, asked.future
         if target is None or completion.stop != "abort":
             future.set_result(completion)
             return
@@ -185,7 +216,7 @@ class EngineQueue:
         )
         before: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         before.add_done_callback(lambda done: _joined(completion, done, future))
-        target._take(rest, before)
+        target._take(Asked(rest, before, asked.since))
 
 
 def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio.Future[Completion]) -> None:

@@ -42,6 +42,10 @@ class Rewards:
         if wrong:
             raise RecipeError(*wrong)
         self._parts = tuple(parts)
+        self.names = tuple(part.name for part in parts)
+        """Names of the parts, in the recipe's order."""
+        self.modelled = next((part.name for part in parts if isinstance(part, ModelReward)), None)
+        """The name of the part that is a reward model's score, if there is one."""
         self._pool = pool
         self._weights = {part.name: part.weight for part in parts}
         self._together = {part.name: build_group(part, pool) for part in parts if sees_groups(part, pool)}
@@ -53,16 +57,6 @@ class Rewards:
         self._judged_alone = bool(judge_alone)
         if not judge_alone and (lengths := [part for part in parts if isinstance(part, LengthReward)]):
             raise RecipeError.of("rewards", f"{lengths[0].kind} {LACKS_A_VERDICT}", ADD_A_VERDICT)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parts, in the recipe's order."""
-        return tuple(part.name for part in self._parts)
-
-    @property
-    def modelled(self) -> str | None:
-        """The name of the part that is a reward model's score, if there is one."""
-        return next((part.name for part in self._parts if isinstance(part, ModelReward)), None)
 
     @property
     def functions(self) -> dict[int, str]:

@@ -63,9 +63,9 @@ class Deadline:
 
     def __init__(self, stage: str, device: str, seconds: float, worker_group: WorkerNames) -> None:
         self.stage, self.device, self.seconds, self.worker_group = stage, device, seconds, worker_group
-        self.limit = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
+        self.limit = asyncio.timeout(self.seconds)
         await self.limit.__aenter__()
 
     async def __aexit__(self, *error: Any) -> None:
@@ -75,13 +75,17 @@ class Deadline:
             if not self.limit.expired():
                 raise
             self.worker_group.silent.add(self.device)
-            quiet, since = time.monotonic() - self.worker_group.last, datetime.now() - timedelta(seconds=self.seconds)
-            told = await self.worker_group.witness(self.stage)
-            raise DeadlineError(
-                f"{self.worker_group.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
-                f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
-                f"    fix: look what that process does, or raise deadlines.{KEYS.get(self.stage, 'train')}"
-            ) from late
+            raise await self.missed() from late
+
+    async def missed(self) -> DeadlineError:
+        """What to say when it has passed."""
+        quiet, since = time.monotonic() - self.worker_group.last, datetime.now() - timedelta(seconds=self.seconds)
+        told = await self.worker_group.witness(self.stage)
+        return DeadlineError(
+            f"{self.worker_group.called(self.device)}: {self.stage} has not answered for {self.seconds:g} s, since "
+            f"{since:%H:%M:%S}; the last answer of any worker came {quiet:.0f} s ago\n{told}"
+            f"    fix: look what that process does, or raise deadlines.{KEYS.get(self.stage, 'train')}"
+        )
 
 
 async def opened(opening: Awaitable[None], seconds: float, worker_group: WorkerNames) -> None:

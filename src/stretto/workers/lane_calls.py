@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from stretto.engines.base import Completion, Request
@@ -49,8 +48,8 @@ class LaneCalls:
             who = cell
         else:
             asked = group.worker(who, seconds).generate
-        late = partial(group.deadline, "generate", who, seconds)
-        return EngineQueue(engine_of_cell(asked, cell), deadline=late, together=len(group.plan.devices) == 1)
+        deadline = group.deadline("generate", who, seconds)
+        return EngineQueue(engine_of_cell(asked, cell), deadline=deadline, together=len(group.plan.devices) == 1)
 
     def _together(self, cell: str) -> EngineCall:
         """One call of all devices of a cell; what the first of each team answers."""
