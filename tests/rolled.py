@@ -31,7 +31,7 @@ def rolled(policy, environment, prompts, *, attempts=4, limit=6, temperature=1.0
                     environment=environment,
                     renderer=Renderer(policy.tokenizer, stop=policy.stop_tokens),
                     sampling=Sampling(seed=3, temperature=temperature, max_new_tokens=limit, context=policy.context),
-                    outside=EnvironmentBudget(60.0, waiting=lane.waiting),
+                    outside=EnvironmentBudget(60.0, lane.whereabouts),
                     addresses=addresses,
                 )
 

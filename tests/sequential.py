@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from stretto.environments.chat import Sampling
-from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
+from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, Whereabouts, run_trajectory
 from stretto.models.source import locate
 from stretto.placement.devices import DeviceKind
 from stretto.plugins import folders_of
@@ -91,7 +91,7 @@ class Sequential:
                 environment=self.environment,
                 renderer=self.renderer,
                 sampling=sampling,
-                outside=EnvironmentBudget(self.recipe.environment.deadline, waiting=set()),
+                outside=EnvironmentBudget(self.recipe.environment.deadline, Whereabouts()),
             )
             for launch in launches
         ]

@@ -176,7 +176,9 @@ def test_what_goes_wrong_in_a_host_costs_its_own_trajectories(folder, monkeypatc
             "hello/0/None",
             "hello/0/None",
         ]
-        assert model.cancelled, "nobody waits for a call that was given up"
+        async with asyncio.timeout(30):  # the host tells of it when it comes to that
+            while not model.cancelled:
+                await asyncio.sleep(0.01)
         assert await said(hosts, "fine", text="engine") == ["EngineError: the engine broke"]
         first = hosts.hosts[0].process.pid
         assert await said(hosts, "wait", seconds=0.02) == ["TimeoutError: "]

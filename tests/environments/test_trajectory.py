@@ -55,7 +55,7 @@ async def collected(asked, engine, *, environment, renderer, outside=60.0, conte
                 environment=environment,
                 renderer=renderer,
                 sampling=Sampling(seed=0, temperature=1.0, max_new_tokens=8, context=context),
-                outside=EnvironmentBudget(outside, waiting=lane.waiting),
+                outside=EnvironmentBudget(outside, lane.whereabouts),
                 addresses=addresses,
             )
 
@@ -244,7 +244,7 @@ def test_a_lane_that_is_cancelled_leaves_nothing_behind(tokenizer, plain_policy)
     lane = asyncio.run(run(engine))
     assert not engine.active
     assert not engine.waiting
-    assert not lane.asked and not lane.running and not lane.waiting
+    assert not lane.asked and not lane.running and not lane.whereabouts.waiting and not lane.whereabouts.due
     assert engine.step(1.0) == []
 
 

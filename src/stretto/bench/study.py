@@ -101,7 +101,7 @@ class Values:
                     environment=parts.environment,
                     renderer=parts.renderer,
                     sampling=sampling,
-                    outside=EnvironmentBudget(parts.recipe.environment.deadline, waiting=lane.waiting),
+                    outside=EnvironmentBudget(parts.recipe.environment.deadline, lane.whereabouts),
                 )
 
         launches = [

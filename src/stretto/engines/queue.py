@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from stretto.engines.base import Completion, Request, earlier_first, joined_kept
-from stretto.environments.trajectory import EnvironmentBudget
+from stretto.environments.trajectory import Whereabouts
 from stretto.errors import WorkerLost
 
 SLICE = 0.25
@@ -67,9 +67,9 @@ class EngineQueue:
         trajectory waits for it. One device is repeatable to the bit by that.
         """
         self.generate, self.deadline, self.together = generate, deadline, together
-        # Trajectories that run here, and those of them that wait for an answer.
+        # How many trajectories run here, and who of them waits for an answer.
         self.running = 0
-        self.waiting: set[EnvironmentBudget] = set()
+        self.whereabouts = Whereabouts()
         self.asked: dict[int, Asked] = {}
         self.new: dict[int, Request] = {}
         self.unwanted: list[int] = []
@@ -166,7 +166,7 @@ class EngineQueue:
         """Lets every trajectory ask that need not wait for anything else first: a tool, or a game in a process of its
         own, does not keep the engine from decoding for the others."""
         for _ in range(TURNS):
-            if len(self.waiting) >= self.running:
+            if len(self.whereabouts.waiting) >= self.running:
                 return
             await asyncio.sleep(0)
 

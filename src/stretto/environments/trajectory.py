@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from stretto.engines.base import Completion, Request
 from stretto.environments.addresses import Addresses
@@ -77,7 +76,7 @@ async def run_trajectory(
     outcome: Outcome | None = None
     failure: str | None = None
     try:
-        async with outside.limit:
+        async with outside:
             with addresses.running(handle) if addresses else nullcontext():
                 outcome = observed(await environment(launch.prompt, handle))
     except TimeoutError as error:
@@ -139,33 +138,86 @@ def _is_number(value: object) -> bool:
         return False
 
 
-class EnvironmentBudget:
-    """Counts the seconds that a trajectory spends outside the engine against its deadline."""
+class Whereabouts:
+    """Which trajectories wait for an engine, and by when each of the others must ask it again or end.
 
-    def __init__(self, seconds: float, *, waiting: set[EnvironmentBudget]) -> None:
+    All of them have one timer together, because most have ended long before it is due.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: set[EnvironmentBudget] = set()
+        self.due: dict[EnvironmentBudget, float] = {}
+        self.timer: asyncio.TimerHandle | None = None
+
+    def leaves(self, budget: EnvironmentBudget, when: float) -> None:
+        """It waits for something else, until `when` (the loop's time) at most."""
+        self.waiting.discard(budget)
+        self.due[budget] = when
+        if self.timer is None or when < self.timer.when():
+            self._look_at(when)
+
+    def asks(self, budget: EnvironmentBudget) -> None:
+        """It waits for the engine."""
+        self.due.pop(budget, None)
+        self.waiting.add(budget)
+
+    def ends(self, budget: EnvironmentBudget) -> None:
+        """It is over."""
+        self.due.pop(budget, None)
+        self.waiting.discard(budget)
+
+    def _look_at(self, when: float) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = asyncio.get_running_loop().call_at(when, self._look)
+
+    def _look(self) -> None:
+        self.timer, now = None, asyncio.get_running_loop().time()
+        for budget in [budget for budget, when in self.due.items() if when <= now]:
+            del self.due[budget]
+            budget.limit.reschedule(now)
+        if self.due:
+            self._look_at(min(self.due.values()))
+
+
+class EnvironmentBudget:
+    """Counts the seconds that a trajectory spends outside the engine against its deadline. Inside it, as a context
+    manager, what takes longer is ended with a TimeoutError."""
+
+    def __init__(self, seconds: float, where: Whereabouts) -> None:
         self.seconds = self.left = seconds
-        self.since = time.monotonic()
+        self.where = where
         self.calls = 0
-        self.limit = asyncio.timeout(seconds)
-        self.waiting = waiting
+        self.counts = False
+
+    async def __aenter__(self) -> None:
+        self.limit = asyncio.timeout(None)
+        await self.limit.__aenter__()
+        self.counts = True
+        self._begin()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.counts = False
+        self.where.ends(self)
+        await self.limit.__aexit__(*error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The time inside does not count, however many calls of the trajectory overlap."""
         if self.calls == 0:
-            self.left -= time.monotonic() - self.since
-            self.waiting.add(self)
-            self._limit_to(None)
+            self.left -= asyncio.get_running_loop().time() - self.since if self.counts else 0.0
+            self.where.asks(self)
         self.calls += 1
         try:
             yield
         finally:
             self.calls -= 1
-            if self.calls == 0:
-                self.since = time.monotonic()
-                self.waiting.discard(self)
-                self._limit_to(asyncio.get_running_loop().time() + max(0.0, self.left))
+            if self.calls == 0 and self.counts:
+                self._begin()
+            elif self.calls == 0:  # what a trajectory left behind is not limited any more
+                self.where.ends(self)
 
-    def _limit_to(self, when: float | None) -> None:
-        with suppress(RuntimeError):  # the trajectory has ended, and what it left behind is not limited any more
-            self.limit.reschedule(when)
+    def _begin(self) -> None:
+        """The time counts from now on."""
+        self.since = asyncio.get_running_loop().time()
+        self.where.leaves(self, self.since + max(0.0, self.left))

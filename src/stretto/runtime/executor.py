@@ -150,7 +150,7 @@ class StepExecutor:
             environment=self.parts.environment,
             renderer=self.parts.renderer,
             sampling=self.sampling,
-            outside=EnvironmentBudget(deadline, waiting=self.worker_group.lanes[asking.cell].waiting),
+            outside=EnvironmentBudget(deadline, self.worker_group.lanes[asking.cell].whereabouts),
             addresses=self.parts.addresses,
         )
         self.trajectories[item] = trajectory

@@ -77,7 +77,7 @@ class OpenModel:
         """On the cell that has the least to do."""
         lanes = self.parts.worker_group.lanes
         cell = min(lanes, key=lambda name: lanes[name].running)
-        with lanes[cell].trajectory(), EnvironmentBudget(1.0, waiting=lanes[cell].waiting).paused():
+        with lanes[cell].trajectory(), EnvironmentBudget(1.0, lanes[cell].whereabouts).paused():
             return await RoutedClient(lanes, cell).ask(request)
 
 
