@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 
 from crewed import alone, distance, together
-from running import lines, recipe_in, start
+from running import assert_same_run, lines, recipe_in, resume, start
 from sequential import Sequential
 from stretto.checks.deep import deep_problems
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, TrainingError
 from stretto.models.quantised import QuantisedLinear
 from stretto.recipe.describe import objective
+from stretto.report.health import health
+from stretto.report.read_run import RunRecord
+from stretto.report.samples_text import page
+from stretto.runtime.questions import evaluate_run
 from stretto.runtime.teacher_prompt import TeacherPrompt
 from stretto.types import Prompt
 from tiny import conversation, naive_logprobs, scratch_policy
@@ -115,6 +119,27 @@ def test_the_kl_from_the_teacher_falls(teacher, tmp_path):
     folder = start(tmp_path, **changes, run__steps=12, optimizer__lr=0.003, guards__rehearsal=True).folder
     told = [row["distill/kl"] for row in lines(folder / "metrics.jsonl")[1:]]
     assert sum(told[-3:]) < 0.7 * sum(told[:3])
+
+
+def test_plain_prompts_and_a_teacher_are_enough(teacher, tmp_path):
+    """Nobody judges: no number looks like answers that are all wrong, and a resume goes on as ever."""
+    (tmp_path / "asked.jsonl").write_text("".join(f'{{"text": "{n:b}"}}\n' for n in range(8)))
+    changes = {
+        "algorithm": {"name": "distill"}, "roles__teacher": {"name": teacher}, "rewards": [], "evaluate": {},
+        "task": {"source": {"kind": "jsonl", "path": "asked.jsonl"}, "prompt": "{text}=", "holdout": {"prompts": 0}},
+    }  # fmt: skip
+    whole, begun = (start(tmp_path, run__steps=steps, **changes).folder for steps in (2, 1))
+    resume(begun, changes=["run.steps=2"], allow=["run.steps"])
+    assert_same_run(whole, begun, step=2)
+    for row in lines(whole / "metrics.jsonl"):
+        assert not [name for name in row if name.startswith(("reward/", "eval/"))]
+        assert row["groups/used"] == 3 and row["kl/reference"] > 0
+    answers = lines(whole / "samples" / "step-000002.jsonl")
+    assert [(each["reward"], each["failure"], each["used"]) for each in answers] == [(None, None, True)] * 12
+    assert "yes, advantage" in page(answers, {}) and "no verdict" not in page(answers, {})
+    assert [each.text for each in health(RunRecord(whole))] == ["Steps end."]
+    with pytest.raises(RecipeError, match="nobody says of an answer that it is right"):
+        evaluate_run(whole)
 
 
 def problems(folder, **changes):

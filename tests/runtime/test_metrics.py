@@ -35,7 +35,7 @@ def trajectory(attempt, rewritten, failure=None):
 
 
 def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories():
-    rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
+    rewards = tuple(Reward(value=value, outcome=value, parts={"accuracy": value}) for value in (0.0, 1.0))
     group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), trajectory(1, 2)), rewards=rewards)
     scored = Scored(groups=(group,), failed=(trajectory(2, 3, "environment: broke"),))
     batch = StepBatch(scored=scored, accepted=(group,), samples=(), launched=2, rounds=1)
@@ -46,7 +46,7 @@ def test_rewritten_conversations_are_summed_over_judged_and_failed_trajectories(
 
 
 def test_a_trajectory_that_found_no_room_counts_as_truncated():
-    rewards = tuple(Reward(value=value, outcome=value, parts={}) for value in (0.0, 1.0))
+    rewards = tuple(Reward(value=value, outcome=value, parts={"accuracy": value}) for value in (0.0, 1.0))
     group = Group(prompt=PROMPT, trajectories=(trajectory(0, 0), replace(trajectory(1, 0), full=3)), rewards=rewards)
     batch = StepBatch(scored=Scored(groups=(group,), failed=()), accepted=(group,), samples=(), launched=1, rounds=1)
     metrics = step_metrics(batch, BatchSection(prompts=1, samples=2), build(AlgorithmSection()))

@@ -133,6 +133,8 @@ def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = 
 
 def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | None:
     """The reward fell far below what it was while the gradient, the entropy or the distance to the reference jumped."""
+    if not all("reward/mean" in fact.metrics for fact in facts):  # nobody judges, and a teacher may be surer
+        return None
     if (collapse := _collapse(facts)) is not None:
         return f"{collapse}: optimizer.lr={about.lr:g} is probably too high; try a third of it"
     if len(facts) <= SHORT:

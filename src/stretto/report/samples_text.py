@@ -49,7 +49,7 @@ def reward_text(reward: Mapping[str, Any] | None, weights: Mapping[str, float]) 
 def use_text(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
     """Whether an answer was trained on, and if not why; `group` has the answers to the same prompt."""
     values = {row["reward"]["value"] for row in group if row.get("reward")}
-    if row.get("reward") is None:
+    if row.get("reward") is None and not (row.get("used") and row.get("failure") is None):  # used where nobody judges
         return f"no: it has no verdict ({harmless(str(row.get('failure') or 'no reason was given'))})"
     alike = len(values) == 1 and len(group) > 1
     if not row.get("used"):

@@ -44,7 +44,7 @@ class DriftGuards:
     def __init__(self, section: Guards, folder: Path, before: Iterable[Mapping[str, float]] = ()) -> None:
         """`before` are the metrics of the steps that were taken already."""
         self.section, self.folder = section, folder
-        self.steps = [row for row in before if "reward/mean" in row]
+        self.steps = list(before)
         self.warned: set[str] = set()
         # Memory is that of a process, so it is compared within this session.
         self.resident: list[float] = []

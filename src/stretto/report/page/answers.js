@@ -105,7 +105,7 @@ function attemptCard(each, group, run, scale, state, on) {
 function whyNot(each, group) {
   if (each.failure) return "not used: failed";
   const values = new Set(group.attempts.map((other) => other.reward?.value));
-  return values.size === 1 ? "not used: no contrast" : "not used";
+  return values.size === 1 && each.reward ? "not used: no contrast" : "not used";
 }
 
 /** What the model drew, turn by turn. */
