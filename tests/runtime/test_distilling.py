@@ -133,7 +133,7 @@ def test_plain_prompts_and_a_teacher_are_enough(teacher, tmp_path):
     assert_same_run(whole, begun, step=2)
     for row in lines(whole / "metrics.jsonl"):
         assert not [name for name in row if name.startswith(("reward/", "eval/"))]
-        assert row["groups/used"] == 3 and row["kl/reference"] > 0
+        assert row["groups/used"] == 3 and row["groups/dead"] == 0 and row["kl/reference"] > 0
     answers = lines(whole / "samples" / "step-000002.jsonl")
     assert [(each["reward"], each["failure"], each["used"]) for each in answers] == [(None, None, True)] * 12
     assert "yes, advantage" in page(answers, {}) and "no verdict" not in page(answers, {})

@@ -20,13 +20,17 @@ Credited = tuple[Sample, NDArray[np.float32] | None]
 """A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
 
 
-def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
-    """Rewards, lengths, groups and memory of a step, over everything it sampled."""
+def step_metrics(
+    batch: StepBatch, section: BatchSection, algorithm: Algorithm, *, contrasts: bool
+) -> dict[str, float]:
+    """Rewards, lengths, groups and memory of a step, over everything it sampled. Groups can only be dead where
+    `contrasts` teach, or where the algorithm drops them."""
     scored = batch.scored
     rewards = [reward for group in scored.groups for reward in group.rewards]
     trajectories = [trajectory for group in scored.groups for trajectory in group.trajectories]
     lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
-    dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
+    alike = [np.ptp([reward.value for reward in group.rewards]) == 0 for group in scored.groups]
+    dead = sum(algorithm.drop(g) or (contrasts and same) for g, same in zip(scored.groups, alike, strict=True))
     truncated = [t.full > 0 or any(c.stop == "length" for c in t.conversations) for t in trajectories]
     return {
         **_verdicts(rewards),
