@@ -1,6 +1,7 @@
 """Runs that learn from a teacher, alone and on cells of their own."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +15,12 @@ from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, TrainingError
 from stretto.models.quantised import QuantisedLinear
 from stretto.recipe.describe import objective
+from stretto.recipe.load import parse_recipe
 from stretto.report.health import health
 from stretto.report.read_run import RunRecord
 from stretto.report.samples_text import page
 from stretto.runtime.questions import evaluate_run
-from stretto.runtime.teacher_prompt import TeacherPrompt
+from stretto.runtime.teacher_prompt import TeacherPrompt, shared_context
 from stretto.types import Prompt
 from tiny import conversation, naive_logprobs, scratch_policy
 
@@ -112,6 +114,20 @@ def test_a_teachers_prompt_that_cannot_be_asked_is_refused(teacher, tmp_path):
     long = TeacherPrompt("{prompt}" * 50, Renderer(tokenizer, stop=frozenset()), context=64)
     with pytest.raises(TrainingError, match=r"roles.teacher.prompt: prompt p1 and its answer have \d+ tokens"):
         long.asked(Prompt(id="p1", messages=({"role": "user", "content": "abc"},)), conversation([1, 2, 3, 4], [2, 3]))
+    fits = TeacherPrompt("{prompt}{hint}", long.renderer, context=64)
+    told = Prompt(id="p1", messages=({"role": "user", "content": "abc"},), tags={"hint": "de"})
+    routed = replace(conversation([1, 2, 3, 4], [2, 3]), experts=np.zeros((4, 1, 1), dtype=np.int16))
+    assert fits.asked(told, routed).experts is None, "its tokens are others"
+    with pytest.raises(RecipeError, match="the prompt 'p1' has no column 'hint'"):
+        fits.asked(replace(told, tags={}), routed)
+
+
+def test_what_is_asked_fits_into_the_shorter_of_both_contexts(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 24}')
+    recipe = parse_recipe({"algorithm": {"name": "distill"}, "roles": {"teacher": {"name": "small"}}})
+    assert [shared_context(recipe, tmp_path, policys) for policys in (16, 32)] == [16, 24]
+    assert shared_context(parse_recipe({}), tmp_path, 32) == 32
 
 
 def test_the_kl_from_the_teacher_falls(teacher, tmp_path):
