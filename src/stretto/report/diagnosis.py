@@ -324,7 +324,7 @@ def _groups(fact: StepFacts, about: WatchedRecipe) -> float:
 
 
 def _is_dead(fact: StepFacts, about: WatchedRecipe) -> bool:
-    """True if no group of a step has a contrast, though each has several answers."""
+    """True if no group of a step has a contrast, though each has several answers and only contrasts teach."""
     groups = _groups(fact, about)
     return about.samples > 1 and 0 < groups <= fact.metrics.get("groups/dead", 0.0)
 
