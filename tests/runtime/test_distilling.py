@@ -142,7 +142,8 @@ def test_plain_prompts_and_a_teacher_are_enough(teacher, tmp_path):
     (tmp_path / "asked.jsonl").write_text("".join(f'{{"text": "{n:b}"}}\n' for n in range(8)))
     changes = {
         "algorithm": {"name": "distill"}, "roles__teacher": {"name": teacher}, "rewards": [], "evaluate": {},
-        "task": {"source": {"kind": "jsonl", "path": "asked.jsonl"}, "prompt": "{text}=", "holdout": {"prompts": 0}},
+        "model__scratch__warmup_steps": 0,  # which would imitate answers
+        "task": {"source": {"kind": "jsonl", "path": "asked.jsonl"}, "prompt": "{text}=", "holdout": {"prompts": 2}},
     }  # fmt: skip
     whole, begun = (start(tmp_path, run__steps=steps, **changes).folder for steps in (2, 1))
     resume(begun, changes=["run.steps=2"], allow=["run.steps"])
@@ -156,6 +157,7 @@ def test_plain_prompts_and_a_teacher_are_enough(teacher, tmp_path):
     assert [each.text for each in health(RunRecord(whole))] == ["Steps end."]
     with pytest.raises(RecipeError, match="nobody says of an answer that it is right"):
         evaluate_run(whole)
+    assert evaluate_run(whole, changes=["rewards=[{kind: signal, signal: tokens}]"]).n == 2
 
 
 def problems(folder, **changes):

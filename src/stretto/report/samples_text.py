@@ -48,9 +48,7 @@ def reward_text(reward: Mapping[str, Any] | None, weights: Mapping[str, float]) 
     return f"{reward['value']:.3g} = {' + '.join(parts)}" if parts else f"{reward['value']:.3g}"
 
 
-def use_text(
-    row: Mapping[str, Any], group: Sequence[Mapping[str, Any]], facts: AlgorithmFacts | None = None
-) -> str:
+def use_text(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]], facts: AlgorithmFacts | None = None) -> str:
     """Whether an answer was trained on, and if not why; `group` has the answers to the same prompt. Where no `facts` of
     the algorithm are known, what is said of groups of equal rewards follows from what became of them."""
     values = {row["reward"]["value"] for row in group if row.get("reward")}

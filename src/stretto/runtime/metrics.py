@@ -20,9 +20,7 @@ Credited = tuple[Sample, NDArray[np.float32] | None]
 """A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
 
 
-def step_metrics(
-    batch: StepBatch, section: BatchSection, algorithm: Algorithm, *, contrasts: bool
-) -> dict[str, float]:
+def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm, *, contrasts: bool) -> dict[str, float]:
     """Rewards, lengths, groups and memory of a step, over everything it sampled. Groups can only be dead where
     `contrasts` teach, or where the algorithm drops them."""
     scored = batch.scored

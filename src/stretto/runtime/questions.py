@@ -107,11 +107,11 @@ async def _ask(
     given: UserFunctions,
     judged: bool,
 ) -> T:
-    if question is evaluated and recipe.task.holdout.prompts == 0:
-        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     if question is evaluated and not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
         reason = "there are none, so nobody says of an answer that it is right"
         raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
+    if question is evaluated and recipe.task.holdout.prompts == 0:
+        raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     import_plugins(recipe, root)
     stacks = folder if checkpoint else Path()  # a folder for the moment keeps none
     fetch_models(recipe, root, lambda text: None)
