@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,7 @@ def test_an_algorithm_without_facts_says_them_by_what_it_builds(tmp_path):
     assert build(section, folders).scope == "batch"
     facts = facts_of(section.name)
     assert (facts.scope, facts.min_samples, facts.needs) == ("batch", 2, {"reference"})
+    assert facts.learns_by_contrast and not replace(facts, contrasts=False).learns_by_contrast
 
 
 @pytest.mark.parametrize(

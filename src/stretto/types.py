@@ -135,9 +135,14 @@ class Reward:
     outcome: float
     """Before shaping; what `drop` and accuracy read."""
     parts: Mapping[str, float]
-    """Every named part that applies to the answer, unweighted."""
+    """Every named part that applies to the answer, unweighted; none where nobody judges."""
     costly: tuple[str, ...] = ()
     """The parts whose scorer gave 0 because judging this answer would have cost too much time or memory."""
+
+    @property
+    def judged(self) -> bool:
+        """False where the recipe has no rewards, so that `value` and `outcome` say nothing."""
+        return bool(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from running import RECIPE, data_with, recipe_in, start
 from stretto.checks.deep import deep_problems
+from stretto.models.scratch import character_tokenizer
+from stretto.runtime.fitting import fitting
+from stretto.tasks.source import load_prompts
 
 
 def problems_of(folder, **changes):
@@ -43,6 +46,26 @@ def test_a_row_far_down_without_an_answer_is_named(tmp_path):
     found = problems_of(tmp_path, task=task, evaluate__prompts=1)
     assert found.keys() == {"rewards.0.kind"}
     assert "('11111111=') has none" in found["rewards.0.kind"].reason
+
+
+def test_rows_far_down_that_a_teacher_cannot_be_asked_are_named(tmp_path):
+    """The first rows are fine, so that it is not the first tier that sees it."""
+    rows = [row(f"{number:b}=") | {"hint": "1"} for number in range(20)]
+    taught = {"algorithm": {"name": "distill"}, "roles__teacher": {"name": "scratch", "prompt": "{prompt}{hint}="}}
+    assert problems_of(tmp_path, task=asking(tmp_path, rows), evaluate__prompts=1, **taught) == {}
+    lacking = [*rows, row("000="), row("001=")]
+    found = problems_of(tmp_path, task=asking(tmp_path, lacking), evaluate__prompts=1, **taught)
+    assert found.keys() == {"roles.teacher.prompt"}
+    assert "has no column 'hint', and 1 more cannot be asked" in found["roles.teacher.prompt"].reason
+    long = [*rows, *(row(f"{count:05b}=") | {"hint": "1" * count} for count in (19, 20, 99))]
+    found = problems_of(tmp_path, task=asking(tmp_path, long), evaluate__prompts=1, **taught)
+    assert "2 prompts leave no room for 4 new tokens in a context of 32" in found["roles.teacher.prompt"].reason
+    dropping = asking(tmp_path, long, drop_longer_than="auto")
+    recipe = recipe_in(tmp_path, task=dropping, evaluate__prompts=1, **taught)
+    assert deep_problems(recipe, tmp_path) == []
+    prompts = load_prompts(recipe.task, tmp_path)
+    tokenizer = character_tokenizer(recipe.model.scratch.characters)
+    assert len(fitting(recipe, prompts, tokenizer, 32)) == len(prompts) - 2
 
 
 @pytest.mark.parametrize("bad", [row("2"), row("1", "2")], ids=["in a prompt", "in an answer"])

@@ -19,6 +19,8 @@ from stretto.types import Prompt
 
 LETTERS = ["task.source.alphabet=ab", "task.source.count=30", "model.scratch.characters='ab='"]
 PPO = ["algorithm.name=ppo"]
+TAUGHT = ["algorithm={name: distill}", "roles.teacher.name=causal"]
+ADDED = ["algorithm={name: distill, reward_weight: 0.5}", "roles.teacher.name=causal"]
 MODEL = "rewards=[{name: accuracy, kind: exact}, {name: quality, kind: model}]"
 TWICE = "rewards=[{name: a, kind: model}, {name: b, kind: model}, {kind: exact}]"
 
@@ -273,6 +275,11 @@ WRONG = [
     (["model.scratch.characters='0123456789'"], "model.scratch.characters", "does not have '='"),
     (["task.source.alphabet='01x'"], "model.scratch.characters", "does not have 'x'"),
     (["task.prompt=null"], "model.scratch.characters", "does not have"),
+    ([*TAUGHT, "rewards=[]"], "evaluate.every", "without rewards nobody says of an answer that it is right"),
+    ([*TAUGHT, "rewards=[]", "evaluate={pass_k: 3}"], "evaluate.pass_k", "a teacher judges no answer"),
+    ([*TAUGHT, "rewards=[]", "evaluate={}", "checkpoint.best=reward/mean"], "checkpoint.best", "is not measured"),
+    ([*ADDED, "rewards=[]"], "rewards", "algorithm.reward_weight is 0.5"),
+    ([*ADDED, "rewards.0.weight=0"], "rewards", "algorithm.reward_weight adds nothing"),
     (["task.source.count=10"], "task.holdout.prompts", "leaves none to train on"),
     (["task.source.name=revers"], "task.source.name", "revers"),
     (["task.prompt='{txt}='"], "task.prompt", "txt"),
@@ -340,6 +347,9 @@ RIGHT = [
     [*PPO, "roles.critic.name=scratch", "algorithm.gae={lam: 1.0}"],
     [*PPO, "roles.critic={name: causal, adapter: {rank: 4}}", "algorithm.kl={coef: 0.1, where: reward, adaptive: {}}"],
     ["algorithm={name: distill, top_k: 2}", "roles.teacher.name=causal"],
+    [*TAUGHT, "rewards=[]", "evaluate={}"],
+    [*TAUGHT, "rewards=[]", "evaluate={}", "checkpoint.best=kl/reference"],
+    [*TAUGHT, "rewards.0.weight=0"],
     [MODEL, "roles.reward_model.name=scratch"],
     ["rewards.0.kind=model", "roles.reward_model.name=scratch", "evaluate.every=0"],
     [MODEL, "roles.reward_model.name=one"],

@@ -125,6 +125,13 @@ def test_every_algorithm_can_be_described(name):
     assert "{" not in text
 
 
+def test_a_reward_that_teaches_nothing_is_only_reported_and_one_that_is_not_there_is_not_told():
+    taught, parts = {"name": "distill"}, [{"name": "accuracy", "kind": "exact"}]
+    assert "R = " not in objective(recipe(algorithm=taught))
+    assert "R = accuracy, which is only reported" in objective(recipe(algorithm=taught, rewards=parts))
+    assert "reported" not in objective(recipe(algorithm={**taught, "reward_weight": 0.5}, rewards=parts))
+
+
 @pytest.mark.parametrize(
     ("batch", "sentence"),
     [

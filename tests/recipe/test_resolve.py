@@ -93,6 +93,17 @@ def test_nothing_is_best_where_nothing_is_evaluated():
     assert resolve(parse_recipe({})).checkpoint.best == "eval/accuracy"
 
 
+def test_where_a_teacher_says_all_nobody_judges_unless_the_recipe_wants_it():
+    taught = resolve(parse_recipe({"algorithm": {"name": "distill"}}))
+    assert (taught.rewards, taught.evaluate.every, taught.checkpoint.best) == ((), 0, None)
+    assert resolve(taught) == taught
+    judged = resolve(parse_recipe({"algorithm": {"name": "distill"}, "rewards": [{"kind": "exact"}]}))
+    assert (len(judged.rewards), judged.evaluate.every, judged.checkpoint.best) == (1, 10, "eval/accuracy")
+    added = resolve(parse_recipe({"algorithm": {"name": "distill", "reward_weight": 0.5}}))
+    assert [part.kind for part in added.rewards] == ["numeric"] and added.evaluate.every == 10
+    assert resolve(parse_recipe({"algorithm": {"name": "distill"}, "evaluate": {"every": 3}})).evaluate.every == 3
+
+
 @pytest.mark.parametrize(
     ("model", "given", "rate"),
     [

@@ -42,6 +42,7 @@ def test_steps_that_teach_nothing_are_an_alarm(tmp_path):
     rows = [metrics_row(step) | {"groups/dead": 2} for step in (1, 2, 3)]
     (told,) = alarms(write_run(tmp_path / "one", metrics=rows))
     assert told.startswith("3 of the last 3 steps taught nothing")
+    assert alarms(write_run(tmp_path / "two", metrics=rows, recipe={"algorithm": {"name": "ppo"}})) == []
 
 
 def test_a_run_that_stopped_says_how_to_go_on(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from sample_rows import row
+from stretto.algorithms.catalog import CATALOG
 from stretto.report.samples_text import chosen, harmless, page, reward_text, use_text
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eabc\r\x9b31m\ttab"
@@ -20,6 +21,9 @@ def test_an_answer_says_whether_it_was_trained_on_and_if_not_why():
     assert use_text(alike[0], alike).startswith("yes, but it taught nothing: all 2 answers")
     dropped = [row(0, 1.0, used=False), row(1, 1.0, used=False)]
     assert "the algorithm drops such groups" in use_text(dropped[0], dropped)
+    assert use_text(alike[0], alike, CATALOG["distill"]) == "yes"
+    assert use_text(alike[0], alike, CATALOG["grpo"]).startswith("yes, but it taught nothing")
+    assert "not accepted" in use_text(dropped[0], dropped, CATALOG["ppo"])
     assert use_text(row(failure="judge: \x1b[31m timed out"), mixed).startswith(
         "no: it has no verdict (judge: \ufffd[31m"
     )

@@ -1,20 +1,26 @@
 """Runs that learn from a teacher, alone and on cells of their own."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from crewed import alone, distance, together
-from running import lines, recipe_in, start
+from running import assert_same_run, lines, recipe_in, resume, start
 from sequential import Sequential
 from stretto.checks.deep import deep_problems
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, TrainingError
 from stretto.models.quantised import QuantisedLinear
 from stretto.recipe.describe import objective
-from stretto.runtime.teacher_prompt import TeacherPrompt
+from stretto.recipe.load import parse_recipe
+from stretto.report.health import health
+from stretto.report.read_run import RunRecord
+from stretto.report.samples_text import page
+from stretto.runtime.questions import evaluate_run
+from stretto.runtime.teacher_prompt import TeacherPrompt, shared_context
 from stretto.types import Prompt
 from tiny import conversation, naive_logprobs, scratch_policy
 
@@ -108,6 +114,20 @@ def test_a_teachers_prompt_that_cannot_be_asked_is_refused(teacher, tmp_path):
     long = TeacherPrompt("{prompt}" * 50, Renderer(tokenizer, stop=frozenset()), context=64)
     with pytest.raises(TrainingError, match=r"roles.teacher.prompt: prompt p1 and its answer have \d+ tokens"):
         long.asked(Prompt(id="p1", messages=({"role": "user", "content": "abc"},)), conversation([1, 2, 3, 4], [2, 3]))
+    fits = TeacherPrompt("{prompt}{hint}", long.renderer, context=64)
+    told = Prompt(id="p1", messages=({"role": "user", "content": "abc"},), tags={"hint": "de"})
+    routed = replace(conversation([1, 2, 3, 4], [2, 3]), experts=np.zeros((4, 1, 1), dtype=np.int16))
+    assert fits.asked(told, routed).experts is None, "its tokens are others"
+    with pytest.raises(RecipeError, match="the prompt 'p1' has no column 'hint'"):
+        fits.asked(replace(told, tags={}), routed)
+
+
+def test_what_is_asked_fits_into_the_shorter_of_both_contexts(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 24}')
+    recipe = parse_recipe({"algorithm": {"name": "distill"}, "roles": {"teacher": {"name": "small"}}})
+    assert [shared_context(recipe, tmp_path, policys) for policys in (16, 32)] == [16, 24]
+    assert shared_context(parse_recipe({}), tmp_path, 32) == 32
 
 
 def test_the_kl_from_the_teacher_falls(teacher, tmp_path):
@@ -115,6 +135,29 @@ def test_the_kl_from_the_teacher_falls(teacher, tmp_path):
     folder = start(tmp_path, **changes, run__steps=12, optimizer__lr=0.003, guards__rehearsal=True).folder
     told = [row["distill/kl"] for row in lines(folder / "metrics.jsonl")[1:]]
     assert sum(told[-3:]) < 0.7 * sum(told[:3])
+
+
+def test_plain_prompts_and_a_teacher_are_enough(teacher, tmp_path):
+    """Nobody judges: no number looks like answers that are all wrong, and a resume goes on as ever."""
+    (tmp_path / "asked.jsonl").write_text("".join(f'{{"text": "{n:b}"}}\n' for n in range(8)))
+    changes = {
+        "algorithm": {"name": "distill"}, "roles__teacher": {"name": teacher}, "rewards": [], "evaluate": {},
+        "model__scratch__warmup_steps": 0,  # which would imitate answers
+        "task": {"source": {"kind": "jsonl", "path": "asked.jsonl"}, "prompt": "{text}=", "holdout": {"prompts": 2}},
+    }  # fmt: skip
+    whole, begun = (start(tmp_path, run__steps=steps, **changes).folder for steps in (2, 1))
+    resume(begun, changes=["run.steps=2"], allow=["run.steps"])
+    assert_same_run(whole, begun, step=2)
+    for row in lines(whole / "metrics.jsonl"):
+        assert not [name for name in row if name.startswith(("reward/", "eval/"))]
+        assert row["groups/used"] == 3 and row["groups/dead"] == 0 and row["kl/reference"] > 0
+    answers = lines(whole / "samples" / "step-000002.jsonl")
+    assert [(each["reward"], each["failure"], each["used"]) for each in answers] == [(None, None, True)] * 12
+    assert "yes, advantage" in page(answers, {}) and "no verdict" not in page(answers, {})
+    assert [each.text for each in health(RunRecord(whole))] == ["Steps end."]
+    with pytest.raises(RecipeError, match="nobody says of an answer that it is right"):
+        evaluate_run(whole)
+    assert evaluate_run(whole, changes=["rewards=[{kind: signal, signal: tokens}]"]).n == 2
 
 
 def problems(folder, **changes):

@@ -51,6 +51,13 @@ class AlgorithmFacts:
     """What it learns from: answers to prompts, which are sampled, or what the rows of the task hold."""
     drops: bool = False
     """True if it leaves out groups that teach nothing, and samples again for others (`batch.max_rounds`)."""
+    contrasts: bool | None = None
+    """True if only differences of rewards within a group teach; left out, it is so of what needs several samples."""
+
+    @property
+    def learns_by_contrast(self) -> bool:
+        """True if a group whose rewards are all equal teaches nothing."""
+        return self.min_samples > 1 if self.contrasts is None else self.contrasts
 
 
 PULLING = {"loss": "k2", "reward": "k1"}

@@ -36,7 +36,8 @@ from stretto.rewards import answer
 from stretto.rewards.parts import unreadable_tests
 from stretto.tasks.examples import chats_of
 from stretto.tasks.source import load_prompts, places, split_task
-from stretto.types import Prompt
+from stretto.tasks.template import TEACHERS, reworded
+from stretto.types import Message, Prompt
 
 MOST_PROMPTS = 20_000
 """Prompts whose length is measured; a longer one that slips through costs its own trajectory, not the run."""
@@ -74,6 +75,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         *untestable(recipe, prompts, unreadable_tests),
         *(row_problems(recipe, prompts, context, tokenizer, root) if learns_from_rows(recipe.algorithm.name) else ()),
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
+        *teachers_prompt_problems(recipe, prompts, context, tokenizer),
         *others,
     ]
     if recipe.model.adapter is not None:
@@ -194,7 +196,7 @@ def prompt_problems(
     """Prompts without room, or with tokens that the model lacks, or that a scratch model cannot spell or answer."""
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     rows = learns_from_rows(recipe.algorithm.name)
-    room = context - (1 if rows else recipe.engine.max_new_tokens)
+    room = _room(recipe, context)
     longest = longest_prompt(recipe, context)
     scratch = recipe.model.scratch or Scratch() if recipe.model.name == "scratch" else None
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN) if scratch else None
@@ -228,6 +230,43 @@ def prompt_problems(
         *_drop_problems(longest, context if rows else room, all_dropped=dropped == len(asked) > 0),
         *_named(recipe, context, vocabulary, too_long, unknown_ids, misspelt, endless),
     ]
+
+
+def teachers_prompt_problems(recipe: Recipe, prompts: Sequence[Prompt], context: int, tokenizer: Any) -> list[Problem]:
+    """Prompts that lack what `roles.teacher.prompt` names, or that leave no room for an answer as the teacher is asked
+    them. The latter are left out where the recipe drops what is too long."""
+    teacher = recipe.roles.teacher
+    if teacher is None or (template := teacher.prompt) is None:
+        return []
+    chats, unfilled, too_long = list[Sequence[Message]](), list[Problem](), list[str]()
+    for prompt in prompts:
+        try:
+            chats.append(reworded(prompt, template))
+        except RecipeError as error:
+            unfilled += error.problems
+    if unfilled:
+        more = f", and {len(unfilled) - 1} more cannot be asked with it" if unfilled[1:] else ""
+        return [replace(unfilled[0], reason=f"{unfilled[0].reason}{more}")]
+    renderer, room = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template), _room(recipe, context)
+    most = max(0, room) * max(map(len, tokenizer.get_vocab()), default=1)
+    asked = prompts[:MOST_PROMPTS]
+    for prompt, text in zip(asked, renderer.openings(chats[:MOST_PROMPTS]), strict=True):
+        if isinstance(text, RolloutError):
+            return [template_problem(prompt, text)]
+        if len(text) > most:
+            too_long.append(f"{prompt.id} ({len(text)} characters)")
+        elif (tokens := len(renderer.encode_opening(text))) > room:
+            too_long.append(f"{prompt.id} ({tokens} tokens)")
+    if recipe.task.drop_longer_than is not None and len(too_long) < len(asked):
+        return []
+    reason = f"prompts leave no room for {recipe.engine.max_new_tokens} new tokens in a context of {context}"
+    fix = "shorten the template, set task.drop_longer_than: auto, or lower engine.max_new_tokens"
+    return _listed((TEACHERS, too_long, f"{reason} as the teacher is asked them", fix))
+
+
+def _room(recipe: Recipe, context: int) -> int:
+    """Most tokens of a prompt that leave room for an answer, or of a row to learn from for one token."""
+    return context - (1 if learns_from_rows(recipe.algorithm.name) else recipe.engine.max_new_tokens)
 
 
 def _named(recipe: Recipe, context: int, vocabulary: int, *found: list[str]) -> list[Problem]:

@@ -47,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     teacher.teacher_can_be_found,
     teacher.teachers_prompt_can_be_filled,
     teacher.exact_distillation_sees_everything,
+    teacher.nobody_is_asked_for_verdicts,
     roles.reward_model_is_read,
     roles.classifiers_can_be_found,
     roles.accuracy_has_a_verdict,

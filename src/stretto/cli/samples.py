@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from stretto.algorithms.catalog import find_facts
 from stretto.cli import render
 from stretto.errors import RecipeError
 from stretto.report.read_run import RunRecord
@@ -35,5 +36,6 @@ def samples(
         raise RecipeError.of("--step", f"{run} holds no samples of step {wanted}", fix)
     parts = [part for part in record.setting("rewards", []) if isinstance(part, dict)]
     weights = {str(part.get("name", "accuracy")): float(part.get("weight", 1.0)) for part in parts}
+    facts = find_facts(str(record.setting("algorithm.name")))
     order = asked[0] if asked else "first"
-    render.screen().print(page(record.samples(wanted), weights, order=order, most=most, full=full))
+    render.screen().print(page(record.samples(wanted), weights, facts, order=order, most=most, full=full))

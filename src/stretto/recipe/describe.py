@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from stretto.algorithms.catalog import AlgorithmFacts, estimator_of, facts_of, find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, is_default
 from stretto.placement.strategies import find_strategy
-from stretto.recipe.resolve import resolve, vstar_of
+from stretto.recipe.resolve import resolve, taught_alone, vstar_of
 from stretto.recipe.schema import (
     AlgorithmSection,
     Choice,
@@ -33,7 +33,6 @@ ESTIMATORS = {
     "k3": "k3 = exp(lp_ref - lp) - 1 - (lp_ref - lp)",
 }
 """The formulas of `algorithms.kl`."""
-
 
 CORRECTIONS = {
     "token": "exp(lp_trainer - lp_engine)",
@@ -65,7 +64,7 @@ def objective(recipe: Recipe) -> str:
     if section.kl.coef > 0 and section.kl.where == "loss":
         lines[0] += f" + {section.kl.coef:g} * {_estimator(recipe)}, averaged alike"
     lines += [facts.advantage, *[TURNS] * (section.credit == "turn"), *_teacher(recipe), *_critic(recipe)]
-    lines += [_reward(recipe), *_score(recipe), _ratio(recipe)]
+    lines += [*_reward(recipe), *_score(recipe), _ratio(recipe)]
     if weight:
         ratio = CORRECTIONS[section.correction.kind]
         lag = "; lp_engine is of the weights one version before, and so is lp_trainer"
@@ -94,7 +93,7 @@ def _regression(recipe: Recipe, vstar: Vstar) -> list[str]:
         facts.advantage,
         f"D = sum over the answer's tokens of lp - lp_ref, lp_ref {_reference(recipe)}",
         f"V* = {mean} over {vstar.samples} answers of the reference, made once by `stretto value`",
-        _reward(recipe),
+        *_reward(recipe),
         *_score(recipe),
     ]
 
@@ -118,7 +117,7 @@ def _exactly_taught(recipe: Recipe, section: Distill) -> Iterator[str]:
     yield f"loss = 1/tokens * sum over tokens of KL(p, p_teacher){gain}"
     yield f"KL = sum of p * log(p / p_teacher) over the teacher's {section.top_k} likeliest tokens and the rest as one"
     yield from _teacher(recipe)
-    yield _reward(recipe)
+    yield from _reward(recipe)
 
 
 def _critic(recipe: Recipe) -> Iterator[str]:
@@ -171,11 +170,15 @@ def _named(model: RoleModel | None) -> str:
     return f"{(model and model.name) or 'a model'}, which is not trained"
 
 
-def _reward(recipe: Recipe) -> str:
+def _reward(recipe: Recipe) -> Iterator[str]:
+    """What an answer is worth, where anybody judges it."""
+    if not recipe.rewards:
+        return
     parts = " + ".join(part.name if part.weight == 1 else f"{part.weight:g}*{part.name}" for part in recipe.rewards)
     kl = recipe.algorithm.kl
     pull = f" - {kl.coef:g} * sum over tokens of {_estimator(recipe)}" if kl.coef > 0 and kl.where == "reward" else ""
-    return f"R = {parts.replace('+ -', '- ')}{pull}"
+    idle = ", which is only reported" if taught_alone(recipe) else ""
+    yield f"R = {parts.replace('+ -', '- ')}{pull}{idle}"
 
 
 def _clip(recipe: Recipe) -> tuple[float, float] | None:

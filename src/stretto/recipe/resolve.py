@@ -15,6 +15,7 @@ from stretto.recipe.schema import (
     ColumnsSource,
     Correction,
     CosineReward,
+    Distill,
     Gae,
     OverlongReward,
     Recipe,
@@ -31,6 +32,8 @@ it fell back."""
 
 def resolve(recipe: Recipe) -> Recipe:
     """The recipe with every value that follows from another."""
+    if taught_alone(recipe):
+        recipe = _without_verdicts(recipe)
     model, algorithm, checkpoint = recipe.model, recipe.algorithm, recipe.checkpoint
     if model.name == "scratch" and model.scratch is None:
         model = model.model_copy(update={"scratch": Scratch()})
@@ -65,6 +68,26 @@ def resolve(recipe: Recipe) -> Recipe:
             "rewards": parts,
         }
     )
+
+
+def taught_alone(recipe: Recipe) -> bool:
+    """True where a teacher says all that is learned, so that nobody need judge an answer."""
+    facts = find_facts(recipe.algorithm.name)
+    return facts is not None and facts.taught and getattr(recipe.algorithm, "reward_weight", 0.0) == 0
+
+
+def _without_verdicts(recipe: Recipe) -> Recipe:
+    """What is open where a teacher alone is learned from: nobody judges, so there is no accuracy. What an algorithm of
+    the user's makes of rewards nobody knows."""
+    found: dict[str, Any] = {}
+    if "rewards" not in recipe.model_fields_set and isinstance(recipe.algorithm, Distill):
+        found["rewards"] = ()
+    if not found.get("rewards", recipe.rewards):
+        if not evaluation_was_asked(recipe):
+            found["evaluate"] = recipe.evaluate.model_copy(update={"every": 0})
+        if not best_was_asked(recipe):
+            found["checkpoint"] = recipe.checkpoint.model_copy(update={"best": None})
+    return recipe.model_copy(update=found)
 
 
 def _without_sampling(recipe: Recipe, facts: AlgorithmFacts) -> Recipe:
@@ -117,6 +140,11 @@ def longest_prompt(recipe: Recipe, context: int) -> int | None:
 def vstar_of(recipe: Recipe) -> Vstar:
     """The numbers of the table that A*PO, or an algorithm of the user's, regresses on."""
     return getattr(recipe.algorithm, "vstar", None) or Vstar()
+
+
+def evaluation_was_asked(recipe: Recipe) -> bool:
+    """True if the recipe itself says how often it evaluates, rather than the default."""
+    return "evaluate" in recipe.model_fields_set and "every" in recipe.evaluate.model_fields_set
 
 
 def best_was_asked(recipe: Recipe) -> bool:

@@ -133,6 +133,8 @@ def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = 
 
 def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | None:
     """The reward fell far below what it was while the gradient, the entropy or the distance to the reference jumped."""
+    if not all("reward/mean" in fact.metrics for fact in facts):  # nobody judges, and a teacher may be surer
+        return None
     if (collapse := _collapse(facts)) is not None:
         return f"{collapse}: optimizer.lr={about.lr:g} is probably too high; try a third of it"
     if len(facts) <= SHORT:
@@ -322,7 +324,7 @@ def _groups(fact: StepFacts, about: WatchedRecipe) -> float:
 
 
 def _is_dead(fact: StepFacts, about: WatchedRecipe) -> bool:
-    """True if no group of a step has a contrast, though each has several answers."""
+    """True if no group of a step has a contrast, though each has several answers and only contrasts teach."""
     groups = _groups(fact, about)
     return about.samples > 1 and 0 < groups <= fact.metrics.get("groups/dead", 0.0)
 

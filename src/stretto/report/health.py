@@ -15,6 +15,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
+from stretto.algorithms.catalog import find_facts
 from stretto.report.read_run import RunRecord
 from stretto.report.timeline import Span
 
@@ -105,6 +106,9 @@ def _judged(run: RunRecord) -> Iterator[Finding]:
 
 
 def _taught(run: RunRecord) -> Iterator[Finding]:
+    facts = find_facts(str(run.setting("algorithm.name")))
+    if facts is not None and not facts.learns_by_contrast:  # runs of before counted equal rewards of any algorithm
+        return
     rows = [row for row in recent(run) if "groups/dead" in row and "groups/used" in row]
     judged = [(row["groups/dead"], max(row["groups/used"], row["groups/dead"])) for row in rows]
     empty = [dead >= DEAD * groups for dead, groups in judged if groups]

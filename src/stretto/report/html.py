@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from stretto.algorithms.catalog import find_facts
 from stretto.report.pack import blob, columns, packed_spans, packed_step
 from stretto.report.read_run import RunRecord, changed_keys, flat
 from stretto.storage.atomic import replace
@@ -136,6 +137,7 @@ def _ever_finer(steps: Sequence[int]) -> list[int]:
 
 def _run(run: RunRecord, answers: Mapping[int, str], explained: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the page knows of a run beside its answers and its timeline."""
+    facts = find_facts(str(run.setting("algorithm.name")))
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -147,6 +149,7 @@ def _run(run: RunRecord, answers: Mapping[int, str], explained: Mapping[str, Any
         "plan": run.plan,
         "recipe": dict(flat(run.recipe)),
         "weights": {str(part.get("name")): part.get("weight", 1.0) for part in run.setting("rewards") or ()},
+        "drops": facts is None or facts.drops,
         "price_per_gpu_hour": run.setting("placement.price_per_gpu_hour"),
         "sampled": len(run.sampled),
         "answers": list(answers),

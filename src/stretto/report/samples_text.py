@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from stretto.algorithms.catalog import AlgorithmFacts
+
 Order = Literal["first", "best", "worst", "dropped"]
 
 LONGEST = 1200
@@ -46,20 +48,23 @@ def reward_text(reward: Mapping[str, Any] | None, weights: Mapping[str, float]) 
     return f"{reward['value']:.3g} = {' + '.join(parts)}" if parts else f"{reward['value']:.3g}"
 
 
-def use_text(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
-    """Whether an answer was trained on, and if not why; `group` has the answers to the same prompt."""
+def use_text(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]], facts: AlgorithmFacts | None = None) -> str:
+    """Whether an answer was trained on, and if not why; `group` has the answers to the same prompt. Where no `facts` of
+    the algorithm are known, what is said of groups of equal rewards follows from what became of them."""
     values = {row["reward"]["value"] for row in group if row.get("reward")}
-    if row.get("reward") is None:
+    if row.get("reward") is None and not (row.get("used") and row.get("failure") is None):  # used where nobody judges
         return f"no: it has no verdict ({harmless(str(row.get('failure') or 'no reason was given'))})"
     alike = len(values) == 1 and len(group) > 1
     if not row.get("used"):
-        if alike:
+        if alike and (facts is None or facts.drops):
             return (
                 f"no: all {len(group)} answers to this prompt got the same reward, and the algorithm drops such groups"
             )
         return "no: its group was not accepted; the step had enough without it, or others of the group have no verdict"
     if (advantage := _advantage(row)) is None:
         return "yes"
+    if advantage == 0 and facts is not None and not facts.learns_by_contrast:
+        return "yes"  # by more than its advantage: a teacher over whole distributions, a regression
     if alike and advantage == 0:
         return f"yes, but it taught nothing: all {len(group)} answers to this prompt got the same reward"
     return f"yes, advantage {advantage:+.3g}"
@@ -79,6 +84,7 @@ def _advantage(row: Mapping[str, Any]) -> float | None:
 def page(
     rows: Sequence[Mapping[str, Any]],
     weights: Mapping[str, float],
+    facts: AlgorithmFacts | None = None,
     *,
     order: Order = "first",
     most: int = 8,
@@ -89,7 +95,8 @@ def page(
     for row in rows:
         groups[row["prompt"], row["visit"]].append(row)
     found = chosen(rows, order)
-    shown = [_sample(row, groups[row["prompt"], row["visit"]], weights, full) for row in found[:most]]
+    uses = [use_text(row, groups[row["prompt"], row["visit"]], facts) for row in found[:most]]
+    shown = [_sample(row, use, weights, full) for row, use in zip(found[:most], uses, strict=True)]
     used, judged = sum(bool(row.get("used")) for row in rows), sum(bool(row.get("reward")) for row in rows)
     step = rows[0]["step"] if rows else 0
     what = {"first": "", "best": ", best first", "worst": ", worst first", "dropped": " that were not trained on"}
@@ -100,9 +107,7 @@ def page(
     return "\n\n".join([head, *shown])
 
 
-def _sample(
-    row: Mapping[str, Any], group: Sequence[Mapping[str, Any]], weights: Mapping[str, float], full: bool
-) -> str:
+def _sample(row: Mapping[str, Any], use: str, weights: Mapping[str, float], full: bool) -> str:
     lines = [f"prompt {harmless(str(row['prompt']))}, attempt {row['attempt']}"]
     lines += _field("asked", "\n".join(f"{each['role']}: {each['content']}" for each in row["messages"]), full)
     if full or row.get("answer") is None:
@@ -117,7 +122,7 @@ def _sample(
     if "length" in stops:
         lines += _field("cut off", "yes: it reached the token limit", full)
     lines += _field("reward", reward_text(row.get("reward"), weights), full)
-    lines += _field("used", use_text(row, group), full)
+    lines += _field("used", use, full)
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@
 parts with a positive weight, weighted by it. So full marks are exactly 1 whatever the weights, and penalties (negative
 weights) do not turn a right answer into a wrong one. If no weight is positive, it is the mean of all parts. A part that
 does not apply to an answer is in neither. Parts that see a whole group are judged last, and shape what the others gave.
+A recipe that learns from a teacher alone may have no parts: then nobody judges, and a reward says nothing.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class Rewards:
 
     def weigh(self, verdicts: Mapping[str, float | None]) -> Reward:
         """The reward of every part's verdict. VerdictError where they come to no finite number."""
+        if not self._parts:
+            return Reward(value=0.0, outcome=0.0, parts={})
         scores = self._scores(verdicts)
         costly = tuple(name for name in self.names if isinstance(verdicts[name], Costly))
         value, outcome = sum(self._weights[name] * score for name, score in scores.items()), self._outcome(scores)

@@ -39,7 +39,7 @@ from stretto.runtime.kl_control import KlController
 from stretto.runtime.plans import sliced_cells, whitens_gradients
 from stretto.runtime.runtime import Runtime
 from stretto.runtime.stale_batch import BatchBuffer
-from stretto.runtime.teacher_prompt import teacher_prompt
+from stretto.runtime.teacher_prompt import shared_context, teacher_prompt
 from stretto.runtime.training_data import training_data
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.sandbox.pool import Pool
@@ -148,11 +148,12 @@ async def _assemble(
         tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
         rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
-        task = without_long(recipe, task, tokenizer, context, note)
+        shared = shared_context(recipe, root, context)
+        task = without_long(recipe, task, tokenizer, shared, note)
         return Runtime(
             **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
             context=context,
-            teacher_prompt=teacher_prompt(recipe, tokenizer, stop=stop, context=context),
+            teacher_prompt=teacher_prompt(recipe, tokenizer, stop=stop, context=shared),
             pool=pool,
             rewards=rewards,
             hosts=hosts,

@@ -70,8 +70,7 @@ class DriftGuards:
         self.section, self.folder = section, folder
         self.windows = {name: WindowMeans() for name in COMPARED}
         for row in before:
-            if "reward/mean" in row:
-                self._note(row)
+            self._note(row)
         self.warned: set[str] = set()
         # Memory is that of a process, so it is compared within this session.
         self.resident: list[float] = []

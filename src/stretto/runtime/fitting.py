@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stretto.algorithms.catalog import learns_from_rows
@@ -12,11 +12,12 @@ from stretto.errors import RecipeError, RolloutError
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe
 from stretto.tasks.examples import chats_of
+from stretto.tasks.template import reworded
 from stretto.types import Prompt
 
 
 def fitting(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, context: int) -> tuple[Prompt, ...]:
-    """Those that are not dropped, in the same order."""
+    """Those that are not dropped, in the same order; `context` is the shortest of the models that read them."""
     longest = longest_prompt(recipe, context)
     if longest is None:
         return tuple(prompts)
@@ -25,8 +26,21 @@ def fitting(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, context: 
         lengths = row_tokens(renderer, [chats_of(prompt) for prompt in prompts], most=longest)
     else:
         lengths = renderer.lengths([prompt.messages for prompt in prompts])
+    return _teachable(recipe, _within(longest, prompts, lengths), renderer, context)
+
+
+def _within(most: int, prompts: Sequence[Prompt], lengths: Iterable[int | RolloutError]) -> tuple[Prompt, ...]:
     pairs = zip(prompts, lengths, strict=True)
-    return tuple(prompt for prompt, n in pairs if not isinstance(n, RolloutError) and n <= longest)
+    return tuple(prompt for prompt, n in pairs if not isinstance(n, RolloutError) and n <= most)
+
+
+def _teachable(recipe: Recipe, prompts: tuple[Prompt, ...], renderer: Renderer, context: int) -> tuple[Prompt, ...]:
+    """Those after which an answer fits where the teacher reads it, who may be told more than the policy."""
+    teacher = recipe.roles.teacher
+    if teacher is None or (template := teacher.prompt) is None:
+        return prompts
+    lengths = renderer.lengths([reworded(prompt, template) for prompt in prompts])
+    return _within(context - recipe.engine.max_new_tokens, prompts, lengths)
 
 
 def refuse_none(recipe: Recipe, kept: Sequence[Prompt]) -> None:

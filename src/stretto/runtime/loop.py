@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.algorithms.catalog import facts_of
 from stretto.errors import StrettoError
 from stretto.recipe.schema import Recipe
 from stretto.report.console import Progress
@@ -126,7 +127,8 @@ def step_numbers(parts: Runtime, taken: StepResult) -> dict[str, float]:
     """What a step was made of and what came of it, by the names of metrics.jsonl."""
     if parts.data is not None:
         return learning_metrics(taken.batch, taken.report, entropy=parts.data.imitates)
-    return {**step_metrics(taken.batch, parts.recipe.batch, parts.algorithm), **taken.report}
+    contrasts = facts_of(parts.recipe.algorithm.name).learns_by_contrast
+    return {**step_metrics(taken.batch, parts.recipe.batch, parts.algorithm, contrasts=contrasts), **taken.report}
 
 
 def answers_of(parts: Runtime, batch: StepBatch, *, step: int) -> list[dict[str, Any]]:

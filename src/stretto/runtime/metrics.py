@@ -21,24 +21,18 @@ Credited = tuple[Sample, NDArray[np.float32] | None]
 """A sample, and the trainer's log-probabilities of its trained tokens where it was trained on."""
 
 
-def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) -> dict[str, float]:
-    """Rewards, lengths, groups and memory of a step, over everything it sampled."""
+def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm, *, contrasts: bool) -> dict[str, float]:
+    """Rewards, lengths, groups and memory of a step, over everything it sampled. Groups can only be dead where
+    `contrasts` teach, or where the algorithm drops them."""
     scored = batch.scored
     rewards = [reward for group in scored.groups for reward in group.rewards]
     trajectories = [trajectory for group in scored.groups for trajectory in group.trajectories]
-    values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
     lengths = np.array([sampled_tokens(trajectory) for trajectory in trajectories]) if trajectories else np.zeros(1)
-    dead = sum(algorithm.drop(g) or np.ptp([reward.value for reward in g.rewards]) == 0 for g in scored.groups)
+    alike = [np.ptp([reward.value for reward in group.rewards]) == 0 for group in scored.groups]
+    dead = sum(algorithm.drop(g) or (contrasts and same) for g, same in zip(scored.groups, alike, strict=True))
     truncated = [t.full > 0 or any(c.stop == "length" for c in t.conversations) for t in trajectories]
-    parts: dict[str, list[float]] = {}
-    for reward in rewards:
-        for name, score in reward.parts.items():  # a part may apply to some answers only
-            parts.setdefault(name, []).append(score)
     return {
-        "reward/mean": float(values.mean()),
-        "reward/std": float(values.std()),
-        "reward/outcome": float(np.mean([reward.outcome for reward in rewards])) if rewards else 0.0,
-        **{f"reward/part/{name}": float(np.mean(scores)) for name, scores in parts.items()},
+        **_verdicts(rewards),
         **_kept(trajectories),
         "length/mean": float(lengths.mean()),
         "length/truncated": float(np.mean(truncated)) if truncated else 0.0,
@@ -52,6 +46,23 @@ def step_metrics(batch: StepBatch, section: BatchSection, algorithm: Algorithm) 
         "conversations/full": sum(trajectory.full for trajectory in [*trajectories, *scored.failed]),
         "tokens/generated": float(sum(map(sampled_tokens, [*trajectories, *scored.failed]))),
         "memory/peak_gb": peak_gb(),
+    }
+
+
+def _verdicts(rewards: Sequence[Reward]) -> dict[str, float]:
+    """What answers were worth; nothing where nobody judges."""
+    if rewards and not any(reward.judged for reward in rewards):
+        return {}
+    values = np.array([reward.value for reward in rewards]) if rewards else np.zeros(1)
+    parts: dict[str, list[float]] = {}
+    for reward in rewards:
+        for name, score in reward.parts.items():  # a part may apply to some answers only
+            parts.setdefault(name, []).append(score)
+    return {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "reward/outcome": float(np.mean([reward.outcome for reward in rewards])) if rewards else 0.0,
+        **{f"reward/part/{name}": float(np.mean(scores)) for name, scores in parts.items()},
     }
 
 
@@ -90,7 +101,7 @@ def sample_rows(batch: StepBatch, *, renderer: Renderer, environment: str, step:
             "answer": trajectory.outcome.answer if trajectory.outcome else None,
             "reference": trajectory.prompt.reference,
             **_turn_rewards(trajectory),
-            "reward": reward_row(reward) if reward else None,
+            "reward": reward_row(reward) if reward and reward.judged else None,
             "failure": trajectory.failure,
             "used": all(found is not None for (_, found), _ in told) and bool(told),
         }

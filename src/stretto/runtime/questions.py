@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto import threads
+from stretto.algorithms.catalog import learns_from_rows
 from stretto.checks.own_code import import_plugins
 from stretto.errors import CheckpointError, RecipeError
 from stretto.recipe.describe import roles_of
@@ -106,6 +107,9 @@ async def _ask(
     given: UserFunctions,
     judged: bool,
 ) -> T:
+    if question is evaluated and not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
+        reason = "there are none, so nobody says of an answer that it is right"
+        raise RecipeError.of("rewards", reason, "give some, such as 'rewards=[{kind: exact}]'")
     if question is evaluated and recipe.task.holdout.prompts == 0:
         raise RecipeError.of("task.holdout.prompts", "is 0, so there is nothing to ask", "hold some prompts out")
     import_plugins(recipe, root)

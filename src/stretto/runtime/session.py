@@ -257,7 +257,7 @@ def _output(
         journal=journal,
         saves=CheckpointWriter(parts, journal=journal, checkpoints=checkpoints, stateful=stateful, durable=limit.saved),
         time_limit=limit,
-        drift=DriftGuards(recipe.guards, folder, map(numbers_of, read_rows(folder / "metrics.jsonl"))),
+        drift=DriftGuards(recipe.guards, folder, steps_of(folder)),
         host=HostWatch(),
         progress=screen,
         callbacks=Callbacks(given.callbacks, strict=recipe.run.callbacks_strict, note=screen.note),
@@ -280,6 +280,11 @@ async def _finish(
     beside = compare_to_forecast(folder, course, recipe, root, after=after, memory=await parts.memory())
     model = sound(desk.saves.checkpoints)
     return finished(desk.progress, folder, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])
+
+
+def steps_of(folder: Path) -> list[dict[str, float]]:
+    """The metrics of the steps that a run has taken; what was measured before the first is none."""
+    return [numbers_of(row) for row in read_rows(folder / "metrics.jsonl") if row["step"] > 0]
 
 
 def _refuse(folder: Path, recipe: Recipe, before: Recipe, root: Path, *, done: int, **rest: Any) -> None:

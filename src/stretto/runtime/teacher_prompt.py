@@ -8,21 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from stretto.environments.render import Renderer
 from stretto.errors import TrainingError
+from stretto.models.source import facts, locate
 from stretto.recipe.schema import Recipe
-from stretto.tasks.template import reworded
+from stretto.tasks.template import TEACHERS, reworded
 from stretto.types import Conversation, Prompt, Trajectory, trajectory_key
 
 Key = tuple[str, int, int, int]
 """Trajectory and index of a conversation, as `Sample.key`."""
 
-FIELD = "roles.teacher.prompt"
-"""The recipe key."""
+
+def shared_context(recipe: Recipe, root: Path, context: int) -> int:
+    """The longest conversation that both the policy, which has this context, and its teacher were made for."""
+    teacher = recipe.roles.teacher
+    if teacher is None or teacher.name in (None, "scratch"):
+        return context
+    its = facts(locate(teacher.name, root))
+    return context if its is None or its.context is None else min(context, its.context)
 
 
 def teacher_prompt(
@@ -59,7 +67,7 @@ class TeacherPrompt:
         if (length := len(opening) + len(conversation.tokens) - begun) > self.context:
             told = f"prompt {prompt.id} and its answer have {length} tokens with it, and the context has {self.context}"
             raise TrainingError(
-                f"{FIELD}: {told}\n    fix: shorten the template, or leave such prompts out of the task"
+                f"{TEACHERS}: {told}\n    fix: shorten the template, or leave such prompts out of the task"
             )
         nothing = np.zeros(len(opening))
         return replace(
@@ -68,4 +76,5 @@ class TeacherPrompt:
             trained=np.concatenate([nothing.astype(bool), conversation.trained[begun:]]),
             logprobs=np.concatenate([nothing, conversation.logprobs[begun:]]),
             parent=None,
+            experts=None,  # they are the policy's, and of other tokens
         )

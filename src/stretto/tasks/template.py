@@ -12,11 +12,13 @@ from difflib import get_close_matches
 from string import Formatter
 from typing import Any
 
-from stretto.errors import Problem
+from stretto.errors import Problem, RecipeError
 from stretto.types import Message, Prompt
 
 FIELD = "task.prompt"
 """The recipe key that holds the template."""
+TEACHERS = "roles.teacher.prompt"
+"""That of another wording, which a teacher is asked."""
 LONGEST = 2_000_000
 """Characters that the messages of a prompt may have, and its answer. The longest contexts hold about as many."""
 
@@ -76,9 +78,17 @@ def columns_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def reworded(prompt: Prompt, template: str) -> tuple[Message, ...]:
-    """The prompt's chat with another last message."""
+    """The prompt's chat with another last message. RecipeError where the template cannot be filled for it."""
     *before, last = prompt.messages
-    said: Message = {**last, "content": fill(template, columns_of(prompt))}
+    columns = columns_of(prompt)
+    try:
+        said: Message = {**last, "content": fill(template, columns)}
+    except KeyError as error:
+        reason = f"the prompt {prompt.id!r} has no column {error.args[0]!r}"
+        raise RecipeError.of(TEACHERS, reason, pick_one(str(error.args[0]), columns)) from None
+    except TooLongError as error:
+        reason = f"of the prompt {prompt.id!r} {error}"
+        raise RecipeError.of(TEACHERS, reason, "shorten the template, or leave such prompts out") from None
     return (*before, said)
 
 

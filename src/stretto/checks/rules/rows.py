@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, CheckContext, is_default, value_of
 from stretto.errors import Problem
+from stretto.recipe.resolve import taught_alone
 from stretto.recipe.schema import ColumnsSource, Recipe, Section
 
 SAMPLING = (
@@ -99,10 +100,13 @@ def pairs_are_judged_by_themselves(recipe: Recipe, scene: CheckContext) -> Itera
 
 
 def rewards_are_there(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """What is sampled is judged."""
-    if not recipe.rewards and not learns_from_rows(recipe.algorithm.name):
-        reason = "is empty, so nothing would be learned"
-        yield Problem(field="rewards", reason=reason, fix="name one, or leave the key out")
+    """What is sampled is judged, unless a teacher says all that is learned."""
+    if recipe.rewards or learns_from_rows(recipe.algorithm.name) or taught_alone(recipe):
+        return
+    reason, fix = "is empty, so nothing would be learned", "name one, or leave the key out"
+    if weight := getattr(recipe.algorithm, "reward_weight", 0.0):
+        reason, fix = f"is empty, and algorithm.reward_weight is {weight:g}", "name one, or leave the weight out"
+    yield Problem(field="rewards", reason=reason, fix=fix)
 
 
 def steps_can_be_planned(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.template_file import template_path
+from stretto.recipe.resolve import taught_alone
 from stretto.recipe.schema import CodeReward, Recipe, RegexReward
 from stretto.types import Prompt
 
@@ -18,9 +19,11 @@ def rewards_make_sense(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]
 
 
 def rewards_have_weight(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
-    """Without weight there is nothing to learn from."""
-    if recipe.rewards and not any(part.weight for part in recipe.rewards):
-        reason = "every weight is 0, so nothing could be learned"
+    """Without weight there is nothing to learn from, unless a teacher says all that is learned."""
+    if recipe.rewards and not any(part.weight for part in recipe.rewards) and not taught_alone(recipe):
+        weight = getattr(recipe.algorithm, "reward_weight", 0.0)
+        told = "algorithm.reward_weight adds nothing" if weight else "nothing could be learned"
+        reason = f"every weight is 0, so {told}"
         yield Problem(field="rewards", reason=reason, fix="give at least one part a weight")
 
 

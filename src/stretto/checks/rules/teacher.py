@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stretto.algorithms.catalog import find_facts
-from stretto.checks.rules.base import CheckContext
+from stretto.checks.rules.base import CheckContext, is_default
 from stretto.errors import Problem, RecipeError
 from stretto.models.source import facts, locate
+from stretto.recipe.resolve import taught_alone
 from stretto.recipe.schema import Distill, Recipe, SingleTurnSection
 from stretto.tasks.template import columns_of, problems
 
 HEADED = "ForCausalLM"
 """How transformers' classes of language models end."""
+
+JUDGING = ("evaluate.pass_k", "deadlines.reward", "guards.reward_collapse")
+"""Keys about verdicts."""
 
 NAME_ONE = "name a hub id or a folder of a language model with the same tokenizer"
 
@@ -69,6 +73,20 @@ def teachers_prompt_can_be_filled(recipe: Recipe, scene: CheckContext) -> Iterat
         if found:
             yield from found
             return
+
+
+def nobody_is_asked_for_verdicts(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A teacher says of no answer that it is right."""
+    if recipe.rewards or not taught_alone(recipe):
+        return
+    if recipe.evaluate.every > 0:
+        reason = "asks for an accuracy, and without rewards nobody says of an answer that it is right"
+        fix = "leave it out, or add a reward that knows right from wrong"
+        yield Problem(field="evaluate.every", reason=reason, fix=fix)
+    for key in JUDGING:
+        if not is_default(recipe, key):
+            reason = "has no effect: there are no rewards, and a teacher judges no answer"
+            yield Problem(field=key, reason=reason, fix="leave it out, or add rewards")
 
 
 def exact_distillation_sees_everything(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from stretto.algorithms.catalog import PULLING, AlgorithmFacts, find_facts
 from stretto.checks.rules.base import CheckContext, is_default
 from stretto.errors import Problem, RecipeError
 from stretto.placement.build import uses_gpu
-from stretto.recipe.resolve import best_was_asked
+from stretto.recipe.resolve import best_was_asked, taught_alone
 from stretto.recipe.schema import NativeEngineSection, OwnAlgorithm, Recipe, Vstar
 
 
@@ -198,24 +198,26 @@ def best_is_measured(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """A checkpoint cannot be the best by a number that nobody takes."""
     if not scene.training:
         return
-    best = recipe.checkpoint.best or ""
-    if recipe.evaluate.every == 0 and best.startswith("eval/") and best_was_asked(recipe):
-        yield Problem(
-            field="checkpoint.best",
-            reason=f"{best} is never measured while evaluate.every is 0",
-            fix="use another metric or null, or set evaluate.every",
-        )
-    elif recipe.checkpoint.best is not None and not _is_metric(best, recipe):
+    best = recipe.checkpoint.best
+    if best is None:
+        return
+    if not _is_metric(best, recipe):
         yield Problem(
             field="checkpoint.best",
             reason=f"{best!r} is no metric of metrics.jsonl",
             fix=f"use one of {', '.join(METRICS)}, reward/part/NAME, or null",
         )
-    elif recipe.checkpoint.best is not None and not _is_measured(best, recipe):
+    elif not _is_measured(best, recipe):
         yield Problem(
             field="checkpoint.best",
             reason=f"{best} is not measured where algorithm.name is {recipe.algorithm.name} and the rest as it is here",
             fix="use a metric that such a run has, such as loss, or null",
+        )
+    elif recipe.evaluate.every == 0 and best.startswith("eval/") and best_was_asked(recipe):
+        yield Problem(
+            field="checkpoint.best",
+            reason=f"{best} is never measured while evaluate.every is 0",
+            fix="use another metric or null, or set evaluate.every",
         )
 
 
@@ -238,9 +240,10 @@ def _is_measured(name: str, recipe: Recipe) -> bool:
         return facts.rows == "pairs"
     if name == "eval/loss":
         return facts.rows != "prompts"
+    judged = bool(recipe.rewards) or (facts.rows == "prompts" and not taught_alone(recipe))
     if name.startswith("reward/"):
-        return facts.rows == "prompts"
-    return not name.startswith("eval/") or facts.rows != "demonstrations" or bool(recipe.rewards)
+        return facts.rows == "prompts" and judged
+    return not name.startswith("eval/") or facts.rows == "pairs" or judged
 
 
 def _is_metric(name: str, recipe: Recipe) -> bool:

@@ -133,7 +133,7 @@ class Distill(ClippedAlgorithm):
     top_k: Count | None = None
     """null: the teacher is asked about the sampled token alone. A number: the exact KL over its so many likeliest."""
     reward_weight: NotNegative = 0.0
-    """Weight of the rewards, centred in the group, beside the teacher; 0: they are only reported."""
+    """Weight of the rewards, centred in the group, beside the teacher; 0: they are only reported, and none need be."""
 
 
 class AstarPo(AlgorithmSection):

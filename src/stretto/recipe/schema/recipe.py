@@ -28,7 +28,8 @@ class Recipe(Section):
     environment: EnvironmentSection = SingleTurnSection()
     """What happens between prompt and verdict."""
     rewards: tuple[RewardPart, ...] = (NumericReward(),)
-    """The verdict, as a weighted sum of named parts; left out where nothing is sampled to learn from, none."""
+    """The verdict, as a weighted sum of named parts; left out where nothing is sampled to learn from or a teacher says
+    all that is learned, none."""
     algorithm: AlgorithmSection = PolicyGradient()
     """How a reward becomes a gradient."""
     batch: BatchSection = BatchSection()

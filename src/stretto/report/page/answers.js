@@ -94,7 +94,7 @@ function attemptCard(each, group, run, scale, state, on) {
   const stop = each.conversations.some((talk) => talk.stop === "length") ? "cut off" : each.conversations[each.conversations.length - 1]?.stop;
   const card = h(`article.attempt${on ? ".on" : ""}`, { tabindex: 0, "data-attempt": each.attempt },
     h("header", {}, h("span.reward", { style: { color: rewardColour(reward?.value, scale) } }, reward ? short(reward.value) : "–"),
-      h("span.which", {}, `attempt ${each.attempt}`), stop ? h(`span.tag${stop === "cut off" ? ".warn" : ""}`, {}, stop) : null, h(`span.tag${each.used ? ".used" : ".unused"}`, {}, each.used ? "trained on" : whyNot(each, group))),
+      h("span.which", {}, `attempt ${each.attempt}`), stop ? h(`span.tag${stop === "cut off" ? ".warn" : ""}`, {}, stop) : null, h(`span.tag${each.used ? ".used" : ".unused"}`, {}, each.used ? "trained on" : whyNot(each, group, run))),
     h("div.parts", {}, parts), each.failure ? h("p.failure", {}, each.failure) : null, h("div.said", {}, said(each)));
   const open = () => state.open({ attempt: each.attempt, conversation: 0 });
   card.addEventListener("click", open);
@@ -102,10 +102,10 @@ function attemptCard(each, group, run, scale, state, on) {
   return card;
 }
 
-function whyNot(each, group) {
+function whyNot(each, group, run) {
   if (each.failure) return "not used: failed";
   const values = new Set(group.attempts.map((other) => other.reward?.value));
-  return values.size === 1 ? "not used: no contrast" : "not used";
+  return values.size === 1 && run.drops ? "not used: no contrast" : "not used";
 }
 
 /** What the model drew, turn by turn. */

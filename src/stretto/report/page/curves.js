@@ -13,7 +13,7 @@ const CURVES = [
   },
   {
     title: "Groups without contrast", lines: ["groups/dead", "groups/used", "groups/infra"],
-    normal: "Dead groups, all right or all wrong, teach nothing. Many at the start and at the end, fewer in between.",
+    normal: "Dead groups, all right or all wrong, teach nothing where an algorithm compares the answers to a prompt; others have none. Many at the start and at the end, fewer in between.",
     otherwise: "Dead in most groups: other prompts, or more samples of each. Anything in infra is a failure of the machine, not of the model.",
   },
   {
