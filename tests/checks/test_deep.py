@@ -107,7 +107,8 @@ def test_answers_that_nothing_ends_are_not_imitated(folder_model, tmp_path):
     for file in folder_model.iterdir():
         if file.suffix == ".json":
             found = json.loads(file.read_text())
-            nothing = {key: None for key in ("eos_token", "eos_token_id") if key in found}  # left out, Llama has its own
+            # Where nothing is said, a Llama has an end of its own.
+            nothing = {key: None for key in ("eos_token", "eos_token_id") if key in found}
             (tmp_path / file.name).write_text(json.dumps(found | nothing))
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] + '=' }}{% endfor %}")
     model = {"name": str(tmp_path), "dtype": "float32", "adapter": None}
