@@ -1,10 +1,13 @@
-"""Short answers without padding, as demonstrations and as preferences, for SmolLM2. The data are made by a rule, not by
-people: of two answers that say the same, the one with fewer filler phrases is better, and then the shorter one.
+"""Short answers without padding, as demonstrations, as preferences and as prompts, for SmolLM2. The data are made by a
+rule, not by people: of two answers that say the same, the one with fewer filler phrases is better, and then the
+shorter one. An answer that does not say it is worth nothing.
 
-    task.source.kind: plain_answers:demonstrations | plain_answers:pairs
+    task.source.kind: plain_answers:demonstrations | plain_answers:pairs | plain_answers:prompts
     rewards kind:     plain_answers:score          (the rule itself)
+                      plain_answers:right          (whether an answer says what was asked, filler or not)
 """
 
+import re
 from random import Random
 
 CAPITALS = {
@@ -35,23 +38,43 @@ FILLERS = (*BEFORE, *AFTER)
 
 
 def score(answer, prompt, signals):
-    """The rule: 1 for an answer without filler, less for each filler phrase and for every ten words."""
-    return max(0.0, 1 - 0.25 * sum(filler in answer for filler in FILLERS) - 0.02 * len(answer.split()) / 10)
+    """The rule: 1 less a fifth for each filler phrase and a hundredth for every word; 0 for an answer that does not
+    say what the reference says, such as an empty one."""
+    if not right(answer, prompt, signals):
+        return 0.0
+    return max(0.0, 1 - 0.2 * sum(filler in answer for filler in FILLERS) - 0.01 * len(answer.split()))
+
+
+def right(answer, prompt, signals):
+    """1 if the answer has the word that matters, the last of the plain answer: a city, a colour or a sum."""
+    return float(_words(prompt["reference"])[-1] in _words(answer))
+
+
+def prompts(config):
+    """Questions to answer freely, with the plain answers for whoever judges."""
+    return [{"prompt": question, "answer": answer} for question, answer in _facts(config)]
 
 
 def demonstrations(config):
-    """Questions with plain answers."""
-    return [{"prompt": question, "completion": answer} for question, answer in _facts(config)]
+    """Questions with answers: plain ones, or with up to `fillers` filler phrases around them."""
+    random, most = Random(f"demonstrations|{config.get('seed', 0)}"), config.get("fillers", 0)
+    return [
+        {"prompt": question, "completion": _padded(answer, random.randint(0, most), random)}
+        for question, answer in _facts(config)
+    ]
 
 
 def pairs(config):
-    """Questions with two answers that differ in how much filler stands around them."""
+    """Questions with two answers that differ in how much filler stands around them; a share of the worse ones,
+    `unfinished`, breaks off before the word that matters instead."""
     random, rows = Random(f"pairs|{config.get('seed', 0)}"), []
+    broken, share = Random(f"unfinished|{config.get('seed', 0)}"), config.get("unfinished", 0.0)
     for question, answer in _facts(config):
         less, more = sorted(random.sample(range(4), 2))
-        rows.append(
-            {"prompt": question, "chosen": _padded(answer, less, random), "rejected": _padded(answer, more, random)}
-        )
+        chosen, rejected = _padded(answer, less, random), _padded(answer, more, random)
+        if broken.random() < share:
+            rejected = answer.rpartition(" ")[0]
+        rows.append({"prompt": question, "chosen": chosen, "rejected": rejected})
     return rows
 
 
@@ -66,6 +89,13 @@ def _facts(config):
     found += [(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.") for a, b in random.sample(numbers, 600)]
     random.shuffle(found)
     return found[: config.get("count", 500)]
+
+
+def _words(text):
+    """The words of a text without its filler phrases."""
+    for filler in FILLERS:
+        text = text.replace(filler, " ")
+    return re.findall(r"\w+", text.lower())
 
 
 def _padded(answer, fillers, random):

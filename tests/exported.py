@@ -5,7 +5,7 @@ import json
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from running import start
 from stretto.export.gguf_tokenizer import SPLITS
@@ -66,6 +66,16 @@ def model_in(folder, config, *, kind, dtype=torch.float32):
     network.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def as_base_model(folder):
+    """Gives a saved model an end of text of its own, which its template does not write; returns that token's id."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"})
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):
+        edited(folder / name, eos_token_id=tokenizer.eos_token_id)
+    return tokenizer.eos_token_id
 
 
 def trained(run, which="newest"):

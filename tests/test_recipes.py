@@ -1,5 +1,6 @@
 """Every recipe that is shipped has nothing wrong with it; those of studies may need what is not available yet."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -49,14 +50,16 @@ RUNS = {
     "tiny-teacher": "LlamaForCausalLM",
     "tiny-sft": "LlamaForCausalLM",
     "tiny-reward-model": "LlamaForSequenceClassification",
+    "smollm2-sft": "LlamaForCausalLM",
+    "smollm2-reward-model": "LlamaForSequenceClassification",
 }
-"""Runs whose checkpoints later recipes of a chain begin with -> what these are."""
+"""Runs whose checkpoints, or what was merged of them, later recipes of a chain begin with -> what these are."""
 
 
 def made_before(folder, text):
     """Stands in for the checkpoints that a recipe names."""
     for run, kind in RUNS.items():
-        for name in re.findall(rf"runs/{run}/checkpoints/step-\d+", text):
+        for name in re.findall(rf"runs/{run}/(?:checkpoints|merged)/step-\d+", text):
             (folder / name).mkdir(parents=True, exist_ok=True)
             config = {"model_type": "llama", "architectures": [kind], "max_position_embeddings": 512}
             config |= {"id2label": {"0": "LABEL_0"}}
@@ -69,6 +72,24 @@ def test_a_shipped_recipe_has_nothing_wrong_with_it(path, online, tmp_path):
     rows = (f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(300))
     (tmp_path / "gsm8k.jsonl").write_text("\n".join(rows))  # what its page makes of the data set
     assert [str(problem) for problem in problems(path)] == []
+
+
+def test_the_rule_of_plain_answers_prefers_what_its_pairs_prefer_and_finds_nothing_in_silence(monkeypatch):
+    monkeypatch.syspath_prepend(RECIPES)
+    rule = importlib.import_module("plain_answers")
+    asked = {row["prompt"]: {"reference": row["answer"]} for row in rule.prompts({"count": 600})}
+    pairs = rule.pairs({"count": 600, "unfinished": 0.2})
+    better, worse = (
+        [rule.score(row[key], asked[row["prompt"]], {}) for row in pairs] for key in ("chosen", "rejected")
+    )
+    assert all(good > bad for good, bad in zip(better, worse, strict=True))
+    assert 90 < worse.count(0.0) < 150 and 0.0 not in better
+    assert not any(rule.score(said, row, {}) for said in ("", "I hope that this helps!") for row in asked.values())
+    shown = rule.demonstrations({"count": 600, "fillers": 3})
+    assert all(rule.right(row["completion"], asked[row["prompt"]], {}) for row in shown)
+    assert {sum(filler in row["completion"] for filler in rule.FILLERS) for row in shown} == {0, 1, 2, 3}
+    plain = rule.demonstrations({"count": 600})
+    assert [row["completion"] for row in plain] == [prompt["reference"] for prompt in asked.values()]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=name_of)

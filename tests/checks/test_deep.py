@@ -126,6 +126,22 @@ def test_a_model_in_a_folder_is_described_without_its_weights(folder_model, tmp_
     assert problems_of(tmp_path, model=model, task=long).keys() == {"task"}
 
 
+def test_answers_that_nothing_ends_are_not_imitated(folder_model, tmp_path):
+    for file in folder_model.iterdir():
+        if file.suffix == ".json":
+            found = json.loads(file.read_text())
+            # Where nothing is said, a Llama has an end of its own.
+            nothing = {key: None for key in ("eos_token", "eos_token_id") if key in found}
+            (tmp_path / file.name).write_text(json.dumps(found | nothing))
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] + '=' }}{% endfor %}")
+    model = {"name": str(tmp_path), "dtype": "float32", "adapter": None}
+    sft = {"algorithm": {"name": "sft"}, "rewards": [], "batch": {"prompts": 2}, "engine": {}}
+    found = problems_of(tmp_path, model=model, **sft)
+    assert found.keys() == {"model.name"} and "never to stop" in found["model.name"].reason
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    assert problems_of(tmp_path, model=model, **sft) == {}
+
+
 def test_a_folder_whose_tokenizer_cannot_be_read_is_a_problem_of_the_model(folder_model, tmp_path):
     for file in folder_model.iterdir():
         if file.suffix == ".json":

@@ -55,8 +55,7 @@ def test_such_recipes_are_short_and_what_they_leave_out_is_filled_in(recipe, row
         ("algorithm.kl.coef=0.1", "algorithm.kl.coef"),
         ("algorithm.credit=turn", "algorithm.credit"),
         ("algorithm.correction.cap=3.0", "algorithm.correction.cap"),
-        ("engine.max_new_tokens=64", "engine.max_new_tokens"),
-        ("engine.temperature=0.7", "engine.temperature"),
+        ("engine.speculate=true", "engine.speculate"),
         ("evaluate.pass_k=4", "evaluate.pass_k"),
         ("guards.max_k3=0.1", "guards.max_k3"),
         ("task.source.rows=prompts", "task.source.rows"),
@@ -68,6 +67,12 @@ def test_such_recipes_are_short_and_what_they_leave_out_is_filled_in(recipe, row
 @pytest.mark.parametrize("recipe", [RECIPE, PAIRS], ids=["sft", "reward_model"])
 def test_a_key_that_would_do_nothing_is_refused(recipe, change, field, rows, tmp_path):
     assert field in problems(recipe, tmp_path, [change])
+
+
+@pytest.mark.parametrize("key", ["max_new_tokens=16", "temperature=0.7", "top_p=0.9", "top_k=8", "stop=['0']"])
+def test_how_the_finished_model_is_asked_may_be_told_where_it_answers(key, rows, tmp_path):
+    assert problems(RECIPE, tmp_path, [f"engine.{key}"]) == {}
+    assert f"engine.{key.partition('=')[0]}" in problems(PAIRS, tmp_path, [f"engine.{key}"])
 
 
 def test_only_a_reward_model_has_pairs_and_no_rewards(rows, tmp_path):

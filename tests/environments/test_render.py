@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stretto.environments.render import MARK, Renderer
 from stretto.errors import RolloutError
-from stretto.models.scratch import ASSISTANT, END, USER, character_tokenizer
+from stretto.models.scratch import ASSISTANT, END, SYSTEM, USER, character_tokenizer
 
 CHATML = (
     "{% for m in messages %}{{ '<|user|>' + m['role'] + '\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
@@ -36,6 +36,22 @@ TRIMS = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """White space around a turn is dropped, as Llama 3's template does."""
+
+SEPARATES = (
+    "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
+"""Turns end with empty lines and no token of their own, as Alpaca's do."""
+
+THINKS = (
+    "{% for m in messages %}{{ '<|user|>' + m['role'] + '\n' + ('<think></think>' if loop.last and "
+    "m['role'] == 'assistant' else '') + m['content'] + '\n<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|user|>assistant\n<think></think>' }}{% endif %}"
+)
+"""The last turn is written with a thought in front, which later ones take away, as Qwen3's template does."""
+
+ASKS_ALWAYS = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}{{ '<|assistant|>' }}"
+"""Ends every chat with the model's turn, whether it is asked for or not."""
 
 LETTERS = "0123456789+= abcdefghijklmnopqrstuvwxyz</>\n"
 
@@ -72,6 +88,53 @@ def test_an_answer_is_the_models_words_and_the_end_of_its_turn():
     assert renderer.answer([user("2+2=")], "4").tolist() == ids(renderer, "4<|end|>")
     assert renderer_with(CHATML).answer([user("2+2=")], "4").tolist() == ids(renderer, "4<|end|>"), "no newline behind"
     assert renderer.answer([user("2+2=")], "").tolist() == ids(renderer, "<|end|>")
+
+
+def base_renderer(template):
+    """Of a base model: what its files name as the end is the end of a text, which is no turn's."""
+    renderer = renderer_with(template)
+    renderer.tokenizer.eos_token = SYSTEM
+    renderer.stop = frozenset({renderer.tokenizer.eos_token_id})
+    return renderer
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMS, THINKS], ids=["chatml", "no newline", "thinks"])
+def test_a_turn_ends_with_the_special_token_of_the_template_where_the_files_name_another(template):
+    renderer = base_renderer(template)
+    text, end = renderer.tokenizer.eos_token_id, renderer.tokenizer.convert_tokens_to_ids(END)
+    assert renderer.ends == {text, end}
+    renderer.stop = renderer.ends
+    answer = renderer.answer([user("2+2=")], "4")
+    assert answer[-1] == end and renderer.text(answer).strip() == "4"
+    goes_on = renderer.delta([user("1"), model("2")], [user("3")], last=end) is not None
+    assert goes_on == (template != THINKS), "that one rewrites the turn"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("<|end|>", "<|end|><|system|>"),
+        SEPARATES,
+        CHATML.replace("<|end|>", "."),
+        ASKS_ALWAYS,
+        "{{ raise_exception('no') }}",
+        None,
+    ],
+    ids=["writes the files' end too", "no token", "an unknown character", "a role", "fails", "scratch"],
+)
+def test_what_is_no_end_of_a_turn_does_not_end_answers(template):
+    renderer = base_renderer(template) if template else renderer_with()
+    assert renderer.ends == renderer.stop == {renderer.tokenizer.eos_token_id}
+
+
+@pytest.mark.parametrize("template", [SEPARATES, ASKS_ALWAYS.split("{{ '<|assistant|>' }}")[0]])
+def test_an_answer_that_the_template_does_not_end_is_ended_by_the_token_that_ends_texts(template):
+    renderer = base_renderer(template)
+    text = renderer.tokenizer.eos_token_id
+    renderer.stop |= {0}
+    assert renderer.answer([user("2+2=")], "4").tolist()[-2:] == [*ids(renderer, "4"), text], "no empty lines between"
+    renderer.tokenizer.chat_template = None
+    assert renderer.answer([user("2+2=")], "4").tolist() == [*ids(renderer, "4"), text]
 
 
 def test_the_text_of_an_answer_leaves_out_the_token_that_ended_it():

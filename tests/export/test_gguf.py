@@ -1,10 +1,12 @@
 """A GGUF file that is read back says what the run says; what could not be read back is not written."""
 
+import json
+
 import gguf
 import pytest
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from exported import ADAPTER, lora_run, model_in, run_of, tokenizer_of, trained
+from exported import ADAPTER, as_base_model, lora_run, model_in, run_of, tokenizer_of, trained
 from stretto.api import exports as api
 from stretto.errors import ExportError, RecipeError
 from stretto.export.gguf_file import GgufLayout, export
@@ -57,6 +59,25 @@ def test_the_gap_of_a_file_that_rounds_is_stated(run, tmp_path, kind):
     assert stored == {"F32", kind.upper()} | ({"Q8_0"} if kind == "q4_0" else set())
     with pytest.raises(RecipeError, match="exists already"):
         api.export_gguf(run, quantise=kind, to=tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("adapter", [None, ADAPTER], ids=["whole", "adapter"])
+def test_what_imitates_a_template_stops_at_its_end_of_turn_wherever_it_goes(adapter, tmp_path):
+    """Base models name the end of a text alone. Two runs, because a checkpoint is the model itself or needs a merge."""
+    config, kind = FAMILIES["llama"]
+    model = model_in(tmp_path / "model", config, kind=kind)
+    ends = sorted({1, as_base_model(model)})
+    run = run_of(
+        tmp_path, model, model__adapter=adapter, algorithm={"name": "sft"}, rewards=[], batch={"prompts": 4},
+        engine={}, checkpoint={"every": 2}, evaluate={"every": 2, "prompts": 2},
+    )  # fmt: skip
+    folder = trained(run).checkpoint if adapter is None else api.merge(run, prompts=2).folder
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == ends
+    fields = gguf.GGUFReader(api.export_gguf(run, prompts=2).path).fields
+    assert sorted(fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("eos", "eot")) == ends
+    session = api.chat(run)
+    assert sorted(session.renderer.stop) == ends
+    session.close()
 
 
 class Unturned(GgufLayout):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from stretto.algorithms.catalog import learns_from_rows
+from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.checks.rules.task import comparisons, untestable
@@ -21,12 +21,13 @@ from stretto.environments import templates
 from stretto.environments.render import Renderer
 from stretto.environments.rows import row_tokens
 from stretto.errors import Problem, RecipeError, RolloutError
-from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention, stop_tokens
+from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention
 from stretto.models.load_errors import reading_model
 from stretto.models.lora import target_problems
 from stretto.models.quantised import expert_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
+from stretto.models.stop_tokens import generation_stop_tokens, stop_tokens
 from stretto.models.template_file import use_template
 from stretto.models.tensor_parallel import cut_problems
 from stretto.placement.build import read_cells
@@ -77,12 +78,26 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *teachers_prompt_problems(recipe, prompts, context, tokenizer),
         *others,
+        *end_problems(recipe, tokenizer, network, files),
     ]
     if recipe.model.adapter is not None:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
     if recipe.model.quantize != "none":
         problems += expert_problems(network)
     return problems + shared_matrix_problems(recipe, network)
+
+
+def end_problems(recipe: Recipe, tokenizer: Any, network: PreTrainedModel, files: ModelFiles) -> list[Problem]:
+    """Who imitates answers has to be shown where they end."""
+    known = find_facts(recipe.algorithm.name)
+    if known is None or known.rows != "demonstrations":
+        return []
+    named = stop_tokens(network, tokenizer) or generation_stop_tokens(files)
+    if Renderer(tokenizer, stop=named, arguments=recipe.task.template).ends:
+        return []
+    reason = "neither its files nor its chat template name a token that ends an answer, so it would learn never to stop"
+    fix = "set eos_token in its tokenizer_config.json, or use a task.chat_template that ends turns with a special token"
+    return [Problem(field="model.name", reason=reason, fix=fix)]
 
 
 def shared_matrix_problems(recipe: Recipe, network: PreTrainedModel) -> list[Problem]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -42,6 +43,8 @@ class Tokenizer(Protocol):
     special_tokens_map: Any
     all_special_ids: Any
     added_tokens_decoder: Any
+    eos_token_id: Any
+    unk_token_id: Any
 
     def get_chat_template(self) -> str: ...
 
@@ -63,8 +66,8 @@ class Renderer:
         templates: Templates | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """`templates` applies the tokenizer's, by default the worker that this process has for it; the template is told
-        the `arguments`, too."""
+        """`stop` are the tokens that end an answer. `templates` applies the tokenizer's, by default the worker that
+        this process has for it; the template is told the `arguments`, too."""
         self.tokenizer = tokenizer
         self.stop = stop
         self.templates = templates or shared()
@@ -143,18 +146,57 @@ class Renderer:
         return np.array(self.tokenizer.encode(tail, add_special_tokens=False), dtype=np.int64)
 
     def answer(self, messages: Sequence[Message], text: str) -> Tokens:
-        """The tokens with which the model would have said `text`, the end of its turn included."""
+        """The tokens with which the model would have said `text`, the end of its turn included.
+
+        Where the template writes no token that ends an answer, there is one behind the words all the same, because a
+        model that is never shown one never stops.
+        """
         if self.tokenizer.chat_template is None:
-            said = self.tokenizer.encode(text, add_special_tokens=False)
-            return np.array([*said, *sorted(self.stop)[:1]], dtype=np.int64)
+            return self._ended(text)
         asked, whole = self._texts((messages, True), ([*messages, {"role": "assistant", "content": text}], False))
         if not whole.startswith(asked):
             raise RolloutError(
                 "the chat template writes what comes before an answer in another way than it asks for one"
             )
-        tokens = self.tokenizer.encode(whole[len(asked) :], add_special_tokens=False)
+        said = whole[len(asked) :]
+        tokens = self.tokenizer.encode(said, add_special_tokens=False)
         ends = [place for place, token in enumerate(tokens) if token in self.stop]
-        return np.array(tokens[: ends[0] + 1] if ends else tokens, dtype=np.int64)
+        if not ends:
+            return self._ended(said.removesuffix(self.closing or ""))
+        return np.array(tokens[: ends[0] + 1], dtype=np.int64)
+
+    def _ended(self, words: str) -> Tokens:
+        """The tokens of words, and the token that ends texts, where there is one."""
+        usual = self.tokenizer.eos_token_id
+        end = [usual] if usual in self.stop else sorted(self.stop)[:1]
+        return np.array([*self.tokenizer.encode(words, add_special_tokens=False), *end], dtype=np.int64)
+
+    @cached_property
+    def closing(self) -> str | None:
+        """What the template writes behind the model's words, whether or not somebody speaks after it; none where that
+        cannot be told."""
+        chat: list[Message] = [{"role": "user", "content": "1"}, {"role": "assistant", "content": MARK}]
+        try:
+            texts = self._texts((chat, False), ([*chat, chat[0]], False))
+        except RolloutError:  # it has no words for such chats
+            return None
+        last, earlier = (text.rpartition(MARK) for text in texts)
+        return last[2] if last[1] and earlier[1] and earlier[2].startswith(last[2]) else None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """`stop` and, where the template writes none of these behind the model's words but another special token, that.
+
+        The files of a base model often name the end of a text alone, while its template ends turns with a token of
+        its own.
+        """
+        if self.tokenizer.chat_template is None or not self.closing:
+            return self.stop
+        written = self.tokenizer.encode(self.closing, add_special_tokens=False)
+        if self.stop.intersection(written):
+            return self.stop
+        first = next((token for token in written if self.all_text([token]).strip()), None)
+        return self.stop | ((self.turn_tokens - {self.tokenizer.unk_token_id}) & {first})
 
     def text(self, tokens: Sequence[int]) -> str:
         """What the model said, without the token that ended its turn."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from stretto.environments.render import Renderer
 from stretto.errors import CheckpointError, RecipeError
 from stretto.models.adapter_folder import read_adapter
 from stretto.models.load import Policy, load
@@ -63,6 +64,8 @@ class SavedModel:
         section = self.recipe.model.model_copy(update={"dtype": dtype})
         policy = load(section, self.files, seed=self.recipe.seed, device=torch.device(device))
         use_template(policy.tokenizer, self.recipe.task, self.root)
+        template = self.recipe.task.template
+        policy.stop_at(Renderer(policy.tokenizer, stop=policy.stop_tokens, arguments=template).ends)
         policy.network.requires_grad_(False)
         return policy
 

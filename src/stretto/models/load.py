@@ -33,11 +33,11 @@ from stretto.models.latent_attention import keep_latents
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import Head, logprobs_of
 from stretto.models.lora import add_adapter, fill_adapter
-from stretto.models.plausible import wrong_token_id
 from stretto.models.quantised import quantise
 from stretto.models.reading import before_trained
 from stretto.models.scratch import character_tokenizer, fresh_network, keep_norms_exact
 from stretto.models.source import ModelFiles
+from stretto.models.stop_tokens import stop_tokens
 from stretto.models.unpacked import is_apart, set_apart, states_apart
 from stretto.recipe.schema import ModelSection, Scratch
 from stretto.types import Conversation
@@ -79,6 +79,10 @@ class Policy:
     def stop_tokens(self) -> frozenset[int]:
         """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
         return stop_tokens(self.network, self.tokenizer)
+
+    def stop_at(self, tokens: frozenset[int]) -> None:
+        """Lets its turns end with these token ids, as its chat template writes them."""
+        self.network.generation_config.eos_token_id = sorted(tokens)
 
     @property
     def apart(self) -> bool:
@@ -136,17 +140,6 @@ class Policy:
         if base is not None:
             self.adapted.peft_config["default"].base_model_name_or_path = str(base.resolve())
         self.adapted.save_pretrained(folder)
-
-
-def stop_tokens(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Token ids that end a turn: the tokenizer's, the configuration's and the generation settings'."""
-    found: set[int] = set()
-    for told in (tokenizer, network.config, getattr(network, "generation_config", None)):
-        value = getattr(told, "eos_token_id", None)
-        if why := wrong_token_id("eos_token_id", value):
-            raise RecipeError.of("model.name", why, "correct it in the model's files, or use another model")
-        found.update([value] if isinstance(value, int) else value or [])
-    return frozenset(found)
 
 
 def hidden_states(

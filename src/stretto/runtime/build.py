@@ -145,7 +145,9 @@ async def _assemble(
     )  # fmt: skip
     try:
         await worker_group.start(by=by)
-        tokenizer, context, stop = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
+        tokenizer, context, named = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
+        for token in (stop := Renderer(tokenizer, stop=named, arguments=recipe.task.template).ends) - named:
+            note(f"the chat template ends a turn with {tokenizer.decode([token])}, so an answer ends there, too")
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
         rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
         shared = shared_context(recipe, root, context)

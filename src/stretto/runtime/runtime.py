@@ -20,6 +20,7 @@ from stretto.environments.chat import Sampling
 from stretto.environments.hosts import EnvironmentHosts
 from stretto.environments.render import Renderer
 from stretto.errors import CheckpointError, StrettoError
+from stretto.models.stop_tokens import write_stop_tokens
 from stretto.placement.plan import Plan
 from stretto.recipe.schema import Recipe
 from stretto.rewards.base import Ask
@@ -133,12 +134,13 @@ class Runtime:
             return {}
 
     def write_model(self, folder: Path) -> None:
-        """The files that workers have written, those of their state among them."""
+        """The files that workers have written, those of their state among them; the model in them stops as here."""
         draft = self.worker_group.files.draft
         assert draft is not None
         for path in draft.iterdir():
             shutil.move(path, folder / path.name)
         draft.rmdir()
+        write_stop_tokens(folder, self.renderer.stop)
 
     def sampling(self, *, temperature: float, seed: int | None = None) -> Sampling:
         """How answers are sampled: with the recipe's noise, or that of another seed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.rules.base import DEFAULTS, CheckContext, is_default, value_of
@@ -26,6 +26,9 @@ SAMPLING = (
 )
 """Keys about answers that are sampled in a step."""
 
+ASKED_LATER = ("max_new_tokens", "temperature", "top_p", "top_k", "stop")
+"""Keys of `engine` that say how the finished model is asked: in a chat, when served, in the proof of an export."""
+
 ASKING = ("evaluate.pass_k", "deadlines.generate", "deadlines.reward")
 """Keys about answers that are sampled for an evaluation."""
 
@@ -47,14 +50,16 @@ def sampling_is_used(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     for key in ASKING:
         if not is_default(recipe, key):
             yield Problem(field=key, reason=judged, fix="leave it out, or add rewards")
-    yield from _differing(recipe.engine, "engine", judged)
+    facts = find_facts(name)
+    answers = facts is not None and facts.rows == "demonstrations"
+    yield from _differing(recipe.engine, "engine", judged, but=ASKED_LATER if answers else ())
 
 
-def _differing(section: Section, name: str, reason: str) -> Iterator[Problem]:
-    """A problem for each key of a section that is not what leaving it out gives."""
+def _differing(section: Section, name: str, reason: str, *, but: Sequence[str]) -> Iterator[Problem]:
+    """A problem for each key of a section that is not what leaving it out gives, but for some."""
     usual = value_of(DEFAULTS, name)
     for key in type(section).model_fields:
-        if getattr(section, key) != getattr(usual, key, None):
+        if key not in but and getattr(section, key) != getattr(usual, key, None):
             yield Problem(field=f"{name}.{key}", reason=reason, fix="leave it out, or add rewards")
 
 
