@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from stretto.algorithms.catalog import trains_reward_model
 from stretto.errors import CheckpointError, RecipeError
 from stretto.models.adapter_folder import read_adapter
 from stretto.models.load import Policy, load
@@ -75,6 +76,10 @@ class SavedModel:
 def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda text: None) -> SavedModel:
     """The model of a run's newest sound checkpoint, of its best one, or of that of a step."""
     recipe, root = load_run_recipe(run)
+    if trains_reward_model(recipe.algorithm.name):
+        reason = f"a reward model answers nothing, and {run} has trained one"
+        fix = "name a checkpoint of it, a folder that transformers reads as a sequence classifier, as"
+        raise RecipeError.of("algorithm.name", reason, f"{fix} roles.reward_model.name")
     if recipe.model.quantize != "none":
         reason = f"{run} was trained on a base in {recipe.model.quantize}; using its model outside is not available yet"
         raise RecipeError.of("model.quantize", reason, "load the checkpoint with PEFT on the quantised base")
