@@ -16,10 +16,11 @@ from stretto.algorithms.catalog import trains_reward_model
 from stretto.errors import CheckpointError, RecipeError
 from stretto.models.adapter_folder import read_adapter
 from stretto.models.load import Policy, load
-from stretto.models.source import ModelFiles, locate
+from stretto.models.source import ModelFiles, cached_config, locate
 from stretto.models.template_file import use_template
 from stretto.recipe.schema import Recipe
 from stretto.runtime.build import load_task
+from stretto.runtime.inputs import read_record
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.storage.checkpoint import Checkpoints, step_of
@@ -58,6 +59,19 @@ class SavedModel:
             reason = f"{self.files.name} is not on this machine, which the adapters of {self.run} adapt"
             raise RecipeError.of("model.name", reason, "download it, or copy it here, as it was for the run")
         return config.parent
+
+    @property
+    def hub_base(self) -> str | None:
+        """The hub id of the model that was trained; none if others cannot get it by its name."""
+        if self.files.adapter is not None:
+            return self.files.name if self.files.on_hub else None
+        name, record = self.recipe.model.name, read_record(self.run)
+        if record is None:
+            return name if cached_config(name) is not None else None
+        # A folder may be called as a model of the hub could be, so what counts is whether the run read the cache.
+        cached = f"models--{name.replace('/', '--')}"
+        files = record.inputs.get("model.name", {}).values()
+        return name if any(cached in Path(each.what).parts for each in files) else None
 
     def load(self, dtype: str, device: str = "cpu") -> Policy:
         """The model as the run's workers have it, but for the type that it computes in and where it is."""
