@@ -7,6 +7,7 @@ A run's checkpoint is a model's folder, or an adapter beside a base. `find` says
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from stretto.algorithms.catalog import trains_reward_model
 from stretto.errors import CheckpointError, RecipeError
-from stretto.models.adapter_folder import read_adapter
+from stretto.models.adapter_folder import AdapterFacts, read_adapter
 from stretto.models.load import Policy, load
 from stretto.models.source import ModelFiles, cached_config, locate
 from stretto.models.template_file import use_template
@@ -130,9 +131,19 @@ def _chosen(run: Path, checkpoints: Checkpoints, which: str, note: Callable[[str
 def _files(run: Path, recipe: Recipe, root: Path, checkpoint: Path) -> ModelFiles:
     if recipe.model.adapter is None:
         return ModelFiles(kind="folder", name=str(checkpoint), folder=checkpoint, file=None)
+    adapter = read_adapter(str(checkpoint), checkpoint)
+    return replace(_base(run, recipe, root, adapter), adapter=adapter)
+
+
+def _base(run: Path, recipe: Recipe, root: Path, adapter: AdapterFacts) -> ModelFiles:
+    """The model that an adapter adapts: the run's own copy, or what the recipe names."""
     own = run / "base"
     if own.is_dir():
-        base = ModelFiles(kind="folder", name=str(own), folder=own, file=None)
-    else:
-        base = locate(recipe.model.name, root)
-    return replace(base, adapter=read_adapter(str(checkpoint), checkpoint))
+        return ModelFiles(kind="folder", name=str(own), folder=own, file=None)
+    try:
+        return locate(recipe.model.name, root)
+    except RecipeError:
+        # An adapter that training went on with may be gone by now; what both of them adapt may still be there.
+        with suppress(RecipeError):
+            return locate(adapter.base, root)
+        raise
