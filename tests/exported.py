@@ -29,6 +29,13 @@ def run_of(folder, model, **changes):
     return start(folder, model__name=str(model), model__scratch=None, **(LEARNS | changes)).folder
 
 
+def imitating_run(folder):
+    """A run that imitated answers, and measured its loss before, between and after."""
+    scratch = {"layers": 1, "width": 16, "heads": 2, "characters": "01=", "context": 64}
+    changes = {"algorithm": {"name": "sft"}, "rewards": [], "engine__max_new_tokens": 24, "batch": {"prompts": 4}}
+    return start(folder, **changes, model__scratch=scratch, evaluate__every=1, run__steps=2).folder
+
+
 def tokenizer_of(kind):
     """A byte-level tokenizer, trained on a few words, that splits texts as a family does."""
     tokenizer = Tokenizer(models.BPE())

@@ -88,8 +88,8 @@ ARROWS = {
     "deploy": BASE | {"placement", "storage.atomic"},
     "export": BASE
     | {"engines.base", "engines.native.engine", "environments.base", "environments.chat", "environments.render"}
-    | {"models", "recipe", "runtime.answers", "runtime.build", "runtime.moved", "runtime.recipe_file", "storage"}
-    | {"workers.models"},
+    | {"models", "recipe", "runtime.answers", "runtime.build", "runtime.inputs", "runtime.moved"}
+    | {"runtime.recipe_file", "storage", "workers.models"},
     "api": EVERYTHING | {"api", "bench"},
     "cli": EVERYTHING | {"api", "bench", "cli"},
 }

@@ -1,16 +1,25 @@
 """A GGUF file that is read back says what the run says; what could not be read back is not written."""
 
 import json
+from dataclasses import replace
 
 import gguf
+import numpy as np
 import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from exported import ADAPTER, as_base_model, lora_run, model_in, run_of, tokenizer_of, trained
 from stretto.api import exports as api
+from stretto.cli.main import main
+from stretto.environments.render import Renderer
 from stretto.errors import ExportError, RecipeError
+from stretto.export import gguf_file, weights
 from stretto.export.gguf_file import GgufLayout, export
 from stretto.export.gguf_tokenizer import split_rule, vocabulary_of
+from stretto.export.proof import ask_run, prove
+from stretto.models.gguf_header import read_ends
 
 SIZES = {
     "hidden_size": 64,
@@ -49,6 +58,59 @@ def test_a_file_without_loss_answers_as_the_run_and_names_its_tokenizer(run):
     assert "<|im_start|>" in fields["tokenizer.chat_template"].contents()
     assert fields["tokenizer.ggml.eos_token_id"].contents() == 1
     assert [path.name for path in made.path.parent.iterdir()] == [made.path.name], "no draft is left"
+
+
+def test_the_command_tells_of_a_file_or_keeps_none(run, tmp_path, capsys, monkeypatch):
+    made = ["export", str(run), "--gguf", "--prompts", "1", "--to"]
+    assert main([*made, str(tmp_path / "one.gguf"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["file", "type", "bytes", "step", "proof"] and document["type"] == "f32"
+    assert document["bytes"] == (tmp_path / "one.gguf").stat().st_size
+    assert main([*made, str(tmp_path / "two.gguf"), "--quantise", "bf16"]) == 0
+    model, proof = capsys.readouterr().out.splitlines()
+    assert model.startswith(f"model   {tmp_path / 'two.gguf'}  (bf16, ") and proof.startswith("proof   ")
+    right = weights.adapter_updates
+
+    def another(facts):
+        return {name: replace(update, up=torch.ones_like(update.up)) for name, update in right(facts).items()}
+
+    monkeypatch.setattr(weights, "adapter_updates", another)
+    assert main([*made, str(tmp_path / "three.gguf")]) == 1
+    assert "was not kept" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gguf", "two.gguf"]
+
+
+def ended(asked, model, policy, ends):
+    """The run's answers, as if it had ended them at once with these tokens."""
+    network = AutoPeftModelForCausalLM.from_pretrained(model.checkpoint, dtype=torch.float32)
+    answers = []
+    for context, answer, end in zip(asked.contexts, asked.answers, ends, strict=True):
+        tokens = torch.tensor([*context, end])[None]
+        with torch.no_grad():
+            logprob = network(input_ids=tokens[:, :-1]).logits[0, -1].log_softmax(-1)[end]
+        answers.append(replace(answer, tokens=np.array([end]), logprobs=np.array([float(logprob)]), stop="stop"))
+    stop = policy.stop_tokens | set(ends)
+    renderer = Renderer(policy.tokenizer, stop=stop)
+    texts = tuple(renderer.text(answer.tokens.tolist()) for answer in answers)
+    return replace(asked, answers=tuple(answers), texts=texts, stop=stop)
+
+
+def test_a_file_names_the_two_ends_that_answers_have(run, tmp_path, monkeypatch):
+    model, (often, seldom) = trained(run), (30, 20)
+    policy = model.load("float32")
+    asked = ended(ask_run(model, policy, most=3), model, policy, [often, seldom, often])
+    assert asked.stop == {1, often, seldom}
+    monkeypatch.setattr(gguf_file, "ask_run", lambda *given, **told: asked)
+    made = export(model, tmp_path / "two.gguf", kind="bf16", most=3, note=print)
+    fields = gguf.GGUFReader(made.path).fields
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == often
+    assert fields["tokenizer.ggml.eot_token_id"].contents() == seldom
+    assert read_ends(made.path) == {often, seldom}
+    monkeypatch.undo()
+    made = export(model, tmp_path / "one.gguf", kind="bf16", most=3, note=print)
+    assert read_ends(made.path) == {1}
+    with pytest.raises(ExportError, match="answers end at the tokens"):
+        prove(asked, made.path, exact=False)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_0"])

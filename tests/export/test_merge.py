@@ -64,6 +64,20 @@ def swap(updates, name):
     updates[one], updates[other] = updates[other], updates[one]
 
 
+class Nudged(TrainedWeights):
+    """A weight that has no adapter is a little off, which no answer shows."""
+
+    def read(self, name):
+        weight = super().read(name)
+        return weight * 1.01 if name == "model.norm.weight" else weight
+
+
+def test_a_weight_without_an_adapter_that_is_not_the_bases_is_refused(run, tmp_path):
+    with pytest.raises(ExportError, match=r"model\.norm\.weight, which no adapter changes"):
+        merge(trained(run), tmp_path / "m", dtype="bfloat16", most=1, note=print, make=Nudged)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spoil", [leave_out, scale, swap])
 def test_a_broken_merge_is_refused_and_not_kept(run, tmp_path, spoil, dtype):

@@ -1,16 +1,23 @@
 """What a push would upload: the model, a card whose every number was measured, and nothing of the run's state."""
 
+import json
+from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
 import yaml
+from huggingface_hub import constants
+from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from exported import lora_run, model_in, run_of
+from exported import ADAPTER, edited, imitating_run, lora_run, model_in, run_of, trained
+from running import recipe_in
 from stretto.api import exports as api
 from stretto.errors import ExportError, RecipeError
-from stretto.export.card import quoted
+from stretto.export.card import CardFacts, quoted, write_card
 from stretto.export.push import HuggingFaceHub
+
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 class FakeHub:
@@ -52,8 +59,7 @@ def test_an_adapter_without_a_public_base_is_merged_and_pushed_with_its_card(tmp
 
 def test_a_dry_run_writes_the_folder_and_sends_nothing(tmp_path):
     model = tmp_path / "model"
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model_in(model, LlamaConfig(**sizes, max_position_embeddings=128), kind="gpt-2")
+    model_in(model, LlamaConfig(**SIZES, max_position_embeddings=128), kind="gpt-2")
     run, told = run_of(tmp_path, model, model__adapter=None), []
     pushed = api.push(run, to="org/tiny", dry_run=True, prompts=2, note=told.append)
     assert pushed.url is None and not pushed.merged and pushed.folder == run / "push" / "step-000002"
@@ -61,6 +67,74 @@ def test_a_dry_run_writes_the_folder_and_sends_nothing(tmp_path):
     assert "license" not in front and "states no licence" in told[0] and "no accuracy" in body
     again = api.push(run, to="org/tiny", dry_run=True, prompts=2, licence="mit")
     assert card(again.folder)[0]["license"] == "mit"
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A model of the hub that is in the cache; returns its name."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository, revision = tmp_path / "cache" / "models--org--base", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    model_in(repository / "snapshots" / revision, LlamaConfig(**SIZES, max_position_embeddings=128), kind="gpt-2")
+    return "org/base"
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Could not find a config file in org/base:UserWarning"
+)  # PEFT's own, without network
+def test_an_adapter_of_a_model_of_the_hub_is_pushed_as_one_that_names_it(cached, tmp_path):
+    first = run_of(tmp_path, cached, model__adapter=ADAPTER)
+    # A run that goes on calls its model by the adapter's folder, which others have not.
+    run = run_of(tmp_path, first / "checkpoints" / "step-000002", model__adapter=ADAPTER)
+    at = run / "checkpoints" / "step-000002" / "adapter_config.json"
+    assert json.loads(at.read_text())["base_model_name_or_path"] == cached
+    edited(at, base_model_name_or_path="/a/folder/of/this/machine")
+    pushed = api.push(run, to="org/tiny", dry_run=True, prompts=3)
+    assert not pushed.merged and pushed.proof.equal == pushed.proof.prompts == 3
+    names = {path.name for path in pushed.folder.iterdir()}
+    assert "adapter_model.safetensors" in names and not names & {"model.safetensors", "state"}
+    assert json.loads((pushed.folder / "adapter_config.json").read_text())["base_model_name_or_path"] == cached
+    assert AutoPeftModelForCausalLM.from_pretrained(pushed.folder).active_adapter == "default"
+    front, body = card(pushed.folder)
+    assert (front["base_model"], front["base_model_relation"], front["library_name"]) == (cached, "adapter", "peft")
+    assert f"A LoRA adapter for `{cached}`, trained by reinforcement learning" in body and "AutoPeftModel" in body
+    whole = api.push(run, to="org/tiny", dry_run=True, prompts=1, merged=True)
+    front, body = card(whole.folder)
+    assert whole.merged and (front["base_model"], front["base_model_relation"]) == (cached, "finetune")
+    assert f"made from `{cached}`" in body
+
+
+def test_a_model_of_the_hub_that_was_trained_as_a_whole_is_named_as_the_base(cached, tmp_path):
+    run = run_of(tmp_path, cached, model__adapter=None)
+    front, _ = card(api.push(run, to="org/tiny", dry_run=True, prompts=1).folder)
+    assert (front["base_model"], front["base_model_relation"]) == (cached, "finetune")
+    read = (run / "inputs.json").read_text()
+    (run / "inputs.json").write_text(read.replace("models--org--base", "org"))
+    assert trained(run).hub_base is None, "it was a folder of that name"
+    (run / "inputs.json").unlink()
+    assert trained(run).hub_base == cached, "as far as one can tell"
+
+
+def test_the_card_of_a_run_that_imitates_says_so_and_how_far_it_came(tmp_path):
+    run = imitating_run(tmp_path)
+    pushed = api.push(run, to="org/tiny", dry_run=True, prompts=2)
+    front, body = card(pushed.folder)
+    assert front["tags"] == ["stretto", "supervised-fine-tuning", "sft"]
+    told = body.partition("## How it was made")[0]
+    assert "trained by supervised fine-tuning (sft) for 2 steps of 4 demonstrations." in told
+    assert "Demonstrations: synthetic, `copy`." in told
+    first, *_, last = [row for row in api.Run(run).metrics if "eval/loss" in row]
+    one, two = (
+        f"{row['eval/loss']:.3f} ({row['eval/loss_low']:.3f} to {row['eval/loss_high']:.3f})" for row in (last, first)
+    )
+    assert f"mean over {last['eval/tokens']:g} tokens: {one} at step 2, from {two} before training." in told
+    assert not any(word in told for word in ("reinforcement", "reward", "Wilson", "ccuracy", "answers each"))
+    model = trained(run)
+    judged = model.recipe.model_copy(update={"rewards": recipe_in(tmp_path).rewards})
+    facts = CardFacts(repo="org/tiny", licence=None, merged=False, proof=pushed.proof, stop=frozenset([0]))
+    text = write_card(replace(model, recipe=judged), facts)
+    assert "nothing was learned from that:\n\n- `accuracy`: `numeric`, weight 1" in text
 
 
 def test_names_that_a_hub_would_refuse_are_refused_at_once(run):

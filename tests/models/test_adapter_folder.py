@@ -14,6 +14,7 @@ from stretto.checks.recipe import examine
 from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.source import locate
+from stretto.runtime import base_copy
 from tiny import CPU
 
 SAVED = "checkpoints/step-000002"
@@ -42,9 +43,44 @@ def test_training_goes_on_with_the_adapter_as_it_was_saved(run, tmp_path):
     assert any(weight.detach().any() for name, weight in loaded.items() if "lora_B" in name)
     finished = start(tmp_path, model__name=str(run / SAVED), model__scratch=None, model__adapter=ADAPTER, **LEARNS)
     config = json.loads((finished.model / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(run / "base"), "others find what it adapts"
+    assert config["base_model_name_or_path"] == str(finished.folder / "base"), "others find what it adapts"
     inputs = json.loads((finished.folder / "inputs.json").read_text())["inputs"]["model.name"]
     assert "adapter/adapter_model.safetensors" in inputs and "model.safetensors" in inputs
+
+
+def goes_on(folder, name):
+    """A run that goes on with an adapter, and what its model weighs."""
+    went = start(folder, model__name=str(name), model__scratch=None, model__adapter=ADAPTER, **LEARNS).folder
+    return went, weights_of(went)
+
+
+def weights_of(run):
+    return {name: weight.clone() for name, weight in trained(run).load("float32").network.named_parameters()}
+
+
+def test_what_went_on_needs_nothing_of_the_run_that_the_adapter_is_of(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(base_copy, "WORTH_SHARING", 1000)
+    first = shutil.copytree(run, tmp_path / "first")
+    edited(first / SAVED / "adapter_config.json", base_model_name_or_path=str(first / "base"))
+    went, before = goes_on(tmp_path, first / SAVED)
+    mine, theirs = (folder / "base" / "model.safetensors" for folder in (went, first))
+    assert mine.stat().st_ino == theirs.stat().st_ino, "they are on the disk once"
+    shutil.rmtree(first)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(went).items())
+    assert not list(went.glob(".base*"))
+
+
+def test_a_base_of_ones_own_is_found_though_the_adapter_that_went_on_is_gone(run, tmp_path):
+    shutil.copytree(run / "base", tmp_path / "own")
+    shutil.copytree(run / SAVED, tmp_path / "adapter")
+    edited(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path=str(tmp_path / "own"))
+    went, before = goes_on(tmp_path, tmp_path / "adapter")
+    assert not (went / "base").exists(), "what has a name of its own is not copied"
+    shutil.rmtree(tmp_path / "adapter")
+    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(went).items())
+    shutil.rmtree(tmp_path / "own")
+    with pytest.raises(RecipeError, match=r"there is no .*adapter"):
+        trained(went)
 
 
 def test_its_base_is_found_after_the_run_was_moved(run, tmp_path):

@@ -277,6 +277,12 @@ def learns_from_rows(name: str) -> bool:
     return facts is not None and facts.rows != "prompts"
 
 
+def trains_reward_model(name: str) -> bool:
+    """True for an algorithm whose model says how good an answer is, and gives none itself."""
+    facts = find_facts(name)
+    return facts is not None and facts.rows == "pairs"
+
+
 def facts_of(name: str) -> AlgorithmFacts:
     """What is known of an algorithm. RecipeError if there is no such one."""
     found = find_facts(name)

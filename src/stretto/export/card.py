@@ -7,7 +7,7 @@ blocks that nothing in it can close.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
@@ -16,6 +16,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from stretto import __version__
+from stretto.algorithms.catalog import facts_of, learns_from_rows
 from stretto.errors import RecipeError
 from stretto.export.proof import ExportProof
 from stretto.export.saved_model import SavedModel
@@ -52,9 +53,8 @@ def write_card(model: SavedModel, facts: CardFacts) -> str:
         metadata=metadata(model, facts, adapter=adapter),
         name=facts.repo.rpartition("/")[2],
         summary=_summary(model, adapter=adapter),
-        training=_training(model),
-        rewards="\n".join(_rewards(model)),
-        accuracy=accuracy(model),
+        training="\n\n".join((*_training(model), *_rewards(model))),
+        measured="\n\n".join(_measured(model)),
         usage=_usage(facts.repo, adapter=adapter),
         stop=", ".join(map(str, sorted(facts.stop))),
         proof=f"Before it was published, it was compared with the run: {facts.proof.sentence}.",
@@ -66,15 +66,14 @@ def write_card(model: SavedModel, facts: CardFacts) -> str:
 
 def metadata(model: SavedModel, facts: CardFacts, *, adapter: bool) -> str:
     """The fields that the hub reads."""
-    name = model.recipe.model.name
-    on_hub = model.files.on_hub
+    base = model.hub_base
     data = ModelCardData(
         license=facts.licence,
-        base_model=name if on_hub else None,
-        base_model_relation=("adapter" if adapter else "finetune") if on_hub else None,
+        base_model=base,
+        base_model_relation=("adapter" if adapter else "finetune") if base else None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["stretto", "reinforcement-learning", model.recipe.algorithm.name],
+        tags=["stretto", _method(model).replace(" ", "-"), model.recipe.algorithm.name],
         ignore_metadata_errors=True,
     )
     return str(data.to_yaml())
@@ -103,47 +102,84 @@ def quoted(text: str, language: str) -> str:
 def _summary(model: SavedModel, *, adapter: bool) -> str:
     what = "A LoRA adapter" if adapter else "A language model"
     verb = "for" if adapter else "made from"
-    recipe = model.recipe
+    recipe, batch = model.recipe, model.recipe.batch
+    each = f"{batch.prompts} {_unit(model)}{'' if batch.prompts == 1 else 's'}"
+    if not learns_from_rows(recipe.algorithm.name):
+        each += f" with {batch.samples} answer{'' if batch.samples == 1 else 's'} each"
     return (
-        f"{what} {verb} {_code(recipe.model.name)}, trained by reinforcement learning ({recipe.algorithm.name}) for "
-        f"{model.step} steps of {recipe.batch.prompts} prompts with {recipe.batch.samples} answers each."
+        f"{what} {verb} {_code(model.hub_base or recipe.model.name)}, trained by {_method(model)} "
+        f"({recipe.algorithm.name}) for {model.step} step{'' if model.step == 1 else 's'} of {each}."
     )
 
 
-def _training(model: SavedModel) -> str:
+def _method(model: SavedModel) -> str:
+    """How it was trained."""
+    facts = facts_of(model.recipe.algorithm.name)
+    if facts.rows != "prompts":
+        return "supervised fine-tuning"
+    return "on-policy distillation" if facts.taught else "reinforcement learning"
+
+
+def _unit(model: SavedModel) -> str:
+    """What it learned from."""
+    return facts_of(model.recipe.algorithm.name).rows.removesuffix("s")
+
+
+def _training(model: SavedModel) -> Iterator[str]:
     source = model.recipe.task.source
     named = getattr(source, "name", None) or getattr(source, "path", None)
-    prompts = f"Prompts: {source.kind}" + (f", {_code(str(named))}" if named else "")
-    return f"{prompts}. The objective:\n\n{quoted(objective(model.recipe), 'text')}"
+    where = f"{source.kind}, {_code(str(named))}" if named else source.kind
+    yield f"{_unit(model).capitalize()}s: {where}. The objective:"
+    yield quoted(objective(model.recipe), "text")
 
 
 def _rewards(model: SavedModel) -> Iterator[str]:
-    for part in model.recipe.rewards:
-        yield f"- {_code(part.name)}: {_code(part.kind)}, weight {part.weight:g}"
+    """What judges answers, if anything does, and whether that is learned from."""
+    recipe = model.recipe
+    if not recipe.rewards:
+        return
+    weight = getattr(recipe.algorithm, "reward_weight", 1.0)  # of a distillation, which has a teacher to learn from
+    if learns_from_rows(recipe.algorithm.name) or weight == 0:
+        yield "Answers were judged by the sum of the following, and nothing was learned from that:"
+    else:
+        yield "The reward is the sum of:"
+    yield "\n".join(f"- {_code(part.name)}: {_code(part.kind)}, weight {part.weight:g}" for part in recipe.rewards)
 
 
-def accuracy(model: SavedModel) -> str:
+def _measured(model: SavedModel) -> Iterator[str]:
     """What the run has measured at this checkpoint, or nearest before it, beside the model before training."""
-    measured = [row for row in rows(model) if row.get("eval/accuracy") is not None and row["step"] <= model.step]
-    if not measured:
-        return "The run has measured no accuracy on held-out prompts."
-    first, last = measured[0], measured[-1]
-    before = f", from {first['eval/accuracy']:.3f} {_interval(first)}before training" if first["step"] == 0 else ""
-    asked = last.get("eval/asked") or last.get("eval/n")
-    return (
-        f"Accuracy on {f'{asked:g} ' if asked else ''}held-out prompts, greedy, one answer each: "
-        f"{last['eval/accuracy']:.3f} {_interval(last)}at step {last['step']}{before}."
-    )
+    accuracy, loss = _rows(model, "eval/accuracy"), _rows(model, "eval/loss")
+    if accuracy:
+        asked = accuracy[-1].get("eval/asked") or accuracy[-1].get("eval/n")
+        course = _course(accuracy, "eval/accuracy", "eval/low", "eval/high")
+        yield f"Accuracy on {f'{asked:g} ' if asked else ''}held-out prompts, greedy, one answer each: {course}."
+        yield "Prompts that were held out were never trained on. The interval is a 95 % Wilson interval."
+    if loss:
+        tokens = loss[-1].get("eval/tokens")
+        course = _course(loss, "eval/loss", "eval/loss_low", "eval/loss_high")
+        yield f"Loss on held-out rows, in nats{f', mean over {tokens:g} tokens' if tokens else ''}: {course}."
+        yield "Rows that were held out were never trained on. The interval is one of 95 %, over rows."
+    if not accuracy and not loss:
+        learned = learns_from_rows(model.recipe.algorithm.name)
+        yield f"The run has measured no {'loss on held-out rows' if learned else 'accuracy on held-out prompts'}."
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    low, high = row.get("eval/low"), row.get("eval/high")
-    return "" if low is None or high is None else f"({low:.3f} to {high:.3f}) "
+def _course(rows: Sequence[Mapping[str, Any]], name: str, low: str, high: str) -> str:
+    """A measure with its interval, and what it was before training."""
+    first, last = rows[0], rows[-1]
+    before = f", from {_number(first, name, low, high)} before training" if first["step"] == 0 else ""
+    return f"{_number(last, name, low, high)} at step {last['step']}{before}"
 
 
-def rows(model: SavedModel) -> list[dict[str, Any]]:
-    """The run's metrics, step by step."""
-    return [dict(row) for row in read_rows(model.run / "metrics.jsonl")]
+def _number(row: Mapping[str, Any], name: str, low: str, high: str) -> str:
+    ends = [row[key] for key in (low, high) if row.get(key) is not None]
+    return f"{row[name]:.3f}" + (" ({:.3f} to {:.3f})".format(*ends) if len(ends) == 2 else "")
+
+
+def _rows(model: SavedModel, name: str) -> list[dict[str, Any]]:
+    """The run's metrics up to this checkpoint, of the steps that have this one."""
+    rows = (dict(row) for row in read_rows(model.run / "metrics.jsonl"))
+    return [row for row in rows if row.get(name) is not None and row["step"] <= model.step]
 
 
 def _usage(repo: str, *, adapter: bool) -> str:

@@ -24,7 +24,7 @@ from transformers import AutoConfig
 from stretto.errors import RecipeError
 from stretto.export.gguf_tokenizer import GgufVocabulary, vocabulary_of
 from stretto.export.merge import AUTO, Note, choose_dtype, settle
-from stretto.export.proof import ExportProof, RunAnswers, ask_run, prove, unexplained_share
+from stretto.export.proof import ExportProof, RunAnswers, ask_run, prove, refuse_other_base, unexplained_share
 from stretto.export.saved_model import SavedModel
 from stretto.export.weights import TrainedWeights
 from stretto.models.load import Policy
@@ -38,6 +38,8 @@ FILE_TYPES = {
     **{name: getattr(gguf.LlamaFileType, f"MOSTLY_{name.upper()}") for name in TYPES if name != "f32"},
 }
 OF_DTYPE = {"float64": "f32", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+WHOLE = frozenset(OF_DTYPE.values())
+"""Types that weights are rounded to one by one, which is quickly done again to compare."""
 WIDE = frozenset({"token_embd.weight", "output.weight"})
 """Weights that suffer most from 4 or 5 bits; they get 8."""
 FAMILIES = {
@@ -101,7 +103,10 @@ def export(
         try:
             layout = (make or GgufLayout)(config, kind)
             write(draft, layout, weights, header=partial(write_header, model, policy, run, vocabulary))
-            unexplained = unexplained_share(policy, *layout.reading(draft))
+            compared = layout.reading(draft)
+            if kind in WHOLE:
+                refuse_other_base(policy, weights.stored, layout.written(weights), *compared)
+            unexplained = unexplained_share(policy, *compared)
             del policy
             proof = prove(run, draft, exact=kind == "f32", unexplained=unexplained)
             settle(draft, target)
@@ -130,6 +135,11 @@ class GgufLayout:
         self.config, self.kind = config, kind
         self.family = FAMILIES[config.model_type]
         self.names = gguf.get_tensor_name_map(self.family, config.num_hidden_layers)
+
+    def written(self, weights: TrainedWeights) -> list[str]:
+        """The weights that a file holds. A head that is the embedding is not written twice; its absence says so."""
+        tied = bool(self.config.tie_word_embeddings)
+        return [name for name in weights.names if not (tied and name == "lm_head.weight")]
 
     def name(self, name: str) -> str:
         """What GGUF calls a weight."""
@@ -182,7 +192,7 @@ def write(path: Path, layout: GgufLayout, weights: TrainedWeights, *, header: Ca
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[layout.family])
     try:
         header(writer, layout)
-        names = [name for name in weights.names if not _repeats_embedding(name, layout.config)]
+        names = layout.written(weights)
         for name in names:
             shape = weights.stored.shape(name)
             kind = layout.type(name, shape)
@@ -198,11 +208,6 @@ def write(path: Path, layout: GgufLayout, weights: TrainedWeights, *, header: Ca
             writer.write_tensor_data(layout.stored(name, weights.read(name)))
     finally:
         writer.close()
-
-
-def _repeats_embedding(name: str, config: Any) -> bool:
-    """A head that is the embedding is not written twice; its absence says that it is."""
-    return name == "lm_head.weight" and bool(config.tie_word_embeddings)
 
 
 def write_header(
@@ -245,11 +250,12 @@ def write_header(
 
 
 def special_tokens(tokenizer: Any, run: RunAnswers, writer: gguf.GGUFWriter) -> Mapping[Callable[[int], None], int]:
-    """Special tokens that the file has a place for. Its end is the one with which answers of the run end."""
+    """Special tokens that the file has a place for. llama.cpp stops at two of them, its ends of a text and of a turn:
+    they are those with which answers of the run end most often."""
     said = [int(answer.tokens[-1]) for answer in run.answers if answer.stop == "stop" and len(answer.tokens)]
-    ended = [token for token in said if token in run.stop]
-    usual = max(set(ended), key=ended.count) if ended else tokenizer.eos_token_id
-    other = min(run.stop - {usual}, default=None)
+    # Of those that are as frequent, the tokenizer's own goes first.
+    ends = sorted(run.stop, key=lambda token: (-said.count(token), token != tokenizer.eos_token_id, token))
+    usual, other = [*ends, None, None][:2]
     given = {
         writer.add_bos_token_id: tokenizer.bos_token_id,
         writer.add_eos_token_id: usual,

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stretto.errors import RecipeError
-from stretto.export.proof import MOST_PROMPTS, ExportProof, ask_run, prove, unexplained_share
+from stretto.export.proof import MOST_PROMPTS, ExportProof, ask_run, prove, refuse_other_base, unexplained_share
 from stretto.export.saved_model import SavedModel
 from stretto.export.weights import StoredWeights, TrainedWeights
 from stretto.models.load import DTYPES, Policy
@@ -87,8 +87,9 @@ def merge(
             run = ask_run(model, policy, most=most)
             write_weights(weights, draft, DTYPES[chosen])
             write_settings(model, policy, draft, chosen)
-            written, kind = StoredWeights(draft), DTYPES[chosen]
-            unexplained = unexplained_share(policy, written.read, lambda _, weight: weight.to(kind))
+            compared = StoredWeights(draft).read, lambda _, weight: stored_as(weight, DTYPES[chosen])
+            refuse_other_base(policy, StoredWeights(model.folder), weights.names, *compared)
+            unexplained = unexplained_share(policy, *compared)
             del policy
             proof = prove(run, draft, exact=chosen in ("float32", "float64"), unexplained=unexplained)
             merged = Merged(folder=target, step=model.step, dtype=chosen, lost=lost, proof=proof)
@@ -144,7 +145,7 @@ def write_weights(weights: TrainedWeights, folder: Path, dtype: torch.dtype) -> 
     total = 0
     for number, names in enumerate(files, 1):
         name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {each: _stored_as(weights.read(each), dtype) for each in names}
+        tensors = {each: stored_as(weights.read(each), dtype) for each in names}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         index |= dict.fromkeys(names, name)
         total += sum(tensor.nbytes for tensor in tensors.values())
@@ -153,7 +154,8 @@ def write_weights(weights: TrainedWeights, folder: Path, dtype: torch.dtype) -> 
         (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def _stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in the type of the files; whole numbers stay what they are."""
     return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 

@@ -8,7 +8,7 @@ log-probabilities. Both compute in float32, so that what differs is the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from stretto.engines.base import Completion, Request
 from stretto.environments.render import Renderer
 from stretto.errors import ExportError
 from stretto.export.saved_model import SavedModel
+from stretto.export.weights import StoredWeights
+from stretto.models.gguf_header import read_ends
 from stretto.models.load import Policy, quietly_once
 from stretto.recipe.schema import NativeEngineSection
 from stretto.types import Prompt
@@ -154,9 +156,10 @@ def _same_prompts(run: RunAnswers, export: Path) -> None:
 
 
 def _refuse_other_ends(run: RunAnswers, export: Path, tokenizer: Any) -> None:
-    """A folder says all tokens at which `generate` stops; a GGUF file has room for one, which must be the usual one."""
+    """A folder says all tokens at which `generate` stops. A GGUF file has room for two, at which llama.cpp stops: with
+    one of them each of the answers must have ended."""
     if export.is_file():
-        ends = frozenset([tokenizer.eos_token_id])
+        ends = frozenset([tokenizer.eos_token_id]) | read_ends(export)
         ended = {int(answer.tokens[-1]) for answer in run.answers if answer.stop == "stop"} & run.stop
         same = ends <= run.stop and ended <= ends
     else:
@@ -216,7 +219,7 @@ def unexplained_share(
     `read` gives a weight as the export holds it, `stored` what it should hold of one.
     """
     off = update = 0.0
-    layers = {name: layer for name, layer in policy.network.named_modules() if hasattr(layer, "get_delta_weight")}
+    layers = _adapted(policy)
     for name, layer in layers.items():
         delta = layer.get_delta_weight("default")
         expected = stored(f"{name}.weight", layer.get_base_layer().weight + delta)
@@ -225,3 +228,27 @@ def unexplained_share(
     if not layers:
         return None
     return (off / update) ** 0.5 if update else float(off > 0)
+
+
+@torch.no_grad()
+def refuse_other_base(
+    policy: Policy,
+    base: StoredWeights,
+    names: Iterable[str],
+    read: Callable[[str], Tensor],
+    stored: Callable[[str, Tensor], Tensor],
+) -> None:
+    """ExportError if a weight that no adapter changes is not the base's, as the export's type holds it; `names` are all
+    that are written. Where rounding is to be expected, answers would not tell.
+
+    `read` and `stored` are as above.
+    """
+    adapted = {f"{name}.weight" for name in _adapted(policy)}
+    for name in names:
+        if name not in adapted and not torch.equal(read(name), stored(name, base.read(name))):
+            raise ExportError(f"{name}, which no adapter changes, is not that of {base.folder}; nothing was kept")
+
+
+def _adapted(policy: Policy) -> dict[str, Any]:
+    """The layers that have an adapter, by name."""
+    return {name: layer for name, layer in policy.network.named_modules() if hasattr(layer, "get_delta_weight")}

@@ -7,19 +7,22 @@ A run's checkpoint is a model's folder, or an adapter beside a base. `find` says
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from stretto.algorithms.catalog import trains_reward_model
 from stretto.environments.render import Renderer
 from stretto.errors import CheckpointError, RecipeError
-from stretto.models.adapter_folder import read_adapter
+from stretto.models.adapter_folder import AdapterFacts, read_adapter
 from stretto.models.load import Policy, load
-from stretto.models.source import ModelFiles, locate
+from stretto.models.source import ModelFiles, cached_config, locate
 from stretto.models.template_file import use_template
 from stretto.recipe.schema import Recipe
 from stretto.runtime.build import load_task
+from stretto.runtime.inputs import read_record
 from stretto.runtime.moved import point_adapters
 from stretto.runtime.recipe_file import load_run_recipe
 from stretto.storage.checkpoint import Checkpoints, step_of
@@ -59,6 +62,19 @@ class SavedModel:
             raise RecipeError.of("model.name", reason, "download it, or copy it here, as it was for the run")
         return config.parent
 
+    @property
+    def hub_base(self) -> str | None:
+        """The hub id of the model that was trained; none if others cannot get it by its name."""
+        if self.files.adapter is not None:
+            return self.files.name if self.files.on_hub else None
+        name, record = self.recipe.model.name, read_record(self.run)
+        if record is None:
+            return name if cached_config(name) is not None else None
+        # A folder may be called as a model of the hub could be, so what counts is whether the run read the cache.
+        cached = f"models--{name.replace('/', '--')}"
+        files = record.inputs.get("model.name", {}).values()
+        return name if any(cached in Path(each.what).parts for each in files) else None
+
     def load(self, dtype: str, device: str = "cpu") -> Policy:
         """The model as the run's workers have it, but for the type that it computes in and where it is."""
         section = self.recipe.model.model_copy(update={"dtype": dtype})
@@ -78,6 +94,10 @@ class SavedModel:
 def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda text: None) -> SavedModel:
     """The model of a run's newest sound checkpoint, of its best one, or of that of a step."""
     recipe, root = load_run_recipe(run)
+    if trains_reward_model(recipe.algorithm.name):
+        reason = f"a reward model answers nothing, and {run} has trained one"
+        fix = "name a checkpoint of it, a folder that transformers reads as a sequence classifier, as"
+        raise RecipeError.of("algorithm.name", reason, f"{fix} roles.reward_model.name")
     if recipe.model.quantize != "none":
         reason = f"{run} was trained on a base in {recipe.model.quantize}; using its model outside is not available yet"
         raise RecipeError.of("model.quantize", reason, "load the checkpoint with PEFT on the quantised base")
@@ -114,9 +134,19 @@ def _chosen(run: Path, checkpoints: Checkpoints, which: str, note: Callable[[str
 def _files(run: Path, recipe: Recipe, root: Path, checkpoint: Path) -> ModelFiles:
     if recipe.model.adapter is None:
         return ModelFiles(kind="folder", name=str(checkpoint), folder=checkpoint, file=None)
+    adapter = read_adapter(str(checkpoint), checkpoint)
+    return replace(_base(run, recipe, root, adapter), adapter=adapter)
+
+
+def _base(run: Path, recipe: Recipe, root: Path, adapter: AdapterFacts) -> ModelFiles:
+    """The model that an adapter adapts: the run's own copy, or what the recipe names."""
     own = run / "base"
     if own.is_dir():
-        base = ModelFiles(kind="folder", name=str(own), folder=own, file=None)
-    else:
-        base = locate(recipe.model.name, root)
-    return replace(base, adapter=read_adapter(str(checkpoint), checkpoint))
+        return ModelFiles(kind="folder", name=str(own), folder=own, file=None)
+    try:
+        return locate(recipe.model.name, root)
+    except RecipeError:
+        # An adapter that training went on with may be gone by now; what both of them adapt may still be there.
+        with suppress(RecipeError):
+            return locate(adapter.base, root)
+        raise

@@ -18,6 +18,8 @@ MAGIC = b"GGUF"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's numbers for value types -> how `struct` reads them."""
 TEXT, LIST = 8, 9
+ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+"""Keys of the tokens that end a text and a turn."""
 LONGEST_TEXT = 2**20
 MOST_KEYS = 10_000
 MOST_TENSORS = 1_000_000
@@ -125,6 +127,15 @@ def read_sizes(path: Path) -> dict[str, int]:
             if isinstance(value, int) and not name.startswith(("general.", "tokenizer.")):
                 sizes[name.partition(".")[2]] = value
     return sizes
+
+
+def read_ends(path: Path) -> frozenset[int]:
+    """Tokens at which an answer ends: of a text, and of a turn, as far as the file names them. Walks the vocabulary."""
+    with open(path, "rb") as file:
+        reader = _Reader(file, os.fstat(file.fileno()).st_size)
+        _, keys = reader.begin()
+        found = {reader.text(): reader.value(int(reader.number("I"))) for _ in range(keys)}
+    return frozenset(token for name in ENDS if isinstance(token := found.get(name), int))
 
 
 def count_parameters(path: Path) -> int:

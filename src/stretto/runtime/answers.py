@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stretto.algorithms.catalog import find_facts
+from stretto.algorithms.catalog import trains_reward_model
 from stretto.environments.trajectory import RolloutStart
 from stretto.errors import RecipeError
 from stretto.recipe.resolve import resolve_part
@@ -61,7 +61,7 @@ def _is_message(message: object) -> bool:
 
 def only_sampling(recipe: Recipe) -> Recipe:
     """The recipe without what judges answers. RecipeError for one whose model gives none."""
-    if getattr(find_facts(recipe.algorithm.name), "rows", None) == "pairs":
+    if trains_reward_model(recipe.algorithm.name):
         raise RecipeError.of(
             "algorithm.name", "a reward model answers nothing", "ask the model whose answers it judges"
         )

@@ -1,4 +1,4 @@
-"""A run's own copy of the model that it starts from, where transformers could not find that by name.
+"""A run's own copy of the model that it starts from, where transformers could not find that by name for long.
 
 Runs side by side in one folder often start from the same model. What is the same, byte for byte, is then on the disk
 once: a file with a name in each of the runs (a hard link), which is there as long as one of them is. Nothing keeps
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,13 +30,23 @@ from stretto.types import Prompt
 Note = Callable[[str], None]
 """Tells the user something."""
 
+BASE = "base"
+"""The copy's name in a run's folder."""
+
 WORTH_SHARING = 1 << 20
 """Bytes from which on a file is shared; the small ones are a run's own."""
 
 
-def keeps_base(recipe: Recipe, files: ModelFiles) -> bool:
-    """True where a run reads a copy of its own."""
+def makes_base(recipe: Recipe, files: ModelFiles) -> bool:
+    """True where a run makes a folder of a model that has none."""
     return files.scratch or (files.gguf is not None and recipe.model.adapter is not None)
+
+
+def base_of_another_run(files: ModelFiles) -> Path | None:
+    """The base of the run whose adapter training goes on with, where that run keeps it: it may be removed first."""
+    folder = files.folder if files.adapter is not None and files.kind == "folder" else None
+    ours = folder is not None and folder.name == BASE and (folder.parent / "recipe.yaml").is_file()
+    return folder if ours else None
 
 
 def prepare_base(
@@ -47,16 +58,24 @@ def prepare_base(
     prompts: Sequence[Prompt],
     environment: Environment,
     note: Note,
+    trains: bool = True,
 ) -> Path | None:
     """The run's own copy of its base model, made once and found again on resume.
 
     A scratch model needs one because its warm-up is part of it; a GGUF file, because an adapter must name a base that
-    transformers can load. Other models are found by name, and there is none.
+    transformers can load; the base of another run, because that run may be removed: who only asks and never `trains`
+    reads it where it is. Other models are found by name, and there is none.
     """
-    if folder is None or not keeps_base(recipe, files):
+    there = base_of_another_run(files)
+    if folder is None or not (there or makes_base(recipe, files)):
         return None
-    base = folder / "base"
+    base = folder / BASE
     if base.exists():
+        return base
+    if there is not None:
+        if not trains:
+            return None
+        _store(lambda draft: _name_again(there, draft), base)
         return base
     plain = recipe.model.model_copy(update={"adapter": None, "quantize": "none"})
     policy = load(plain, replace(files, adapter=None), seed=recipe.seed, device=device)
@@ -65,24 +84,43 @@ def prepare_base(
         refuse_none(recipe, prompts)
         section = recipe.model.scratch or Scratch()
         warm_up(policy, section, prompts=prompts, environment=environment, seed=recipe.seed, note=note)
-    _store(policy, folder / ".base.draft", base)
+    _store(lambda draft: _save(policy, draft, base), base)
     return base
 
 
-def _store(policy: Policy, draft: Path, base: Path) -> None:
+def _store(write: Callable[[Path], object], base: Path) -> None:
     """Writes the model under another name first, so that what is called base is whole; a draft never stays."""
+    draft = base.with_name(f".{base.name}.draft")
     with storing(base):
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         try:
-            policy.save(draft)
-            share(draft)
-            share_with_others(draft, base)
+            write(draft)
             for path in (*draft.rglob("*"), draft):
                 Disk().sync(path)
             draft.rename(base)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)  # a full disk needs the room back
             raise
+
+
+def _save(policy: Policy, draft: Path, base: Path) -> None:
+    policy.save(draft)
+    share(draft)
+    share_with_others(draft, base)
+
+
+def _name_again(there: Path, draft: Path) -> None:
+    """Another run's base: its large files get a name here, and where that cannot be, they are copied too."""
+    shutil.copytree(there, draft, copy_function=_named_or_copied)
+
+
+def _named_or_copied(source: str, target: str) -> None:
+    found, own = Path(source).lstat(), Path(target).parent.stat()
+    if found.st_size >= WORTH_SHARING and found.st_uid == own.st_uid and stat.S_ISREG(found.st_mode):
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def share_with_others(draft: Path, base: Path) -> None:

@@ -132,8 +132,9 @@ async def _assemble(
     shows = recipe.model.scratch is not None and bool(recipe.model.scratch.demonstration)
     shown = environment_of(recipe, root, given) if hosts and shows else environment
     base = prepare_base(
-        recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note
-    )
+        recipe, files=files, folder=folder, device=device, prompts=task.training, environment=shown, note=note,
+        trains=draft is not None,
+    )  # fmt: skip
     budgets = budgets_of(plan, recipe)
     threads = threads_of(recipe, plan, note, before=threads_before(folder))
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)

@@ -18,7 +18,7 @@ from stretto.models.files import files_in, files_read
 from stretto.models.source import locate
 from stretto.models.template_file import template_path
 from stretto.recipe.schema import Recipe, RoleModel, Roles
-from stretto.runtime.base_copy import keeps_base
+from stretto.runtime.base_copy import makes_base
 from stretto.runtime.user_functions import NONE_GIVEN, UserFunctions
 from stretto.runtime.value_table import COPY
 from stretto.sandbox.imports import sources
@@ -110,7 +110,7 @@ def prompt_items(prompts: Sequence[Prompt], where: str) -> Items:
 def _model_paths(recipe: Recipe, root: Path, folder: Path) -> dict[str, Path]:
     """The files of the model that is trained: those of the run's own copy, where it has one."""
     files = locate(recipe.model.name, root)
-    if keeps_base(recipe, files):
+    if makes_base(recipe, files):
         return {f"base/{name}": path for name, path in files_in(folder / "base").items()}
     return files_read(files)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from stretto.algorithms.base import Algorithm
-from stretto.algorithms.catalog import find_facts, learns_from_rows
+from stretto.algorithms.catalog import learns_from_rows, trains_reward_model
 from stretto.engines.base import Engine
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.truncation import Truncation
@@ -119,7 +119,7 @@ def make_trainer(
 def load_policy(spec: WorkerSpec, device: torch.device) -> Policy:
     """The model that a recipe trains, as it is before training: a language model, or one made a reward model."""
     recipe = spec.recipe
-    how = load_reward_policy if getattr(find_facts(recipe.algorithm.name), "rows", None) == "pairs" else load
+    how = load_reward_policy if trains_reward_model(recipe.algorithm.name) else load
     files = locate(recipe.model.name, spec.root)
     policy = how(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
     use_template(policy.tokenizer, recipe.task, spec.root)
