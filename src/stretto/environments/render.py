@@ -12,7 +12,7 @@ stretto's own, is applied here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Protocol
@@ -45,6 +45,8 @@ class Tokenizer(Protocol):
     added_tokens_decoder: Any
     eos_token_id: Any
     unk_token_id: Any
+
+    def __len__(self) -> int: ...
 
     def get_chat_template(self) -> str: ...
 
@@ -197,6 +199,13 @@ class Renderer:
             return self.stop
         first = next((token for token in written if self.all_text([token]).strip()), None)
         return self.stop | ((self.turn_tokens - {self.tokenizer.unk_token_id}) & {first})
+
+    def stop_at_turns(self, note: Callable[[str], object]) -> None:
+        """Lets answers end at all of its `ends`; it is noted which of them the model's files do not name."""
+        found = self.ends
+        for token in found - self.stop:
+            note(f"the chat template ends a turn with {self.all_text([token])}, so an answer ends there, too")
+        self.stop = found
 
     def text(self, tokens: Sequence[int]) -> str:
         """What the model said, without the token that ended its turn."""

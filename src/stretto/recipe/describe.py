@@ -41,7 +41,6 @@ CORRECTIONS = {
 }
 """The formulas of `algorithms.correction`."""
 
-
 TURNS = "of each turn alone: R in A is the verdict and what this turn and all later ones were worth"
 """What `credit: turn` makes of an advantage."""
 

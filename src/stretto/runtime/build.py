@@ -140,23 +140,21 @@ async def _assemble(
     assign = partial(_assignment, recipe, plan, root=root, base=base, budgets=budgets, threads=threads, logs=stacks)
     make, left = partial(worker_of, make_engine=make_engine) if lone else worker_of, by - time.monotonic()
     launcher = launcher or launcher_for(plan.devices, seconds=left, make=make, kinds=kinds_of(recipe))
-    worker_group = WorkerGroup(
-        plan, launcher, assign,
-        patience=patience_of(recipe), folder=stacks, draft=draft, nccl=recipe.placement.nccl, note=note,
-    )  # fmt: skip
+    worker_group = WorkerGroup(plan, launcher, assign, patience=patience_of(recipe), folder=stacks, draft=draft,
+                               nccl=recipe.placement.nccl, note=note)  # fmt: skip
     try:
         await worker_group.start(by=by)
         tokenizer, context, named = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
-        for token in (stop := Renderer(tokenizer, stop=named, arguments=recipe.task.template).ends) - named:
-            note(f"the chat template ends a turn with {tokenizer.decode([token])}, so an answer ends there, too")
+        renderer = Renderer(tokenizer, stop=named, arguments=recipe.task.template)
+        renderer.stop_at_turns(note)
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
         rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
         shared = shared_context(recipe, root, context)
         task = without_long(recipe, task, tokenizer, shared, note)
         return Runtime(
-            **connect(recipe, task, plan, root, environment=environment, tokenizer=tokenizer, stop=stop, given=given),
+            **connect(recipe, task, plan, root, environment=environment, renderer=renderer, given=given),
             context=context,
-            teacher_prompt=teacher_prompt(recipe, tokenizer, stop=stop, context=shared),
+            teacher_prompt=teacher_prompt(recipe, tokenizer, stop=renderer.stop, context=shared),
             pool=pool,
             rewards=rewards,
             hosts=hosts,
@@ -288,8 +286,7 @@ def connect(
     root: Path,
     *,
     environment: Environment,
-    tokenizer: PreTrainedTokenizerBase,
-    stop: frozenset[int],
+    renderer: Renderer,
     given: UserFunctions = NONE_GIVEN,
 ) -> dict[str, Any]:
     """The fields of `Runtime` that need neither a worker nor the processes that judge."""
@@ -303,12 +300,12 @@ def connect(
         "algorithm": algorithm,
         "whitens": whitens_gradients(recipe, plan, algorithm),
         "environment": environment,
-        "addresses": Addresses(vocabulary=len(tokenizer)),
+        "addresses": Addresses(vocabulary=len(renderer.tokenizer)),
         "data": training_data(recipe.algorithm.name),
         "prompts": prompts,
         "ahead": BatchBuffer(prompts, keeps=plan.staleness > 0),
         "heldout": task.heldout[: recipe.evaluate.prompts],
-        "renderer": Renderer(tokenizer, stop=stop, arguments=recipe.task.template),
+        "renderer": renderer,
         "lengths": LengthPredictor(longest=recipe.engine.max_new_tokens),
         "values": values or {},
         "kl": KlController(recipe.algorithm, folders) if recipe.algorithm.kl.adaptive else None,
