@@ -133,6 +133,8 @@ def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = 
 
 def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | None:
     """The reward fell far below what it was while the gradient, the entropy or the distance to the reference jumped."""
+    if not any("reward/mean" in fact.metrics for fact in facts):  # rows are learned from as they are
+        return None
     if (collapse := _collapse(facts)) is not None:
         return f"{collapse}: optimizer.lr={about.lr:g} is probably too high; try a third of it"
     if len(facts) <= SHORT:
@@ -140,7 +142,7 @@ def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | Non
     before, now = facts[:-SHORT], facts[-SHORT:]
     best = max(before, key=lambda fact: fact.metrics.get("reward/mean", -math.inf))
     top, left = best.metrics.get("reward/mean", 0.0), _mean(now, "reward/mean")
-    if top - left < max(SURE * _error([best], now), 0.5 * abs(top)):
+    if top - left <= max(SURE * _error([best], now), 0.5 * abs(top)):
         return None
     signs = []
     was, entropy = max(_mean(before[:SHORT], "entropy"), 1e-3), _mean(now, "entropy")
