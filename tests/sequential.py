@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from stretto.environments.chat import Sampling
+from stretto.environments.render import Renderer
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, Whereabouts, run_trajectory
 from stretto.models.source import locate
 from stretto.placement.devices import DeviceKind
@@ -58,9 +59,8 @@ class Sequential:
             )
         )
         policy = self.worker.policy
-        self.__dict__ |= connect(
-            recipe, task, plan, folder, environment=environment, tokenizer=policy.tokenizer, stop=policy.stop_tokens
-        )
+        renderer = Renderer(policy.tokenizer, stop=policy.stop_tokens, arguments=recipe.task.template)
+        self.__dict__ |= connect(recipe, task, plan, folder, environment=environment, renderer=renderer)
         self.context = policy.context
         self.teacher_prompt = teacher_prompt(recipe, policy.tokenizer, stop=policy.stop_tokens, context=policy.context)
         self.pool = Pool(paths=folders_of(folder))

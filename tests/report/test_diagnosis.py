@@ -1,6 +1,7 @@
 """Rules of the diagnosis over steps that are made up: what holds when, each line once an episode, and not for noise."""
 
 import random
+from dataclasses import replace
 
 from sample_rows import row
 from stretto.recipe.load import parse_recipe
@@ -85,6 +86,14 @@ def test_a_rate_that_is_too_high_has_a_fall_and_a_sign():
     assert "the entropy went from 1 to 0.01 in 3 steps, at a reward of 0.40: optimizer.lr" in told(sudden)["rate"]
     solved = [step(0), *(step(n, entropy=0.01, groups__dead=8.0, reward__outcome=1.0) for n in range(1, 4))]
     assert told(solved) == {}
+
+
+def test_where_nothing_is_rewarded_no_reward_falls():
+    entropies = [1.0] * 4 + [0.01] * 5
+    rows = [replace(step(n), metrics={"grad_norm": 5.0, "entropy": h}, answers=0) for n, h in enumerate(entropies)]
+    assert told(rows) == {}, "rows are learned from as they are"
+    never = [step(n, reward__mean=0.0, entropy=h) for n, h in enumerate(entropies)]
+    assert "the reward fell" not in told(never).get("rate", "")
 
 
 def test_a_reward_that_is_hacked_by_length():

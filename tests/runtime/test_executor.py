@@ -13,7 +13,7 @@ from stretto.scheduler.speed_estimator import SpeedEstimator
 def hands_with():
     """Of a step of two groups with one trajectory each, on two cells."""
     recipe = SimpleNamespace(engine=SimpleNamespace(temperature=1.0), environment=SimpleNamespace(deadline=60))
-    lanes = {cell: SimpleNamespace(running=0, waiting=set()) for cell in "ab"}
+    lanes = {cell: SimpleNamespace(running=0, whereabouts=None) for cell in "ab"}
     parts = SimpleNamespace(
         recipe=recipe,
         worker_group=SimpleNamespace(version=0, lanes=lanes),

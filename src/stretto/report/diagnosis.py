@@ -133,7 +133,8 @@ def diagnose(facts: Sequence[StepFacts], about: WatchedRecipe, told: Set[str] = 
 
 def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | None:
     """The reward fell far below what it was while the gradient, the entropy or the distance to the reference jumped."""
-    if not all("reward/mean" in fact.metrics for fact in facts):  # nobody judges, and a teacher may be surer
+    # Nobody judges where rows are learned from, or a teacher alone, of whom a policy may well become surer.
+    if not all("reward/mean" in fact.metrics for fact in facts):
         return None
     if (collapse := _collapse(facts)) is not None:
         return f"{collapse}: optimizer.lr={about.lr:g} is probably too high; try a third of it"
@@ -142,7 +143,7 @@ def rate_too_high(facts: Sequence[StepFacts], about: WatchedRecipe) -> str | Non
     before, now = facts[:-SHORT], facts[-SHORT:]
     best = max(before, key=lambda fact: fact.metrics.get("reward/mean", -math.inf))
     top, left = best.metrics.get("reward/mean", 0.0), _mean(now, "reward/mean")
-    if top - left < max(SURE * _error([best], now), 0.5 * abs(top)):
+    if top - left <= max(SURE * _error([best], now), 0.5 * abs(top)):
         return None
     signs = []
     was, entropy = max(_mean(before[:SHORT], "entropy"), 1e-3), _mean(now, "entropy")
