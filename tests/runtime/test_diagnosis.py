@@ -59,13 +59,15 @@ def notes_of(folder, changes):
     """What a run is told besides its folder, and the run."""
     folder = Path(folder)
     (folder / "mine.py").write_text("def thorough(answer, prompt, signals):\n    return len(answer) / 12\n")
-    if changes.get("model__name") == "warmed":  # a model that ends its turns with another token than its files say
+    if changes.get("model__name") == "warmed":  # a model that ends its turns with another token than files and template
         first = recipe_in(folder, run__folder=str(folder / "first"), **(BASE | {"run__steps": 1}))
         made = session.start(first, name="first", root=folder, progress=Quiet())
         shutil.copytree(made.model, folder / "warmed")
         for path in (folder / "warmed").glob("*.json"):
             path.write_text(path.read_text().replace('"eos_token": "<|end|>"', '"eos_token": "<|system|>"'))
             path.write_text(path.read_text().replace(f'"eos_token_id": {END}', f'"eos_token_id": {SYSTEM}'))
+        template = folder / "warmed" / "chat_template.jinja"
+        template.write_text(template.read_text().replace("<|end|>", "<|system|>"))
     progress = Quiet()
     recipe = recipe_in(folder, run__folder=str(folder / "run"), **(BASE | changes))
     finished = session.start(recipe, name="sick", root=folder, progress=progress)
