@@ -11,6 +11,7 @@ from stretto.errors import EngineError
 from stretto.weights.tensors import checksums
 from stretto.workers.connectivity import LOOPBACK
 from stretto.workers.process_group import store_at
+from tiers import slow_but
 
 
 def started(function, size, folder, *arguments):
@@ -57,6 +58,7 @@ def test_in_half_precision_all_processes_still_say_the_same(lanes):
     assert_same(first["done"], second["done"], rounding=0)
 
 
+@pytest.mark.slow
 def test_four_processes_answer_as_one(tmp_path):
     cases = {"lora": 1e-10, "qwen3 with wide heads": 1e-5}  # which has two key-value heads
     started(in_lane, 4, tmp_path, list(cases))
@@ -83,7 +85,7 @@ def answers_of_one(case):
     ("size", "team", "cases"),
     [
         (2, 1, ["qwen3 with experts", "qwen3 with experts, lora", "qwen3 with experts, int8"]),
-        (4, 2, ["qwen3 with experts", "deepseek v3 with narrow values"]),
+        pytest.param(4, 2, ["qwen3 with experts", "deepseek v3 with narrow values"], marks=pytest.mark.slow),
     ],
     ids=["two teams of one", "two teams of two"],
 )
@@ -113,7 +115,7 @@ def test_who_has_not_met_the_others_says_so():
         LaneLink(rank=1, size=2).add(torch.zeros(1))
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped", "left"])
+@pytest.mark.parametrize("how", slow_but("killed", of=["killed", "stopped", "left"]))
 def test_who_waits_for_a_process_that_is_lost_says_so_in_time(how, tmp_path):
     store, context = store_at(LOOPBACK), multiprocessing.get_context("spawn")
     given = (2, (LOOPBACK, store.port), tmp_path, how)
