@@ -4,6 +4,7 @@ and signals that do what they do in a terminal.
 
 import gc
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -57,6 +58,16 @@ def pytest_collection_finish():
     """The collector would walk again and again through the tests themselves, a million objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Whoever reads of a hang elsewhere does not have the file that says where every process stood."""
+    report = yield
+    for named in set(re.findall(r"stands is in (\S+\.txt)", report.longreprtext if report.failed else "")):
+        if (stacks := Path(named)).is_file():
+            report.sections.append((stacks.name, stacks.read_text("utf-8")))
+    return report
 
 
 @pytest.fixture
