@@ -37,7 +37,6 @@ RECIPE = {
     "evaluate": {"every": 2, "prompts": 4},
     "checkpoint": {"every": 1, "keep": 20},
     "guards": {"min_disk_gb": 0},
-    "deadlines": {"start": 300},  # where the disk is slow, importing torch alone takes minutes
     "log": [],
     "run": {"steps": 3},
 }

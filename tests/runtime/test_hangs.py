@@ -44,7 +44,7 @@ def judge(answer, prompt, signals):
 """A reward that hangs at some answers."""
 
 TINY = {
-    "deadlines": {"start": 120, "generate": 6, "train": 6, "publish": 6, "reward": 60},
+    "deadlines": {"start": 300, "generate": 6, "train": 6, "publish": 6, "reward": 60},
     "evaluate": {"every": 0},
     "checkpoint": {"every": 1000},
 }

@@ -77,7 +77,7 @@ def test_a_process_that_dies_at_an_update_changes_nothing(what, number, tmp_path
     recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=1e-4, batch__updates=3)
     single, _ = asyncio.run(alone(recipe, tmp_path))
     devices = ("localhost/cpu:0", "localhost/cpu:1")
-    launcher = processes(devices, seconds=120, make=worker_of)
+    launcher = processes(devices, seconds=300, make=worker_of)
     weights, *_ = asyncio.run(
         together(recipe, tmp_path, "elastic", launcher=launcher, hurt=dies(devices[1], what, number))
     )

@@ -62,7 +62,7 @@ async def in_lanes(recipe, folder, cells, hurt=None):
     placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
     names = sorted({device for each in cells for device in each["devices"]})
     plan = plan_of(placement, roles=roles_of(recipe), devices=names)
-    launcher = processes(names, seconds=120, make=worker_of)
+    launcher = processes(names, seconds=300, make=worker_of)
     parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
         if hurt:

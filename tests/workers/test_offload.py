@@ -344,7 +344,7 @@ def test_a_process_that_dies_while_something_sleeps_is_replaced(call, tmp_path, 
     recipe = recipe_in(tmp_path, model__dtype="float64", **STAGES)
     single, _ = asyncio.run(alone(recipe, tmp_path))
     devices = [f"localhost/cpu:{index}" for index in range(2)]
-    launcher = processes(devices, seconds=120, make=Sleepy)
+    launcher = processes(devices, seconds=300, make=Sleepy)
     hurt = dies(devices[1], call)
     worker_group = together(recipe, tmp_path, "flatten", launcher=launcher, hurt=hurt, change=with_sleep)
     weights, *_ = asyncio.run(worker_group)

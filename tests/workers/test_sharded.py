@@ -34,7 +34,7 @@ async def wide(recipe, folder, cells, killed=None, optimizer="replicated", since
     placement = recipe.placement.model_copy(update={"cells": tuple(cells), "strategy": "elastic"})
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
     plan = replace(plan_of(placement, roles=roles_of(recipe), devices=sorted(names)), optimizer=optimizer)
-    launcher = processes(names, seconds=120, make=worker_of)
+    launcher = processes(names, seconds=300, make=worker_of)
     parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
         if killed:

@@ -51,7 +51,7 @@ async def wide(recipe, folder, cells, optimizer, before):
     names = list(dict.fromkeys(device for each in cells for device in each["devices"]))
     plan = plan_of(placement, roles=roles_of(recipe), devices=sorted(names), reading=reading_roles(recipe))
     plan = replace(plan, optimizer=optimizer)
-    launcher = processes(names, seconds=120, make=worker_of)
+    launcher = processes(names, seconds=300, make=worker_of)
     parts = await build_runtime(recipe, plan=plan, root=folder, folder=folder, note=print, launcher=launcher)
     try:
         await parts.worker_group.restore(before)

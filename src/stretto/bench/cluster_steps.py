@@ -73,7 +73,7 @@ Launch = Callable[[Sequence[str]], Launcher]
 
 def launched(devices: Sequence[str]) -> Launcher:
     """In processes of their own."""
-    return processes(devices, seconds=120, make=ForcedLengthsWorker)
+    return processes(devices, seconds=300, make=ForcedLengthsWorker)
 
 
 class SharedLauncher:

@@ -134,7 +134,7 @@ def launched(devices: Sequence[str]) -> Launcher:
     """One worker in a thread of this process, as a run on one device has it; several in processes of their own."""
     if len(devices) == 1:
         return ThreadLauncher(PublishWorker)
-    return processes(devices, seconds=120, make=PublishWorker)
+    return processes(devices, seconds=300, make=PublishWorker)
 
 
 def publish(job: Job, *, launch: Launch = launched) -> JobResult:

@@ -88,7 +88,7 @@ class Guards(Section):
 class Deadlines(Section):
     """Seconds each wait may take."""
 
-    start: Seconds = 120.0
+    start: Seconds = 300.0
     """Loading and starting; also importing the module of a reward."""
     environment: Seconds = 60.0
     """One call of user code in an environment."""
