@@ -1,6 +1,7 @@
 """The warm-up imitates reference answers, so that there is something to reinforce."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.scratch import character_tokenizer
 from stretto.models.source import ModelFiles
-from stretto.recipe.schema import NumberGame
+from stretto.recipe.schema import NumberGame, Scratch
 from stretto.runtime.build import build_runtime, environment_of
 from stretto.runtime.demonstrations import demonstrations, player_of
 from stretto.runtime.plans import make_plan
@@ -130,11 +131,16 @@ def test_what_is_imitated_is_what_a_good_player_says_in_the_environment():
 
 
 def test_templates_of_the_recipe_say_what_is_imitated_turn_by_turn():
-    player = player_of(single_turn.run, ("call({a})", "{answer}"))
+    ways = Scratch(demonstration=("call({a})", "{answer}")).ways
+    player = player_of(single_turn.run, ways)
     prompt = Prompt(id="p", messages=(), reference="7", tags={"a": 3})
     assert [player(prompt, turn, ()) for turn in range(3)] == ["call(3)", "7", "7"]
+    several = player_of(single_turn.run, Scratch(demonstration=(*ways, ("{a}",))).ways)
+    shown = {several(replace(prompt, id=str(number)), 0, ()) for number in range(20)}
+    assert shown == {"call(3)", "3"}
+    assert several(prompt, 0, ()) == several(prompt, 0, ())
     with pytest.raises(RecipeError, match="cannot be filled in for prompt p"):
-        player_of(single_turn.run, ("{b}",))(prompt, 0, ())
+        player_of(single_turn.run, (("{b}",),))(prompt, 0, ())
 
 
 @pytest.mark.parametrize(

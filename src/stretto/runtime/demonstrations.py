@@ -1,7 +1,8 @@
 """What is imitated where that is more than a reference answer: prompts as a player plays them who knows the answers.
 
 The environment runs as in training, with the player in the model's place, so what is imitated has the very tokens that
-the model will see and say. The player is the environment's own, or the recipe's templates, one per turn.
+the model will see and say. The player is the environment's own, or the recipe's templates,
+one per turn, perhaps in several ways.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +30,19 @@ Player = Callable[[Prompt, int, Sequence[Message]], str]
 FIELD = "model.scratch.demonstration"
 
 
-def player_of(environment: Environment, templates: Sequence[str]) -> Player | None:
-    """Who shows how it is done; none where the reference answer is all there is to imitate."""
-    if templates:
-        return lambda prompt, turn, messages: _filled(templates[min(turn, len(templates) - 1)], prompt)
+def player_of(environment: Environment, ways: Sequence[Sequence[str]]) -> Player | None:
+    """Who shows how it is done: in the recipe's ways, each a template per turn, or in the environment's own; none where
+    the reference answer is all there is to imitate."""
+    if ways:
+        return partial(_shown, ways)
     own: Player | None = getattr(environment, "demonstrate", None)
     return own
+
+
+def _shown(ways: Sequence[Sequence[str]], prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:
+    """One way for each prompt, the same everywhere."""
+    templates = ways[crc32(prompt.id.encode()) % len(ways)]
+    return _filled(templates[min(turn, len(templates) - 1)], prompt)
 
 
 def _filled(template: str, prompt: Prompt) -> str:

@@ -40,7 +40,7 @@ class Imitated:
     def _player(self, parts: Runtime) -> Player | None:
         """Who plays the environment; none where the rows themselves are all there is to say."""
         scratch = parts.recipe.model.scratch
-        return player_of(parts.environment, scratch.demonstration if scratch else ())
+        return player_of(parts.environment, scratch.ways if scratch else ())
 
     def worth(self, prompt: Prompt) -> float:
         """Every row counts the same."""

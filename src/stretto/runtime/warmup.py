@@ -40,7 +40,7 @@ def warm_up(
     note: Callable[[str], None],
 ) -> None:
     """Trains on demonstrations for `warmup_steps` steps."""
-    player = player_of(environment, section.demonstration)
+    player = player_of(environment, section.ways)
     if player is None and any(prompt.reference is None for prompt in prompts) and section.warmup_steps:
         raise RecipeError.of(
             "model.scratch.warmup_steps",

@@ -36,9 +36,16 @@ class Scratch(Section):
     """Learning rate of the warm-up."""
     context: Count = 512
     """Longest sequence in tokens."""
-    demonstration: tuple[str, ...] = ()
+    demonstration: tuple[str, ...] | tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
     """What the warm-up imitates, where that is more than the reference answer: a template per turn of the model, over
-    the columns of the task and {answer}. Games and memory show by themselves how they are played."""
+    the columns of the task and {answer}; or several such lists, of which each prompt is shown one. Games and memory
+    show by themselves how they are played."""
+
+    @property
+    def ways(self) -> tuple[tuple[str, ...], ...]:
+        """The ways of answering that are shown, each a template per turn."""
+        alone = tuple(turn for turn in self.demonstration if isinstance(turn, str))
+        return (alone,) if alone else tuple(way for way in self.demonstration if not isinstance(way, str))
 
 
 class Adapter(Section):
