@@ -256,6 +256,14 @@ def test_a_call_may_ask_for_fewer_tokens_than_the_recipe_allows(asked, given):
     assert talk.asked[0].max_new_tokens == given
 
 
+@pytest.mark.parametrize(("temperature", "given"), [(0.0, 0.0), (1e-320, 0.0), (1e-7, 0.0), (0.5, 0.5)])
+def test_a_temperature_next_to_0_is_0(temperature, given):
+    talk = Talk()
+    talk.handle.sampling = replace(talk.handle.sampling, temperature=temperature)
+    talk.chat([user("1")])
+    assert talk.asked[0].temperature == given
+
+
 @pytest.mark.parametrize("asked", [0, -1])
 def test_a_call_for_no_tokens_is_refused(asked):
     talk = Talk()

@@ -9,7 +9,7 @@ import pytest
 from stretto.environments import adapted
 from stretto.environments.base import ToolCall
 from stretto.environments.tools import ToolsEnvironment
-from stretto.environments.toolset import ABANDONED, LONGEST, Toolset
+from stretto.environments.toolset import ABANDONED, LONGEST, Toolset, called
 from stretto.errors import RecipeError, RolloutError
 from stretto.recipe.schema import ToolsSection
 from stretto.types import Prompt
@@ -75,6 +75,10 @@ def test_a_program_runs_in_the_sandbox_and_the_model_sees_what_it_printed(tmp_pa
     assert told in talk.texts()[0]
 
 
+RAISED = {201: SystemExit(2), 202: KeyboardInterrupt(), 203: StopIteration("x"), 204: GeneratorExit()}
+"""What Python itself acts upon, by the amount that raises it."""
+
+
 class Counter:
     """A class as TRL users write it; `made` counts its objects."""
 
@@ -95,7 +99,7 @@ class Counter:
             amount: How much.
         """
         if amount > 100:
-            raise OverflowError("too much")
+            raise RAISED.get(amount, OverflowError("too much"))
         self.total += amount
         return f"total {self.total}"
 
@@ -214,6 +218,26 @@ def test_a_method_that_blocks_does_not_block_the_others():
 
     asyncio.run(both())
     assert not ABANDONED
+
+
+def test_what_ends_programs_or_loops_is_told_to_the_model_like_any_other_error():
+    environment = adapted(Counter, turns=8)
+    outcome, talk = played(environment, PROMPT, [*(f"add({amount})" for amount in RAISED), "done"])
+    assert (outcome.answer, outcome.signals["tool_errors"]) == ("done", len(RAISED))
+    for error in RAISED.values():
+        assert f"RuntimeError: it raised {type(error).__name__}: {error}" in talk.texts()[0]
+
+    class Ends(Counter):
+        def get_reward(self):
+            return next(iter(()))
+
+    async def leaves():
+        raise SystemExit(2)
+
+    with pytest.raises(RuntimeError, match="it raised StopIteration"):
+        played(adapted(Ends, turns=2), PROMPT, ["done"])
+    with pytest.raises(RuntimeError, match="it raised SystemExit: 2"):
+        asyncio.run(called(leaves))
 
 
 def test_long_answers_are_cut_and_unknown_tools_are_named():

@@ -34,6 +34,9 @@ MOST_FULL = 100
 """Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
 ask for ever."""
 
+COLDEST = 1e-6
+"""Lowest temperature that is not 0: below it nothing but the likeliest token is left, and logits overflow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -42,7 +45,7 @@ class Sampling:
     seed: int
     """The run's seed."""
     temperature: float
-    """0 is greedy."""
+    """0 is greedy, and so is what is next to it (COLDEST)."""
     max_new_tokens: int
     """Longest answer of one call, unless the call asks for less."""
     context: int
@@ -319,7 +322,7 @@ class ModelHandle:
             max_new_tokens=min(max_new_tokens or room, self.sampling.max_new_tokens, room),
             stop=self.renderer.stop,
             stop_texts=self.sampling.stop_texts,
-            temperature=self.sampling.temperature,
+            temperature=self.sampling.temperature if self.sampling.temperature >= COLDEST else 0.0,
         )
 
 

@@ -78,7 +78,7 @@ class EpisodeRunner:
             self.send(failed=number, error="CancelledError: it was cancelled")
         except RolloutError as error:
             self.send(failed=number, error=str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.send(failed=number, error=f"{type(error).__name__}: {error}")
         finally:
             del self.running[number]
