@@ -1,6 +1,7 @@
 """Tools: what is called is answered, what cannot be called is explained, and only the model's own words are trained."""
 
 import asyncio
+import copy
 import time
 
 import numpy as np
@@ -13,9 +14,16 @@ from stretto.environments.toolset import ABANDONED, LONGEST, Toolset, called
 from stretto.errors import RecipeError, RolloutError
 from stretto.recipe.schema import ToolsSection
 from stretto.types import Prompt
-from talking import played
+from talking import TOKENIZER, played
 
 PROMPT = Prompt(id="p", messages=({"role": "user", "content": "12+7?"},), reference="19", tags={"goal": "7"})
+
+
+def spoken_by(template):
+    """The tokenizer of these tests with another template."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def tools(tmp_path, **section):
@@ -49,6 +57,44 @@ def test_a_call_that_fails_is_told_and_the_model_may_try_again(tmp_path, said, t
     assert outcome.turn_rewards == (-1.0, 0.0, 0.0)
     assert (outcome.signals["tool_calls"], outcome.signals["tool_errors"]) == (2, 1)
     assert told in talk.texts()[0]
+
+
+STRICT = """{%- set ns = namespace(n=0) %}{%- for m in messages if m.role != 'tool' and m.tool_calls is not defined %}
+{%- if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.n = ns.n + 1 %}{% endfor %}{% for m in messages %}
+{%- if m.role == 'user' %}{{ '[TOOLS]' + tools | tojson if tools else '' }}[INST]{{ m.content }}[/INST]
+{%- elif m.tool_calls is defined %}[TOOL_CALLS]{{ m.tool_calls | tojson }}<|end|>
+{%- elif m.role == 'assistant' %}{{ m.content }}<|end|>
+{%- elif m.tool_call_id | length != 9 %}{{ raise_exception('ids have nine letters') }}
+{%- else %}[RESULT]{{ m.content }} of {{ m.tool_call_id }}{% endif %}{% endfor %}"""
+"""As of Mistral."""
+CONTENT_ONLY = """{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+{%- for m in messages %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{- '<|' + m.role + '|>' + m.content + ('<|end|>' if m.role == 'assistant' else '') }}{% endfor %}
+{{- '<|assistant|>' if add_generation_prompt else '' }}"""
+"""As of Gemma."""
+
+
+def test_a_template_that_wants_calls_apart_and_nine_letters_each_gets_them(tmp_path):
+    call = '{"name": "calculator", "arguments": {"expression": "12+7"}'
+    calls = [call + ', "id": "abcDEF123"}', call + "}"]
+    say = [*(f"[TOOL_CALLS][{call}]" for call in calls), "19"]
+    outcome, talk = played(tools(tmp_path), PROMPT, say, tokenizer=spoken_by(STRICT))
+    assert outcome.signals["tool_errors"] == 0 and talk.rewritten == 0
+    (text,) = talk.texts()
+    assert text.endswith(f"{say[0]}<|end|>[RESULT]19 of abcDEF123{say[1]}<|end|>[RESULT]19 of 00001000019<|end|>")
+    assert talk.trained() == ["<|end|>".join([*say, ""])]
+
+
+def test_a_template_without_system_and_tools_is_told_of_them_by_the_user(tmp_path):
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "12+7"}}</tool_call>'
+    outcome, talk = played(tools(tmp_path), PROMPT, [call * 2, call, "19"], tokenizer=spoken_by(CONTENT_ONLY))
+    assert (outcome.signals["tool_calls"], outcome.signals["tool_errors"], talk.rewritten) == (3, 0, 0)
+    (text,) = talk.texts()
+    answer = "<tool_response>\n19\n</tool_response>"
+    assert text.startswith("<|user|>You may call") and "12+7?<|assistant|><tool_call>" in text
+    assert f"<|user|>{answer}\n{answer}<|assistant|>{call}<|end|><|user|>{answer}<|assistant|>19<|end|>" in text
 
 
 def test_an_episode_ends_after_so_many_turns_or_with_a_reply_that_is_cut_off(tmp_path):

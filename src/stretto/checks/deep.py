@@ -17,6 +17,7 @@ from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
 from stretto.checks.rules.task import comparisons, untestable
+from stretto.checks.tool_templates import template_problems
 from stretto.environments import templates
 from stretto.environments.render import Renderer
 from stretto.environments.rows import row_tokens
@@ -78,6 +79,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *teachers_prompt_problems(recipe, prompts, context, tokenizer),
         *others,
+        *template_problems(recipe, prompts, tokenizer, root),
         *end_problems(recipe, tokenizer, network, files),
     ]
     if recipe.model.adapter is not None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from stretto.engines.base import Completion, Request, earlier_first, joined_kept, noise_key
 from stretto.environments.base import Address, Reply, Tool
 from stretto.environments.render import Renderer, Tokens
+from stretto.environments.tool_calls import named
 from stretto.errors import EngineError, RolloutError
 from stretto.types import Conversation, KeptTokens, Message, Prompt, StopReason
 
@@ -146,12 +147,15 @@ class ModelHandle:
             return Reply(text="", tokens=(), stop="length", turn=call)
         completion = await self._speak(draft, max_new_tokens, call)
         tokens = completion.tokens.tolist()
+        calls = named(self.renderer.tool_calls(tokens, told), call)
         reply = Reply(
             text=self.renderer.text(tokens),
             tokens=tuple(tokens),
             stop=completion.stop,
-            tool_calls=self.renderer.tool_calls(tokens, told),
+            tool_calls=calls,
             turn=call,
+            words=self.renderer.words(tokens) if calls else None,
+            apart=self.renderer.calls_apart if calls else False,
         )
         draft.messages = [*asked, dict(reply)]
         draft.replies.append(reply)
