@@ -146,6 +146,42 @@ def test_a_list_that_does_not_start_with_a_conversation_opens_one(other):
     assert len(talk.conversations) == 2
     assert talk.conversations[1].parent is None
     assert len(assert_trained_once(talk)) == 4
+    assert talk.handle.rewritten == other.startswith("another"), "what gives the reply back continues nothing"
+
+
+def test_examples_that_open_every_conversation_are_not_counted_as_words_of_the_model_in_another_form():
+    talk = Talk()
+    examples = [user("0"), {"role": "assistant", "content": "0"}]
+    for question in "12":
+        talk.chat([*examples, user(question)])
+    reply = talk.chat([*examples, user("3")])
+    assert talk.handle.rewritten == 0
+    talk.chat([*examples, user("3"), {**reply, "content": "4"}, user("5")])
+    assert talk.handle.rewritten == 1
+
+
+def test_a_call_that_was_left_behind_leaves_no_context_behind():
+    talk = Talk()
+    generate, calls = talk.handle.generate, []
+
+    async def waits(request):
+        calls.append(request)
+        if len(calls) == 2:
+            await asyncio.sleep(60)
+        return await generate(request)
+
+    async def agent():
+        reply = await talk.handle.chat([user("1")])
+        again = [user("1"), reply, user("2")]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await talk.handle.chat(again)
+        await talk.handle.chat(again)
+
+    talk.handle.generate = waits
+    asyncio.run(agent())
+    assert talk.texts() == ["<|user|>1<|assistant|>1<|end|><|user|>2<|assistant|>2<|end|>"]
+    assert_trained_once(talk)
 
 
 def test_a_message_that_was_changed_in_place_is_not_the_message_that_was_said():

@@ -62,7 +62,11 @@ async def run_trajectory(
     async def generate(request: Request) -> Completion:
         calls.append(request.key)
         with outside.paused():
-            return await model.ask(request)
+            try:
+                return await model.ask(request)
+            except asyncio.CancelledError:  # a program that has hung up
+                model.give_up([request.key])
+                raise
 
     handle = ModelHandle(
         prompt=launch.prompt,
