@@ -150,6 +150,10 @@ def test_tools_reach_the_model_through_its_own_template_or_ours(template):
     tokenizer.chat_template = template
     renderer = Renderer(tokenizer, stop=frozenset({0}))
     text = tokenizer.decode(renderer.open([{"role": "user", "content": "hi"}], tools=TOOLS))
+    call = {"function": {"name": "find", "arguments": {"query": "z"}}}
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    made = '<tool_call>\n{"name": "find", "arguments": {"query": "z"}}\n</tool_call>'
+    assert (made in tokenizer.decode(renderer.open(said, tools=TOOLS))) == (template == SILENT)
     assert '"find"' in text or "'find'" in text
     assert "<tool_call>" in text
     assert "find" not in tokenizer.decode(renderer.open([{"role": "user", "content": "hi"}]))

@@ -44,8 +44,12 @@ class ToolForm:
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[list[Message], Sequence[Tool]]:
         """A chat as the template takes it, and what it is told of tools."""
-        found = list(messages) if self.answers else _said_by_the_user(messages)
-        return (found, tools) if self.told else (introduced(found, tools, system=self.system), ())
+        if self.told:
+            return list(messages), tools
+        found = [_with_calls(message) for message in messages]
+        if not self.answers:
+            found = _said_by_the_user(found)
+        return introduced(found, tools, system=self.system), ()
 
 
 def introduced(messages: Sequence[Message], tools: Sequence[Tool], *, system: bool = True) -> list[Message]:
@@ -58,6 +62,13 @@ def introduced(messages: Sequence[Message], tools: Sequence[Tool], *, system: bo
         both = f"{said}\n\n{text}" if system else f"{text}\n\n{said}"
         return [*messages[:place], {**messages[place], "content": both}, *messages[place + 1 :]]
     return [*messages[:place], {"role": role, "content": text}, *messages[place:]]
+
+
+def _with_calls(message: Message) -> Message:
+    """A message in whose text the calls stand that it has apart: a program's own, or one that it has changed."""
+    calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
+    content = "\n".join([str(message["content"]), *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)])
+    return {"role": message["role"], "content": content.lstrip("\n")} if calls else message
 
 
 def _said_by_the_user(messages: Sequence[Message]) -> list[Message]:
