@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from stretto.checks.rules.environment import SIGNALS
 from stretto.environments import adapted
 from stretto.environments.base import ToolCall
 from stretto.environments.tools import ToolsEnvironment
@@ -35,6 +36,7 @@ def test_a_tool_is_called_and_its_answer_is_context(tmp_path):
     assert outcome.answer == "19"
     assert outcome.turn_rewards == (0.0, 0.0)
     assert outcome.signals == {"turns": 2, "tokens": 20, "tool_calls": 1, "tool_errors": 0, "truncated": 0}
+    assert outcome.signals.keys() == set(SIGNALS[ToolsSection])
     assert talk.texts() == [
         "<|user|>12+7?<|assistant|>calculator(12+7)<|end|><|user|>19<|assistant|>19<|end|>",
     ]

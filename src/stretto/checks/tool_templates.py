@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stretto.checks.rules.own_code import is_tool_class
+from stretto.checks.rules.own_code import methods_of_tool_class
 from stretto.environments.render import Renderer
 from stretto.errors import Problem, RolloutError
 from stretto.recipe.schema import Recipe, ToolsSection
@@ -15,7 +15,7 @@ from stretto.types import Prompt
 
 def template_problems(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: Any, root: Path) -> list[Problem]:
     """A template that cannot tell of tools, of calls or of what they came to, or calls that nobody can read."""
-    if not isinstance(recipe.environment, ToolsSection) and not is_tool_class(recipe.environment.kind, root):
+    if not isinstance(recipe.environment, ToolsSection) and not methods_of_tool_class(recipe.environment.kind, root):
         return []
     renderer = Renderer(tokenizer, stop=frozenset(), arguments=recipe.task.template)
     try:

@@ -34,12 +34,14 @@ def plugins_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
             yield from plugins.problems(kind, name, folders, field=field)
 
 
-def is_tool_class(kind: str, root: Path) -> bool:
-    """True if an environment is a class of the user's whose public methods are tools, as far as its file tells."""
-    if ("environment", kind) in plugins.REGISTERED:
-        return bool(plugins.tool_methods(plugins.REGISTERED["environment", kind]))
+def methods_of_tool_class(kind: str, root: Path) -> frozenset[str]:
+    """The methods of an environment that is a class of the user's whose public methods are tools, as far as its file
+    tells; none of anything else."""
+    given = plugins.REGISTERED.get(("environment", kind))
+    if given is not None:
+        return frozenset(dir(given) if plugins.tool_methods(given) else ())
     node = signatures.definition(kind, plugins.folders_of(root)) if plugins.is_plugin(kind) else None
     if not isinstance(node, ast.ClassDef) or signatures.inherits(node):
-        return False
+        return frozenset()
     there = signatures.methods(node)
-    return "run" not in there and any(map(plugins.is_tool, there))
+    return frozenset(there if "run" not in there and any(map(plugins.is_tool, there)) else ())
