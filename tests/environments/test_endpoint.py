@@ -9,6 +9,8 @@ import random
 import string
 import sys
 from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -21,6 +23,7 @@ from stretto.environments.render import Renderer
 from stretto.environments.tool_calls import ToolCall
 from stretto.environments.wire import BadRequest, SentReply, chat_call, token_call
 from stretto.errors import EngineError, WeightsError, WorkerLost
+from stretto.runtime.serve import OpenModel
 from stretto.types import Outcome, Prompt
 from talking import Talk
 
@@ -293,6 +296,24 @@ def test_what_a_client_makes_of_a_reply_is_not_trained_as_the_models_and_is_coun
         asyncio.run(served(talk, lambda address, edit=edit: agent(address, edit)))
         assert (len(talk.texts()), talk.rewritten) == (conversations, conversations - 1)
         assert talk.trained()[0].startswith("find(a)<|end|>") and talk.trained()[-1].endswith("done<|end|>")
+
+
+def test_a_server_answers_at_the_length_and_temperature_of_a_request(monkeypatch):
+    talk, asked = Talk(Prompt(id="p", messages=()), lambda text: "1"), []
+
+    async def generate(self, request):
+        asked.append((request.max_new_tokens, request.temperature))
+        return await talk.generate(request)
+
+    async def agent(address):
+        for more in ({"max_tokens": 1000, "temperature": 1e-320}, {"max_tokens": 9000}, {"temperature": 0.5}):
+            assert (await post(address, CHAT, {**GOOD, **more}))[0] == 200
+        assert (await post(address, TOKENS, {"token_ids": [5], "sampling_params": {"max_tokens": 1000}}))[0] == 200
+
+    monkeypatch.setattr(OpenModel, "_generate", generate)
+    parts = SimpleNamespace(context=talk.context, renderer=talk.renderer)
+    asyncio.run(served(OpenModel(parts, talk.sampling, numbers=count()), agent))
+    assert asked == [(1000, 0.0), (talk.context - len("u1a"), 1.0), (400, 0.5), (1000, 1.0)]
 
 
 async def served(model, agent):
