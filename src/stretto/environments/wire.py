@@ -264,6 +264,8 @@ def _whole(body: Any) -> None:
         json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise BadRequest("the body has half a character in it (a lone surrogate, \\ud800 to \\udfff)") from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deep") from error
 
 
 def _parsed(kind: Any, body: Any) -> Any:
