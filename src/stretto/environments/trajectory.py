@@ -62,11 +62,7 @@ async def run_trajectory(
     async def generate(request: Request) -> Completion:
         calls.append(request.key)
         with outside.paused():
-            try:
-                return await model.ask(request)
-            except asyncio.CancelledError:  # a program that has hung up
-                model.give_up([request.key])
-                raise
+            return await model.ask(request)
 
     handle = ModelHandle(
         prompt=launch.prompt,

@@ -85,12 +85,7 @@ class OpenModel:
         lanes = self.parts.worker_group.lanes
         cell = min(lanes, key=lambda name: lanes[name].running)
         with lanes[cell].trajectory(), EnvironmentBudget(1.0, lanes[cell].whereabouts).paused():
-            client = RoutedClient(lanes, cell)
-            try:
-                return await client.ask(request)
-            except asyncio.CancelledError:  # the client has hung up
-                client.give_up([request.key])
-                raise
+            return await RoutedClient(lanes, cell).ask(request)
 
 
 async def serve(parts: Runtime, *, port: int, key: str | None, ready: Callable[[Address], object]) -> None:
