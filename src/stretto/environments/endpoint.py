@@ -202,7 +202,7 @@ def _sent(reply: Reply, caller: Caller) -> dict[str, Any]:
     if not made:
         return {"role": "assistant", "content": reply.text}
     words = reply.words if len(made) == len(reply.tool_calls) else reply.text
-    calls = []
+    calls: list[dict[str, Any]] = []
     message: dict[str, Any] = {"role": "assistant", "content": words or None, "tool_calls": calls}
     for wanted in made:
         # As Mistral's models and templates want them.
