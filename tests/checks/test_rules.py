@@ -40,6 +40,7 @@ LOOKUP = [SOURCE % "lookup"]
 MEMORY = [*LOOKUP, "environment={kind: memory}"]
 TASKSET = "task={source: {kind: verifiers, taskset: textarena, config: {game: Wordle-v0}}}"
 PLAYS, PAYS = ["environment={kind: verifiers}"], ["rewards=[{kind: signal}]"]
+COUNTS = "rewards=[{kind: signal, signal: turns}]"
 
 WRONG = [
     (["model.quantize=nf4", "model.adapter=null"], "model.quantize", "frozen base"),
@@ -106,7 +107,11 @@ WRONG = [
         ([*more, "rewards=[{kind: signal, signal: rewrd}]"], "rewards.0.signal", f"no signal of environment {kind}")
         for kind, more in (("tools", ["environment={kind: tools}"]), ("game", GAMES), ("memory", MEMORY))
     ),
-    (["rewards=[{kind: exact}, {kind: lcpo_max, target: budgett}]"], "rewards.1.target", "in a column 'budgett'"),
+    (
+        ["rewards=[{kind: exact}, {name: short, kind: lcpo_max, target: budgett}]"],
+        "rewards.1.target",
+        "in a column 'budgett'",
+    ),
     (["environment={kind: game, range: [0, 3]}"], "task.source", "is no secret of this game"),
     ([*CODES, "environment={kind: game, game: code, length: 3}"], "task.source", "no secret of this game"),
     ([*GAMES, "environment.alphabet=ab"], "environment.alphabet", "belongs to"),
@@ -117,7 +122,7 @@ WRONG = [
     (["environment={kind: program, command: [python, -u, gone.py]}"], "environment.command", "there is no gone.py"),
     (["environment={kind: program, command: []}"], "environment.command", "at least 1"),
     (["environment.kind=verifiers"], "environment.kind", "plays tasksets, and task.source.kind is synthetic"),
-    ([TASKSET, "environment={kind: tools}", *PAYS], "environment.kind", "only verifiers plays and judges"),
+    ([TASKSET, "environment={kind: tools}", COUNTS], "environment.kind", "only verifiers plays and judges"),
     ([TASKSET, *PLAYS, *PAYS, "task.prompt='?'"], "task.prompt", "write their own messages"),
     ([TASKSET, *PLAYS, *PAYS, "task.source.config={id: x}"], "task.source.config.id", "given by task.source.taskset"),
     ([TASKSET, *PLAYS, *PAYS, "task.source.count=999999"], "task.source.count", "too many"),
@@ -321,6 +326,7 @@ def taken(right, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
     (tmp_path / "file").touch()
+    (tmp_path / "agent.py").touch()
     (tmp_path / "shop.py").write_text("class Shop:\n    def price(self, thing: str) -> str: ...\n")
     (tmp_path / "file_engine.py").write_text("def make(policy): ...\n")
     return right
