@@ -252,7 +252,10 @@ def _possible(settings: Mapping[str, Any], ends: Collection[int]) -> None:
     """Refuses what would change how tokens are drawn; clients may say that they do not want it."""
     for key, values in NEUTRAL.items():
         if (given := settings.get(key)) is not None and given not in values:
-            raise BadRequest(f"{key}: {str(given)[:40]} is not possible here, the recipe decides; leave it out")
+            why = "the recipe decides how tokens are drawn"
+            if key == "top_logprobs":
+                why = "log-probabilities are those of the tokens that were drawn"
+            raise BadRequest(f"{key}: {str(given)[:40]} is not possible here: {why}; leave it out")
     given = settings.get("stop_token_ids") or []
     if not isinstance(given, list) or not set(map(str, given)) <= set(map(str, ends)):
         raise BadRequest("stop_token_ids: only those that end answers anyway; the recipe and the model's files decide")
@@ -275,6 +278,7 @@ def _parsed(kind: Any, body: Any) -> Any:
         # The alternative that was read farthest is the one that was meant.
         found = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
         where = ".".join(str(part) for part in found["loc"] if "[" not in str(part) and part != "str") or "the body"
-        raise BadRequest(f"{where}: {found['msg'].partition(' or instance of')[0]}") from error
+        said = found["msg"].partition(" or instance of")[0].replace("a valid dictionary", "an object")
+        raise BadRequest(f"{where}: {said}") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deep") from error
