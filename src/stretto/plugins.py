@@ -187,7 +187,7 @@ def _class_written_wrong(asked: PluginKind, node: ast.ClassDef) -> str | None:
         return None
     called = there.get(asked.method)
     if called is None:
-        plain = [name for name in there if _is_tool(name)] if asked.tools else []
+        plain = [name for name in there if is_tool(name)] if asked.tools else []
         return None if inherits or plain else f"is a class without a method {asked.method}"
     why = signatures.function_refusal(called, asked.parameters, method=True, asynchronous=asked.asynchronous)
     return f"is a class whose method {asked.method} {why}" if why else None
@@ -307,10 +307,11 @@ def tool_methods(found: Any) -> list[str]:
     """The methods of a class that are tools, where it has no `run`: public ones, but for those that begin and judge."""
     if not inspect.isclass(found) or hasattr(found, "run"):
         return []
-    return [name for name, _ in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)]
+    return [name for name, _ in inspect.getmembers(found, inspect.isfunction) if is_tool(name)]
 
 
-def _is_tool(name: str) -> bool:
+def is_tool(name: str) -> bool:
+    """True for the name of a method that the model may call."""
     return not name.startswith("_") and name not in ("reset", "get_reward")
 
 

@@ -121,7 +121,8 @@ class Trajectory:
     failure: str | None = None
     """Why there is no verdict (ours or the environment's fault, never the model's), or none."""
     rewritten: int = 0
-    """How often a call opened a new conversation because the chat template would have rewritten earlier turns."""
+    """How often a call could not continue what the model had said, because the chat template would have rewritten it or
+    the environment gave other words back."""
     full: int = 0
     """How often a call that continued a conversation found no room left in the context, and so nothing was sampled."""
 

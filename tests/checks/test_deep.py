@@ -161,6 +161,10 @@ def test_a_template_that_cannot_render_a_prompt_is_a_problem_of_the_task(folder_
     found = problems_of(tmp_path, model=model, task={**RECIPE["task"], "system": "be brief"})
     assert found.keys() == {"task"}
     assert "no system messages" in found["task"].reason
+    found = problems_of(tmp_path, model=model, environment={"kind": "tools"})
+    assert "takes no calls of tools" in found["model.name"].reason
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert problems_of(tmp_path, model=model, environment={"kind": "tools"}) == {}
 
 
 @pytest.mark.parametrize("length", [31, 100_000])

@@ -37,8 +37,10 @@ SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prom
 GAMES = [SOURCE % "number", "environment={kind: game}"]
 CODES = [SOURCE % "code"]
 LOOKUP = [SOURCE % "lookup"]
+MEMORY = [*LOOKUP, "environment={kind: memory}"]
 TASKSET = "task={source: {kind: verifiers, taskset: textarena, config: {game: Wordle-v0}}}"
 PLAYS, PAYS = ["environment={kind: verifiers}"], ["rewards=[{kind: signal}]"]
+COUNTS = "rewards=[{kind: signal, signal: turns}]"
 
 WRONG = [
     (["model.quantize=nf4", "model.adapter=null"], "model.quantize", "frozen base"),
@@ -98,6 +100,18 @@ WRONG = [
     (["environment={kind: tools, tools: [search]}"], "environment.corpus", "needs a collection of texts"),
     (["environment={kind: tools, tools: [search], corpus: none}"], "environment.corpus", "cannot be read"),
     (["environment={kind: tools, results: 5}"], "environment.results", "search is not among"),
+    (["environment={kind: tools, tools: [python, python]}"], "environment.tools", "python more than once"),
+    (["environment.kind=shop:Shop", "algorithm.credit=turn"], "algorithm.credit", "says of no turn"),
+    (["environment.kind=shop:Shop", *PAYS], "rewards.0.signal", "no signal of environment shop:Shop; there are: turns"),
+    *(
+        ([*more, "rewards=[{kind: signal, signal: rewrd}]"], "rewards.0.signal", f"no signal of environment {kind}")
+        for kind, more in (("tools", ["environment={kind: tools}"]), ("game", GAMES), ("memory", MEMORY))
+    ),
+    (
+        ["rewards=[{kind: exact}, {name: short, kind: lcpo_max, target: budgett}]"],
+        "rewards.1.target",
+        "in a column 'budgett'",
+    ),
     (["environment={kind: game, range: [0, 3]}"], "task.source", "is no secret of this game"),
     ([*CODES, "environment={kind: game, game: code, length: 3}"], "task.source", "no secret of this game"),
     ([*GAMES, "environment.alphabet=ab"], "environment.alphabet", "belongs to"),
@@ -105,9 +119,10 @@ WRONG = [
     (["environment={kind: memory}"], "environment.document", "has no text in a column"),
     (["environment={kind: project}"], "environment.files", "has no list of files"),
     (["environment={kind: program, command: [no-such-agent]}"], "environment.command", "no program in the recipe's"),
+    (["environment={kind: program, command: [python, -u, gone.py]}"], "environment.command", "there is no gone.py"),
     (["environment={kind: program, command: []}"], "environment.command", "at least 1"),
     (["environment.kind=verifiers"], "environment.kind", "plays tasksets, and task.source.kind is synthetic"),
-    ([TASKSET, "environment={kind: tools}", *PAYS], "environment.kind", "only verifiers plays and judges"),
+    ([TASKSET, "environment={kind: tools}", COUNTS], "environment.kind", "only verifiers plays and judges"),
     ([TASKSET, *PLAYS, *PAYS, "task.prompt='?'"], "task.prompt", "write their own messages"),
     ([TASKSET, *PLAYS, *PAYS, "task.source.config={id: x}"], "task.source.config.id", "given by task.source.taskset"),
     ([TASKSET, *PLAYS, *PAYS, "task.source.count=999999"], "task.source.count", "too many"),
@@ -311,6 +326,8 @@ def taken(right, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **facts}))
     (tmp_path / "file").touch()
+    (tmp_path / "agent.py").touch()
+    (tmp_path / "shop.py").write_text("class Shop:\n    def price(self, thing: str) -> str: ...\n")
     (tmp_path / "file_engine.py").write_text("def make(policy): ...\n")
     return right
 

@@ -146,6 +146,42 @@ def test_a_list_that_does_not_start_with_a_conversation_opens_one(other):
     assert len(talk.conversations) == 2
     assert talk.conversations[1].parent is None
     assert len(assert_trained_once(talk)) == 4
+    assert talk.handle.rewritten == other.startswith("another"), "what gives the reply back continues nothing"
+
+
+def test_examples_that_open_every_conversation_are_not_counted_as_words_of_the_model_in_another_form():
+    talk = Talk()
+    examples = [user("0"), {"role": "assistant", "content": "0"}]
+    for question in "12":
+        talk.chat([*examples, user(question)])
+    reply = talk.chat([*examples, user("3")])
+    assert talk.handle.rewritten == 0
+    talk.chat([*examples, user("3"), {**reply, "content": "4"}, user("5")])
+    assert talk.handle.rewritten == 1
+
+
+def test_a_call_that_was_left_behind_leaves_no_context_behind():
+    talk = Talk()
+    generate, calls = talk.handle.generate, []
+
+    async def waits(request):
+        calls.append(request)
+        if len(calls) == 2:
+            await asyncio.sleep(60)
+        return await generate(request)
+
+    async def agent():
+        reply = await talk.handle.chat([user("1")])
+        again = [user("1"), reply, user("2")]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await talk.handle.chat(again)
+        await talk.handle.chat(again)
+
+    talk.handle.generate = waits
+    asyncio.run(agent())
+    assert talk.texts() == ["<|user|>1<|assistant|>1<|end|><|user|>2<|assistant|>2<|end|>"]
+    assert_trained_once(talk)
 
 
 def test_a_message_that_was_changed_in_place_is_not_the_message_that_was_said():
@@ -254,6 +290,14 @@ def test_a_call_may_ask_for_fewer_tokens_than_the_recipe_allows(asked, given):
     talk = Talk()
     talk.chat([user("1")], max_new_tokens=asked)
     assert talk.asked[0].max_new_tokens == given
+
+
+@pytest.mark.parametrize(("temperature", "given"), [(0.0, 0.0), (1e-320, 0.0), (1e-7, 0.0), (0.5, 0.5)])
+def test_a_temperature_next_to_0_is_0(temperature, given):
+    talk = Talk()
+    talk.handle.sampling = replace(talk.handle.sampling, temperature=temperature)
+    talk.chat([user("1")])
+    assert talk.asked[0].temperature == given
 
 
 @pytest.mark.parametrize("asked", [0, -1])

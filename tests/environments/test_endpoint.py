@@ -9,18 +9,23 @@ import random
 import string
 import sys
 from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
 from stretto.engines.scripted import ScriptedEngine
+from stretto.environments import endpoint
 from stretto.environments.addresses import REMEMBERED, Addresses, Caller
 from stretto.environments.program import ProgramEnvironment, executable
 from stretto.environments.render import Renderer
 from stretto.environments.tool_calls import ToolCall
-from stretto.environments.wire import BadRequest, chat_call, token_call
+from stretto.environments.wire import BadRequest, SentReply, chat_call, token_call
 from stretto.errors import EngineError, WeightsError, WorkerLost
-from stretto.types import Outcome
+from stretto.runtime.serve import OpenModel
+from stretto.types import Outcome, Prompt
+from talking import Talk
 
 from .test_trajectory import STOP, ZERO, collected, launches, user
 
@@ -66,11 +71,14 @@ def test_two_turns_over_http_are_one_conversation_with_the_engines_ids(play):
         address = await model.address()
         said = [dict(message) for message in prompt.messages]
         for turn in "12":
-            status, answer = await post(address, CHAT, {"messages": said, "return_token_ids": True, "logprobs": True})
+            asked = {"messages": said, "return_token_ids": True, "logprobs": True}
+            status, answer = await post(address, CHAT, {**asked, "return_tokens_as_token_ids": turn == "2"})
             assert status == 200
             (choice,) = answer["choices"]
             assert choice["token_ids"] == [ZERO, STOP]
-            assert [each["token"] for each in choice["logprobs"]["content"]] == ["token_id:7", "token_id:0"]
+            told = choice["logprobs"]["content"]
+            assert [each["token"] for each in told] == {"1": ["0", "<|end|>"], "2": ["token_id:7", "token_id:0"]}[turn]
+            assert all(bytes(each["bytes"]).decode() == each["token"] for each in told)
             assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
             said += [choice["message"], user(turn)]
         return Outcome(answer=choice["message"]["content"])
@@ -112,8 +120,9 @@ def test_a_context_that_is_full_is_cut_off_and_one_prompt_too_long_is_refused(pl
         status, answer = await post(address, TOKENS, {"token_ids": [5] * 30 + answer["choices"][0]["token_ids"]})
         assert (status, answer["choices"][0]["token_ids"]) == (200, [])
         assert answer["choices"][0]["finish_reason"] == "length"
-        status, answer = await post(address, CHAT, {"messages": [user("1" * 50)]})
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        for path, body in ((CHAT, {"messages": [user("1" * 50)]}), (TOKENS, {"token_ids": [5] * 50})):
+            status, answer = await post(address, path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         return Outcome(answer="")
 
     (trajectory,) = play(agent, context=32)
@@ -137,6 +146,7 @@ def test_a_wrong_key_gets_401_and_a_key_ends_with_its_trajectory(play):
                 assert found.status == (200 if value == address.key else 401)
         status, answer = await post(address, "/v1/models", b"", method="GET")
         assert (status, answer["data"][0]["max_model_len"]) == (200, 256)
+        assert await post(address, "/v1/models/policy", b"", method="GET") == (200, answer["data"][0])
         await model.chat(prompt.messages)
         seen.append(address)
         return Outcome(answer="")
@@ -150,6 +160,11 @@ def test_a_wrong_key_gets_401_and_a_key_ends_with_its_trajectory(play):
 
 
 GOOD = {"messages": [{"role": "user", "content": "1"}]}
+UNWANTED = {
+    "top_p": 0.5, "top_k": 3, "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1, "repetition_penalty": 1.1,
+    "min_tokens": 2, "ignore_eos": True, "top_logprobs": 2, "stop_token_ids": [5], "bad_words": ["a"],
+}  # fmt: skip
+"""What would change how tokens are drawn."""
 MALFORMED = [
     (CHAT, body)
     for body in (
@@ -164,6 +179,9 @@ MALFORMED = [
         {**GOOD, "tools": [{"type": "function"}]}, {**GOOD, "tools": [{"type": "web"}]},
         {**GOOD, "tool_choice": "required"}, {**GOOD, "tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
+        *({**GOOD, key: value} for key, value in UNWANTED.items()),
     )
 ] + [
     (TOKENS, body)
@@ -173,6 +191,7 @@ MALFORMED = [
         {"token_ids": [1], "stream": True}, {"token_ids": [1], "sampling_params": {"n": 4}},
         {"token_ids": [1], "sampling_params": {"max_tokens": 0}}, {"token_ids": [1], "sampling_params": 5},
         {"token_ids": [1], "sampling_params": {"logprobs": 20}},
+        *({"token_ids": [1], "sampling_params": {key: value}} for key, value in UNWANTED.items()),
     )
 ]  # fmt: skip
 
@@ -188,11 +207,13 @@ def test_malformed_requests_get_4xx_and_disturb_nothing(play):
         for path, body in cases:
             status, answer = await post(address, path, body)
             assert 400 <= status < 500, (path, body, answer)
-            assert answer["error"]["message"]
+            message = answer["error"]["message"]
+            assert message and "instance of" not in message and "[_" not in message
         for path, method in (("/v1/nothing", "POST"), (CHAT, "GET"), (CHAT, "DELETE"), ("/../etc/passwd", "GET")):
             assert 400 <= (await post(address, path, b"", method=method))[0] < 500
         assert (await post(address, CHAT, io.BytesIO(b" " * (9 << 20))))[0] == 413
-        assert (await post(address, CHAT, GOOD))[0] == 200
+        neutral = dict(zip(UNWANTED, [1.0, -1, 0.0, 0, 0, 1.0, None, False, 0, [STOP], []], strict=True))
+        assert (await post(address, CHAT, {**GOOD, **neutral, "stop": [], "n": 1}))[0] == 200
         return Outcome(answer="fine")
 
     (trajectory,) = play(agent)
@@ -220,11 +241,26 @@ def test_a_stream_is_the_answer_in_one_piece(play):
 def test_a_reply_with_tool_calls_is_known_again_by_their_ids():
     reply = {"role": "assistant", "content": "<tool_call>…"}
     call = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    said = [user("1"), {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}]
-    found = chat_call({"messages": said}, {"call_7": reply}).messages
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    said = [user("1"), message, {"role": "tool", "content": "2"}]
+    sent = {"call_7": SentReply(reply=reply, message=message)}
+    found = chat_call({"messages": said}, sent).messages
     assert found[1] is reply and found[2] == {"role": "tool", "content": "2"}
     other = chat_call({"messages": said}, {}).messages[1]
     assert other["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+    def again(content, **function):
+        calls = [{**call, "function": {**call["function"], **function}}]
+        (found,) = chat_call({"messages": [{**message, "content": content, "tool_calls": calls}]}, sent).messages
+        return found
+
+    assert again(" ", arguments='{ "a":1 }') is reply
+    assert again("I add.") == {**other, "content": "I add."}, "what a client has changed is not what was said"
+    assert again(None, name="sub") is not reply and again(None, arguments='{"a": 2}') is not reply
+    assert again(None, arguments="")["tool_calls"][0]["function"]["arguments"] == {}
+    nothing = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
+    (tool,) = chat_call({"messages": said, "tools": [nothing]}, {}).tools
+    assert tool["function"] == {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
     deep = "[" * 40 + "]" * 40
     with pytest.raises(BadRequest, match="nested"):
         call["function"]["arguments"] = deep
@@ -238,6 +274,96 @@ def test_a_server_that_runs_for_long_forgets_the_oldest_tool_calls():
         caller.remember(f"call_{number}", {"role": "assistant", "content": str(number)})
     assert len(caller.replies) == REMEMBERED and "call_2" not in caller.replies
     assert caller.replies[f"call_{REMEMBERED + 2}"]["content"] == str(REMEMBERED + 2)
+
+
+def test_what_a_client_makes_of_a_reply_is_not_trained_as_the_models_and_is_counted():
+    tools = [
+        {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {"q": {}}}}}
+    ]
+
+    async def agent(address, edit):
+        _, answer = await post(address, CHAT, {**GOOD, "tools": tools})
+        (choice,) = answer["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+        (call,) = choice["message"]["tool_calls"]
+        assert len(call["id"]) == 9 and json.loads(call["function"]["arguments"]) == {"q": "a"}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "b"}
+        said = [*GOOD["messages"], {**choice["message"], **edit}, result]
+        assert (await post(address, CHAT, {"messages": said, "tools": tools}))[0] == 200
+
+    for edit, conversations in (({}, 1), ({"content": "EDITED"}, 2)):
+        talk = Talk(Prompt(id="p", messages=()), ["find(a)", "done"])
+        asyncio.run(served(talk, lambda address, edit=edit: agent(address, edit)))
+        assert (len(talk.texts()), talk.rewritten) == (conversations, conversations - 1)
+        assert talk.trained()[0].startswith("find(a)<|end|>") and talk.trained()[-1].endswith("done<|end|>")
+
+
+def test_a_server_answers_at_the_length_and_temperature_of_a_request(monkeypatch):
+    talk, asked = Talk(Prompt(id="p", messages=()), lambda text: "1"), []
+
+    async def generate(self, request):
+        asked.append((request.max_new_tokens, request.temperature))
+        return await talk.generate(request)
+
+    async def agent(address):
+        for more in ({"max_tokens": 1000, "temperature": 1e-320}, {"max_tokens": 9000}, {"temperature": 0.5}):
+            assert (await post(address, CHAT, {**GOOD, **more}))[0] == 200
+        assert (await post(address, TOKENS, {"token_ids": [5], "sampling_params": {"max_tokens": 1000}}))[0] == 200
+
+    monkeypatch.setattr(OpenModel, "_generate", generate)
+    parts = SimpleNamespace(context=talk.context, renderer=talk.renderer)
+    asyncio.run(served(OpenModel(parts, talk.sampling, numbers=count()), agent))
+    assert asked == [(1000, 0.0), (talk.context - len("u1a"), 1.0), (400, 0.5), (1000, 1.0)]
+
+
+async def served(model, agent):
+    """Lets an agent ask a model at an address."""
+    addresses = Addresses(vocabulary=VOCABULARY)
+    try:
+        with addresses.running(model):
+            await agent(await addresses.open(model))
+    finally:
+        await addresses.close()
+
+
+def test_who_hangs_up_leaves_nothing_to_train_and_nothing_in_the_terminal(monkeypatch, capfd):
+    monkeypatch.setattr(endpoint, "READING", 0.2)
+    talk, slow = Talk(Prompt(id="p", messages=()), ["1", "2"]), asyncio.Event()
+    generate = talk.generate
+
+    async def waits(request):
+        if not slow.is_set():
+            slow.set()
+            await asyncio.sleep(60)
+        return await generate(request)
+
+    talk.generate = waits
+
+    async def half_sent(address, hang_up):
+        port = int(address.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {address.key}\r\nContent-Length: 9\r\n\r\n["
+        writer.write(head.encode())
+        await writer.drain()
+        answer = b"" if hang_up else await reader.read()
+        writer.close()
+        return answer
+
+    async def agent(address):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await post(address, CHAT, GOOD)
+        status, answer = await post(address, CHAT, GOOD)
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "1")
+        await half_sent(address, hang_up=True)
+        assert b"408" in (await half_sent(address, hang_up=False)).partition(b"\r\n")[0]
+        monkeypatch.setattr(talk, "chat", None)
+        status, answer = await post(address, CHAT, GOOD)
+        assert (status, answer["error"]["code"]) == (500, "internal_error")
+
+    asyncio.run(served(talk, agent))
+    assert talk.trained() == ["1<|end|>"]
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("error", [WorkerLost("cell", "gone"), EngineError("it broke"), WeightsError("not it")])
@@ -295,7 +421,9 @@ def program(code, tmp_path):
     return ProgramEnvironment([sys.executable, str(path)], root=tmp_path)
 
 
-def test_a_program_with_the_openai_client_is_an_environment(play, tmp_path):
+def test_a_program_with_the_openai_client_is_an_environment(play, tmp_path, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy"):  # nobody listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
     trajectories = play(program(AGENT, tmp_path), count=2)
     assert [each.failure for each in trajectories] == [None, None]
     assert all(each.outcome.answer == "0" and len(each.conversations) == 1 for each in trajectories)

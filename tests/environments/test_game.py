@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.checks.rules.environment import SIGNALS
 from stretto.environments.game import GameEnvironment
 from stretto.errors import RolloutError
-from stretto.recipe.schema import CodeGame, NumberGame
+from stretto.recipe.schema import CodeGame, GameSection, NumberGame
 from stretto.types import Prompt
 from talking import played
 
@@ -26,6 +27,7 @@ def code(**section):
 def test_guesses_are_compared_until_the_right_one():
     outcome, talk = played(number(), secret("9"), ["I say 7.", "12", "9"])
     assert (outcome.answer, outcome.signals) == ("9", {"won": 1.0, "turns": 3.0, "invalid": 0.0})
+    assert outcome.signals.keys() == set(SIGNALS[GameSection])
     (text,) = talk.texts()
     assert text.endswith("7.<|end|><|user|>higher<|assistant|>12<|end|><|user|>lower<|assistant|>9<|end|>")
     assert talk.trained() == ["I say 7.<|end|>12<|end|>9<|end|>"]

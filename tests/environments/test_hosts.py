@@ -28,6 +28,7 @@ async def act(prompt, model):
         while True: pass
     if what == "wait": await asyncio.sleep(60)
     if what == "raise": raise KeyError("mine")
+    if what == "exit": raise SystemExit(2)
     if what == "wrong": return 3
     if what == "caught":
         try: await model.chat([{"role": "user", "content": "too long"}])
@@ -169,8 +170,9 @@ def test_what_goes_wrong_in_a_host_costs_its_own_trajectories(folder, monkeypatc
         return [f"{type(each).__name__}: {each}" if isinstance(each, Exception) else each for each in found]
 
     async def do(hosts):
-        assert await said(hosts, "raise", "wrong", "caught", "patient", "fine") == [
+        assert await said(hosts, "raise", "exit", "wrong", "caught", "patient", "fine") == [
             "RolloutError: KeyError: 'mine'",
+            "RolloutError: SystemExit: 2",
             "RolloutError: it returned int, which is no stretto.Outcome",
             "caught no room",
             "hello/0/None",

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.checks.rules.environment import SIGNALS
 from stretto.environments.memory import MemoryEnvironment, chunks
 from stretto.errors import RolloutError
 from stretto.recipe.schema import MemorySection
@@ -49,6 +50,7 @@ def test_every_piece_is_a_conversation_with_the_memory_of_the_one_before():
     assert talk.trained() == ["-<|end|>", "2<|end|>", "2!<|end|>", "2<|end|>"]
     assert [each.parent for each in talk.conversations()] == [None] * 4
     assert outcome.signals == {"chunks": 3, "memory_cut": 0, "memory_characters": 2, "truncated": 0}
+    assert outcome.signals.keys() == set(SIGNALS[MemorySection])
 
 
 def test_a_memory_has_a_length_of_its_own_and_what_is_cut_is_counted():

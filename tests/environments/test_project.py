@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from stretto.checks.rules.environment import SIGNALS
 from stretto.environments.project import ProjectEnvironment, bundled, taken_apart
 from stretto.errors import RolloutError
 from stretto.recipe.schema import ProjectSection
@@ -40,6 +41,7 @@ def test_each_file_is_a_conversation_that_sees_the_notes_alone():
     ]
     assert [each.parent for each in talk.conversations()] == [None, None]
     assert outcome.signals == {"files": 2, "missing": 0, "truncated": 0, "notes_characters": 0}
+    assert outcome.signals.keys() == set(SIGNALS[ProjectSection])
 
 
 def test_the_files_together_are_a_program_in_one_block():

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from stretto.environments.base import ToolCall
 from stretto.environments.render import Renderer
-from stretto.environments.tool_calls import INTRODUCTION, MOST, ToolCallReader, introduced, renders_tools
+from stretto.environments.tool_calls import MOST, ToolCallReader, renders_tools
+from stretto.environments.tool_forms import INTRODUCTION, introduced
 from stretto.errors import RolloutError
 from stretto.models.scratch import character_tokenizer
 
@@ -53,12 +54,27 @@ def read(text, template=HERMES):
         (LLAMA, '{"name": "find", "parameters": {"query": "a"}}'),
         (LLAMA, '<|python_tag|>{"name": "find", "parameters": {"query": "a"}}'),
         (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
+        (MISTRAL, '[TOOL_CALLS]find[ARGS]{"query": "a"}'),
+        (MISTRAL, 'I look.[TOOL_CALLS]find[CALL_ID]abcdefghi[ARGS]{"query": "a"}'),
         (HERMES, '<tool_call>{"name": "find", "arguments": "{\\"query\\": \\"a\\"}"}</tool_call>'),
         (character_tokenizer("a").chat_template, "find(a)"),
     ],
 )
 def test_a_call_is_read_in_the_format_that_the_template_shows(template, text):
     assert read(text, template) == (MADE,)
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "words"),
+    [
+        (HERMES, f"I look.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "I look."),
+        (LLAMA, '{"name": "find", "parameters": {"query": "a"}}', ""),
+        (MISTRAL, f"I look.[TOOL_CALLS][{CALL}]", "I look."),
+        (character_tokenizer("a").chat_template, "find(a)", ""),
+    ],
+)
+def test_words_beside_calls_are_told_without_them(template, text, words):
+    assert ToolCallReader(Words(template)).words([ord(letter) for letter in text]) == words
 
 
 def test_several_calls_come_in_order_and_a_broken_one_among_them_says_so():
@@ -77,6 +93,7 @@ def test_several_calls_come_in_order_and_a_broken_one_among_them_says_so():
         (HERMES, '<tool_call>{"name": "find", "arguments": [1]}</tool_call>', "no object"),
         (HERMES, f"<tool_call>{'[' * 100_000}</tool_call>", "no JSON"),
         (MISTRAL, "[TOOL_CALLS] find", "no JSON list"),
+        (MISTRAL, "[TOOL_CALLS]find[ARGS]a", "no object"),
         (character_tokenizer("a").chat_template, "find(a", "parenthesis"),
     ],
 )
@@ -121,7 +138,10 @@ def test_a_template_without_tools_gets_them_in_the_system_message():
     assert told["role"] == "system"
     assert json.dumps(TOOLS[0]) in told["content"]
     (both, _) = introduced([{"role": "system", "content": "Be brief."}, user], TOOLS)
-    assert both["content"] == f"Be brief.\n\n{INTRODUCTION.format(tools=json.dumps(TOOLS[0]))}"
+    text = INTRODUCTION.format(tools=json.dumps(TOOLS[0]))
+    assert both["content"] == f"Be brief.\n\n{text}"
+    (first,) = introduced([user], TOOLS, system=False)
+    assert (first["role"], first["content"]) == ("user", f"{text}\n\nhi")
 
 
 @pytest.mark.parametrize("template", [SILENT, HERMES])
@@ -130,6 +150,10 @@ def test_tools_reach_the_model_through_its_own_template_or_ours(template):
     tokenizer.chat_template = template
     renderer = Renderer(tokenizer, stop=frozenset({0}))
     text = tokenizer.decode(renderer.open([{"role": "user", "content": "hi"}], tools=TOOLS))
+    call = {"function": {"name": "find", "arguments": {"query": "z"}}}
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    made = '<tool_call>\n{"name": "find", "arguments": {"query": "z"}}\n</tool_call>'
+    assert (made in tokenizer.decode(renderer.open(said, tools=TOOLS))) == (template == SILENT)
     assert '"find"' in text or "'find'" in text
     assert "<tool_call>" in text
     assert "find" not in tokenizer.decode(renderer.open([{"role": "user", "content": "hi"}]))
@@ -154,3 +178,4 @@ def test_renderers_reads_the_calls_of_a_family_that_it_knows():
     first, second = reader.read(tokenizer.encode(good + bad), TOOLS)
     assert first == MADE
     assert second.error
+    assert reader.words(tokenizer.encode(f"I look.{good}")) == "I look."

@@ -1,21 +1,30 @@
 """Tools: what is called is answered, what cannot be called is explained, and only the model's own words are trained."""
 
 import asyncio
+import copy
 import time
 
 import numpy as np
 import pytest
 
+from stretto.checks.rules.environment import SIGNALS
 from stretto.environments import adapted
 from stretto.environments.base import ToolCall
 from stretto.environments.tools import ToolsEnvironment
-from stretto.environments.toolset import ABANDONED, LONGEST, Toolset
+from stretto.environments.toolset import ABANDONED, LONGEST, Toolset, called
 from stretto.errors import RecipeError, RolloutError
 from stretto.recipe.schema import ToolsSection
 from stretto.types import Prompt
-from talking import played
+from talking import TOKENIZER, played
 
 PROMPT = Prompt(id="p", messages=({"role": "user", "content": "12+7?"},), reference="19", tags={"goal": "7"})
+
+
+def spoken_by(template):
+    """The tokenizer of these tests with another template."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def tools(tmp_path, **section):
@@ -27,6 +36,7 @@ def test_a_tool_is_called_and_its_answer_is_context(tmp_path):
     assert outcome.answer == "19"
     assert outcome.turn_rewards == (0.0, 0.0)
     assert outcome.signals == {"turns": 2, "tokens": 20, "tool_calls": 1, "tool_errors": 0, "truncated": 0}
+    assert outcome.signals.keys() == set(SIGNALS[ToolsSection])
     assert talk.texts() == [
         "<|user|>12+7?<|assistant|>calculator(12+7)<|end|><|user|>19<|assistant|>19<|end|>",
     ]
@@ -49,6 +59,44 @@ def test_a_call_that_fails_is_told_and_the_model_may_try_again(tmp_path, said, t
     assert outcome.turn_rewards == (-1.0, 0.0, 0.0)
     assert (outcome.signals["tool_calls"], outcome.signals["tool_errors"]) == (2, 1)
     assert told in talk.texts()[0]
+
+
+STRICT = """{%- set ns = namespace(n=0) %}{%- for m in messages if m.role != 'tool' and m.tool_calls is not defined %}
+{%- if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.n = ns.n + 1 %}{% endfor %}{% for m in messages %}
+{%- if m.role == 'user' %}{{ '[TOOLS]' + tools | tojson if tools else '' }}[INST]{{ m.content }}[/INST]
+{%- elif m.tool_calls is defined %}[TOOL_CALLS]{{ m.tool_calls | tojson }}<|end|>
+{%- elif m.role == 'assistant' %}{{ m.content }}<|end|>
+{%- elif m.tool_call_id | length != 9 %}{{ raise_exception('ids have nine letters') }}
+{%- else %}[RESULT]{{ m.content }} of {{ m.tool_call_id }}{% endif %}{% endfor %}"""
+"""As of Mistral."""
+CONTENT_ONLY = """{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+{%- for m in messages %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{- '<|' + m.role + '|>' + m.content + ('<|end|>' if m.role == 'assistant' else '') }}{% endfor %}
+{{- '<|assistant|>' if add_generation_prompt else '' }}"""
+"""As of Gemma."""
+
+
+def test_a_template_that_wants_calls_apart_and_nine_letters_each_gets_them(tmp_path):
+    call = '{"name": "calculator", "arguments": {"expression": "12+7"}'
+    calls = [call + ', "id": "abcDEF123"}', call + "}"]
+    say = [*(f"[TOOL_CALLS][{call}]" for call in calls), "19"]
+    outcome, talk = played(tools(tmp_path), PROMPT, say, tokenizer=spoken_by(STRICT))
+    assert outcome.signals["tool_errors"] == 0 and talk.rewritten == 0
+    (text,) = talk.texts()
+    assert text.endswith(f"{say[0]}<|end|>[RESULT]19 of abcDEF123{say[1]}<|end|>[RESULT]19 of 00001000019<|end|>")
+    assert talk.trained() == ["<|end|>".join([*say, ""])]
+
+
+def test_a_template_without_system_and_tools_is_told_of_them_by_the_user(tmp_path):
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "12+7"}}</tool_call>'
+    outcome, talk = played(tools(tmp_path), PROMPT, [call * 2, call, "19"], tokenizer=spoken_by(CONTENT_ONLY))
+    assert (outcome.signals["tool_calls"], outcome.signals["tool_errors"], talk.rewritten) == (3, 0, 0)
+    (text,) = talk.texts()
+    answer = "<tool_response>\n19\n</tool_response>"
+    assert text.startswith("<|user|>You may call") and "12+7?<|assistant|><tool_call>" in text
+    assert f"<|user|>{answer}\n{answer}<|assistant|>{call}<|end|><|user|>{answer}<|assistant|>19<|end|>" in text
 
 
 def test_an_episode_ends_after_so_many_turns_or_with_a_reply_that_is_cut_off(tmp_path):
@@ -75,6 +123,10 @@ def test_a_program_runs_in_the_sandbox_and_the_model_sees_what_it_printed(tmp_pa
     assert told in talk.texts()[0]
 
 
+RAISED = {201: SystemExit(2), 202: KeyboardInterrupt(), 203: StopIteration("x"), 204: GeneratorExit()}
+"""What Python itself acts upon, by the amount that raises it."""
+
+
 class Counter:
     """A class as TRL users write it; `made` counts its objects."""
 
@@ -95,7 +147,7 @@ class Counter:
             amount: How much.
         """
         if amount > 100:
-            raise OverflowError("too much")
+            raise RAISED.get(amount, OverflowError("too much"))
         self.total += amount
         return f"total {self.total}"
 
@@ -214,6 +266,26 @@ def test_a_method_that_blocks_does_not_block_the_others():
 
     asyncio.run(both())
     assert not ABANDONED
+
+
+def test_what_ends_programs_or_loops_is_told_to_the_model_like_any_other_error():
+    environment = adapted(Counter, turns=8)
+    outcome, talk = played(environment, PROMPT, [*(f"add({amount})" for amount in RAISED), "done"])
+    assert (outcome.answer, outcome.signals["tool_errors"]) == ("done", len(RAISED))
+    for error in RAISED.values():
+        assert f"RuntimeError: it raised {type(error).__name__}: {error}" in talk.texts()[0]
+
+    class Ends(Counter):
+        def get_reward(self):
+            return next(iter(()))
+
+    async def leaves():
+        raise SystemExit(2)
+
+    with pytest.raises(RuntimeError, match="it raised StopIteration"):
+        played(adapted(Ends, turns=2), PROMPT, ["done"])
+    with pytest.raises(RuntimeError, match="it raised SystemExit: 2"):
+        asyncio.run(called(leaves))
 
 
 def test_long_answers_are_cut_and_unknown_tools_are_named():

@@ -104,6 +104,7 @@ def test_no_launches_are_no_trajectories(collect):
         (TimeoutError("its own"), "environment: TimeoutError: its own"),
         (asyncio.CancelledError("lost"), "environment: CancelledError: lost"),
         (KeyError("x"), "environment: KeyError: 'x'"),
+        (SystemExit(2), "environment: SystemExit: 2"),
     ],
 )
 def test_what_an_environment_raises_costs_its_own_trajectory(collect, error, message):

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from stretto.algorithms.catalog import find_facts, learns_from_rows
 from stretto.checks.own_code import plugin_problems
 from stretto.checks.rules.roles import CLASSIFIERS, classifier_problems
-from stretto.checks.rules.task import comparisons, untestable
+from stretto.checks.rules.task import budgets, comparisons, untestable
+from stretto.checks.tool_templates import template_problems
 from stretto.environments import templates
 from stretto.environments.render import Renderer
 from stretto.environments.rows import row_tokens
@@ -73,11 +74,13 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     problems += [
         *comparisons(recipe, prompts, answer.numbers),
+        *budgets(recipe, prompts),
         *untestable(recipe, prompts, unreadable_tests),
         *(row_problems(recipe, prompts, context, tokenizer, root) if learns_from_rows(recipe.algorithm.name) else ()),
         *prompt_problems(recipe, prompts, context, tokenizer, vocabulary=config.get_text_config().vocab_size),
         *teachers_prompt_problems(recipe, prompts, context, tokenizer),
         *others,
+        *template_problems(recipe, prompts, tokenizer, root),
         *end_problems(recipe, tokenizer, network, files),
     ]
     if recipe.model.adapter is not None:

@@ -87,6 +87,7 @@ RULES: tuple[Rule, ...] = (
     task.rewards_have_weight,
     task.scorers_have_their_task,
     task.programs_can_be_tested,
+    task.budgets_are_told,
     task.answers_can_be_compared,
     task.template_is_used,
     task.characters_cover_the_task,

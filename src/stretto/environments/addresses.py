@@ -22,7 +22,8 @@ from stretto.types import Message
 
 if TYPE_CHECKING:
     from stretto.environments.endpoint import Endpoint
-    from stretto.environments.wire import SamplingWish
+    from stretto.environments.render import Renderer
+    from stretto.environments.wire import SamplingWish, SentReply
 
 
 REMEMBERED = 4096
@@ -35,6 +36,11 @@ class ServedModel(Protocol):
     @property
     def context(self) -> int:
         """Longest conversation in tokens."""
+        ...
+
+    @property
+    def renderer(self) -> Renderer:
+        """What turns its tokens into text."""
         ...
 
     async def chat(
@@ -60,14 +66,14 @@ class Caller:
     """What waits for the environment."""
     key: str | None = None
     """Their API key, from when the model is given an address; most never are."""
-    replies: dict[str, Reply] = field(default_factory=dict)
+    replies: dict[str, SentReply] = field(default_factory=dict)
     """Id of a tool call -> the reply that it stands in, so that a client that passes it back continues that."""
     requests: set[asyncio.Task[Any]] = field(default_factory=set)
     """Requests under way."""
     failure: Exception | None = None
     """What has ended the trajectory."""
 
-    def remember(self, tool_call: str, reply: Reply) -> None:
+    def remember(self, tool_call: str, reply: SentReply) -> None:
         """Keeps the reply of a tool call, and forgets the oldest of more than a conversation has."""
         self.replies[tool_call] = reply
         if len(self.replies) > REMEMBERED:

@@ -25,6 +25,8 @@ class ToolCall:
     """The tool; empty where the model named none."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """What it is called with, by parameter."""
+    id: str = ""
+    """What names it: nine letters or digits, the model's own where it wrote them. In a reply every call has one."""
     error: str | None = None
     """Why nobody can make this call, in words for the model; none if it can be tried."""
 
@@ -55,14 +57,29 @@ class Reply(dict[str, Any]):
         stop: StopReason,
         tool_calls: tuple[ToolCall, ...] = (),
         turn: int = 0,
+        words: str | None = None,
+        apart: bool = False,
     ) -> None:
-        """`turn` counts the trajectory's calls of the model, from 0; `Outcome.turn_rewards` are in that order."""
+        """`turn` counts the trajectory's calls of the model, from 0; `Outcome.turn_rewards` are in that order.
+
+        `words` are the text without the calls of tools. `apart`: the message has the two in places of their own, as
+        some chat templates want them.
+        """
         super().__init__(role="assistant", content=text)
+        self.words = text if words is None else words
+        self.apart = apart
+        if apart and tool_calls:
+            self |= {"content": self.words, "tool_calls": [_written(call) for call in tool_calls]}
         self.text = text
         self.tokens = tokens
         self.stop = stop
         self.tool_calls = tool_calls
         self.turn = turn
+
+
+def _written(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name or "unknown", "arguments": dict(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class Model(Protocol):

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stretto.engines.base import Completion, Request, earlier_first, joined_kept, noise_key
+from stretto.engines.base import Completion, Request, earlier_first, noise_key
 from stretto.environments.base import Address, Reply, Tool
+from stretto.environments.open_conversation import OpenConversation
 from stretto.environments.render import Renderer, Tokens
+from stretto.environments.tool_calls import named
 from stretto.errors import EngineError, RolloutError
-from stretto.types import Conversation, KeptTokens, Message, Prompt, StopReason
+from stretto.types import Conversation, Message, Prompt
 
 if TYPE_CHECKING:
     from stretto.environments.wire import SamplingWish
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 MOST_FULL = 100
 """Turns without room that an environment is given to end its episode; one that asks until it hears a certain word would
 ask for ever."""
+
+COLDEST = 1e-6
+"""Lowest temperature that is not 0: below it nothing but the likeliest token is left, and logits overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Sampling:
     seed: int
     """The run's seed."""
     temperature: float
-    """0 is greedy."""
+    """0 is greedy, and so is what is next to it (COLDEST)."""
     max_new_tokens: int
     """Longest answer of one call, unless the call asks for less."""
     context: int
@@ -51,58 +55,6 @@ class Sampling:
     """Texts that end an answer."""
     truncated: bool = False
     """True if answers are drawn from a part of the distribution, which then has to come with them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenConversation:
-    """A conversation while it grows."""
-
-    messages: list[Message] = field(default_factory=list)
-    """Every message as it was when it was said, the model's included."""
-    tools: Sequence[Tool] = ()
-    """What the model was told that it may call."""
-    replies: list[Reply] = field(default_factory=list)
-    """The model's messages as the environment got them, one per call."""
-    tokens: list[int] = field(default_factory=list)
-    """Every token so far."""
-    trained: list[bool] = field(default_factory=list)
-    """Which of them were sampled here."""
-    logprobs: list[float] = field(default_factory=list)
-    """Their log-probabilities."""
-    kept: list[KeptTokens | None] = field(default_factory=list)
-    """What they were drawn from, call after call."""
-    experts: NDArray[np.int16] | None = None
-    """The experts that computed its tokens, where the engine tells."""
-    turns: list[tuple[int, int]] = field(default_factory=list)
-    """(messages, tokens) after each call: where another conversation may branch off."""
-    calls: list[tuple[int, int]] = field(default_factory=list)
-    """(call of the trajectory, tokens sampled) of each."""
-    parent: tuple[int, int] | None = None
-    """(conversation, shared tokens) it branched from."""
-    stop: StopReason = "stop"
-    """Why the last call ended, or could not begin."""
-    version: int = 0
-    """Weights that sampled the last call."""
-
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        """Appends context, or sampled tokens with their log-probabilities."""
-        self.tokens += tokens
-        self.trained += [logprobs is not None] * len(tokens)
-        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
-
-    def finished(self, places: Mapping[int, int]) -> Conversation:
-        """The record of it; `places` says where conversations stand in the trajectory."""
-        return Conversation(
-            tokens=np.array(self.tokens, dtype=np.int64),
-            trained=np.array(self.trained, dtype=np.bool_),
-            logprobs=np.array(self.logprobs, dtype=np.float64),
-            stop=self.stop,
-            version=self.version,
-            parent=None if self.parent is None else (places[self.parent[0]], self.parent[1]),
-            kept=joined_kept(self.kept),
-            experts=self.experts,
-            turns=tuple(self.calls),
-        )
 
 
 class ModelHandle:
@@ -142,13 +94,17 @@ class ModelHandle:
             await self._cut_off()
             return Reply(text="", tokens=(), stop="length", turn=call)
         completion = await self._speak(draft, max_new_tokens, call)
+        draft.opening = draft.opening or len(asked)
         tokens = completion.tokens.tolist()
+        calls = named(self.renderer.tool_calls(tokens, told), call)
         reply = Reply(
             text=self.renderer.text(tokens),
             tokens=tuple(tokens),
             stop=completion.stop,
-            tool_calls=self.renderer.tool_calls(tokens, told),
+            tool_calls=calls,
             turn=call,
+            words=self.renderer.words(tokens) if calls else None,
+            apart=self.renderer.calls_apart if calls else False,
         )
         draft.messages = [*asked, dict(reply)]
         draft.replies.append(reply)
@@ -197,9 +153,13 @@ class ModelHandle:
 
     async def _speak(self, draft: OpenConversation, max_new_tokens: int | None, call: int) -> Completion:
         """Samples what the model says next in a conversation, which grows by that."""
-        completion = await self.generate(self._request(draft, max_new_tokens))
-        if completion.stop == "abort":
-            raise RolloutError("the call was aborted before the model had finished")
+        try:
+            completion = await self.generate(self._request(draft, max_new_tokens))
+            if completion.stop == "abort":
+                raise RolloutError("the call was aborted before the model had finished")
+        except BaseException:  # nobody waits for it any more, and a program may ask again
+            draft.rewind()
+            raise
         if self.sampling.truncated and completion.kept is None:
             raise EngineError("the engine draws from a part of the distribution and does not say from which tokens")
         first = not draft.calls
@@ -232,6 +192,7 @@ class ModelHandle:
         """The conversation this call speaks in, its context complete; none where one that goes on has no room."""
         index, turn = self._longest_match(messages, given, tools)
         if index is None:
+            self.rewritten += self._changed(messages)
             return self._opened(self.renderer.open(messages, tools=tools).tolist(), parent=None, tools=tools)
         draft = self.drafts[index]
         count, length = draft.turns[turn]
@@ -244,13 +205,20 @@ class ModelHandle:
             if goes_on:
                 draft.stop = "length"
             return None
+        self.rewritten += delta is None or self._changed(messages[count:])
         if delta is None:
-            self.rewritten += 1
             return self._opened(new, parent=None, tools=tools)
         if goes_on:
             draft.extend(new)
             return draft
         return self._opened([*before, *new], parent=(index, length), tools=tools)
+
+    def _changed(self, messages: Sequence[Message]) -> bool:
+        """True if somebody gives back other words than the model's: they continue nothing that it said. Examples of a
+        prompt were there from the beginning."""
+        given = [message for draft in self.drafts for message in draft.messages[: draft.opening]]
+        strange = (each["role"] == "assistant" and each not in given for each in messages)
+        return any(draft.turns for draft in self.drafts) and any(strange)
 
     def _place_tokens(self, tokens: list[int]) -> OpenConversation | None:
         """The same for a call that brings its context as tokens."""
@@ -263,8 +231,8 @@ class ModelHandle:
         length, index, turn = max(ends, default=(0, 0, 0))
         draft = self.drafts[index] if length else None
         goes_on = draft is not None and turn == len(draft.turns) - 1 and len(draft.tokens) == length
-        if len(tokens) >= self.sampling.context:
-            if draft is not None and goes_on:
+        if draft is not None and len(tokens) >= self.sampling.context:
+            if goes_on:
                 draft.stop = "length"
             return None
         if draft is not None and goes_on:
@@ -319,7 +287,7 @@ class ModelHandle:
             max_new_tokens=min(max_new_tokens or room, self.sampling.max_new_tokens, room),
             stop=self.renderer.stop,
             stop_texts=self.sampling.stop_texts,
-            temperature=self.sampling.temperature,
+            temperature=self.sampling.temperature if self.sampling.temperature >= COLDEST else 0.0,
         )
 
 

@@ -2,19 +2,23 @@
 
     POST /v1/chat/completions      messages in, a message out, with tools; `return_token_ids` adds the ids
     POST /inference/v1/generate    token ids in, token ids and log-probabilities out, with the weights that sampled them
-    GET  /v1/models                the one model, and how long a conversation may be
+    GET  /v1/models[/policy]       the one model, and how long a conversation may be
 
 It listens on the loopback address alone. A key says which trajectory asks, as a bearer token or, before that, in the
 header X-API-Key, which proxies leave alone; without a valid one nothing is answered. How
 tokens are sampled is the run's to say, and never the caller's: training needs the log-probabilities of exactly that
-distribution. So temperature and the like are accepted there and have no effect; in `stretto serve`, temperature and
-seed have one.
+distribution. So temperature and seed are accepted there and have no effect, as many programs send them; in `stretto
+serve` they have one. Other settings are refused (`wire.NEUTRAL`). What was sampled for a client that has hung up before
+its answer was there is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import secrets
+import string
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -26,15 +30,23 @@ from aiohttp import web
 from stretto.engines.base import Completion
 from stretto.environments.addresses import Caller
 from stretto.environments.base import Reply
-from stretto.environments.wire import BadRequest, ChatCall, TokenCall, chat_call, token_call
+from stretto.environments.wire import BadRequest, ChatCall, SentReply, TokenCall, chat_call, token_call
 from stretto.errors import MODEL_FAILURES, RolloutError, StrettoError
 
 LARGEST = 8 << 20
 """Bytes of a request."""
+READING = 30.0
+"""Seconds in which its body has to come."""
 MOST = 64
 """Requests of one key that may wait at the same time."""
+LETTERS = string.ascii_letters + string.digits
 NAME = "policy"
 """What the model is called; the name in a request is not read."""
+
+LOG = logging.getLogger("stretto.endpoint")
+"""Where aiohttp tells of requests that are none, with tracebacks; nobody reads them in a terminal."""
+LOG.addHandler(logging.NullHandler())
+LOG.propagate = False
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -47,9 +59,12 @@ class Endpoint:
         self.callers, self.vocabulary = callers, vocabulary
         app = web.Application(client_max_size=LARGEST, middlewares=[self._answer])
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get(f"/v1/models/{NAME}", self._model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/inference/v1/generate", self._generate)
-        self.runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self.runner = web.AppRunner(
+            app, access_log=None, logger=LOG, handle_signals=False, shutdown_timeout=1.0, handler_cancellation=True
+        )
         self.url = ""
 
     async def start(self, port: int = 0) -> None:
@@ -84,6 +99,8 @@ class Endpoint:
             return _error(400, str(error), code)
         except StrettoError as error:
             return _error(500, str(error), "internal_error")
+        except Exception as error:  # aiohttp would print where it happened, and answer in plain text
+            return _error(500, f"{type(error).__name__}: {error}", "internal_error")
 
     def _caller(self, request: web.Request) -> Caller | None:
         """Whose key the request has."""
@@ -99,13 +116,18 @@ class Endpoint:
         return caller
 
     async def _models(self, request: web.Request) -> web.Response:
-        caller = self._known(request)
-        card = {"id": NAME, "object": "model", "owned_by": "stretto", "max_model_len": caller.model.context}
-        return web.json_response({"object": "list", "data": [card]})
+        return web.json_response({"object": "list", "data": [self._card(request)]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        return web.json_response(self._card(request))
+
+    def _card(self, request: web.Request) -> dict[str, Any]:
+        context = self._known(request).model.context
+        return {"id": NAME, "object": "model", "owned_by": "stretto", "max_model_len": context}
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         caller = self._known(request)
-        call = chat_call(await _body(request), caller.replies)
+        call = chat_call(await _body(request), caller.replies, ends=caller.model.renderer.stop)
         model = caller.model.at(call.wish)
         reply = await model.chat(call.messages, max_new_tokens=call.max_new_tokens, tools=call.tools)
         answer = _chat_answer(call, reply, model.sampled(reply), caller)
@@ -113,7 +135,8 @@ class Endpoint:
 
     async def _generate(self, request: web.Request) -> web.Response:
         caller = self._known(request)
-        call = token_call(await _body(request), vocabulary=self.vocabulary)
+        ends = caller.model.renderer.stop
+        call = token_call(await _body(request), vocabulary=self.vocabulary, ends=ends)
         completion = await caller.model.at(call.wish).complete(call.tokens, max_new_tokens=call.max_new_tokens)
         return web.json_response(_token_answer(call, completion))
 
@@ -134,7 +157,11 @@ def _counted(caller: Caller) -> Iterator[None]:
 
 async def _body(request: web.Request) -> Any:
     try:
-        return json.loads(await request.read())
+        async with asyncio.timeout(READING):
+            read = await request.read()
+        return json.loads(read)
+    except TimeoutError as error:
+        raise BadRequest(f"the body has not come within {READING:g} s", status=408, code="timeout") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
 
@@ -149,21 +176,12 @@ def _chat_answer(
 ) -> dict[str, Any]:
     """A reply as OpenAI's API has it."""
     context, logprobs = sampled
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
-    calls = []
-    for wanted in reply.tool_calls:
-        if wanted.error or not wanted.name:
-            continue  # no call that anybody could make: it stands in the text
-        name = f"call_{uuid.uuid4().hex[:24]}"
-        caller.remember(name, reply)
-        arguments = json.dumps(dict(wanted.arguments))
-        calls.append({"id": name, "type": "function", "function": {"name": wanted.name, "arguments": arguments}})
-    finish = "length" if reply.stop == "length" else "stop"
-    if calls:
-        message["tool_calls"], finish = calls, "tool_calls"
+    message = _sent(reply, caller)
+    finish = "tool_calls" if "tool_calls" in message else "length" if reply.stop == "length" else "stop"
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
     if call.logprobs:
-        choice["logprobs"] = {"content": _logprobs(reply.tokens, logprobs)}
+        told = token_id if call.tokens_by_id else lambda token: caller.model.renderer.all_text([token])
+        choice["logprobs"] = {"content": _logprobs(reply.tokens, logprobs, told)}
     answer: dict[str, Any] = {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
@@ -178,6 +196,28 @@ def _chat_answer(
     return answer
 
 
+def _sent(reply: Reply, caller: Caller) -> dict[str, Any]:
+    """A reply as a message. A call that nobody could make stands in the text, and then all of them do."""
+    made = [wanted for wanted in reply.tool_calls if wanted.name and not wanted.error]
+    if not made:
+        return {"role": "assistant", "content": reply.text}
+    words = reply.words if len(made) == len(reply.tool_calls) else reply.text
+    calls: list[dict[str, Any]] = []
+    message: dict[str, Any] = {"role": "assistant", "content": words or None, "tool_calls": calls}
+    for wanted in made:
+        # As Mistral's models and templates want them.
+        name = wanted.id if wanted.id not in caller.replies else "".join(secrets.choice(LETTERS) for _ in range(9))
+        caller.remember(name, SentReply(reply=reply, message=message))
+        function = {"name": wanted.name, "arguments": json.dumps(dict(wanted.arguments))}
+        calls.append({"id": name, "type": "function", "function": function})
+    return message
+
+
+def token_id(token: int) -> str:
+    """A token as vLLM names it by its id."""
+    return f"token_id:{token}"
+
+
 def _token_answer(call: TokenCall, completion: Completion) -> dict[str, Any]:
     """A completion as vLLM has it."""
     tokens = completion.tokens.tolist()
@@ -185,7 +225,7 @@ def _token_answer(call: TokenCall, completion: Completion) -> dict[str, Any]:
         "index": 0,
         "token_ids": tokens,
         "finish_reason": "length" if completion.stop == "length" else "stop",
-        "logprobs": {"content": _logprobs(tokens, completion.logprobs.tolist())} if call.logprobs else None,
+        "logprobs": {"content": _logprobs(tokens, completion.logprobs.tolist(), token_id)} if call.logprobs else None,
         "weight_versions": [{"version": str(completion.version), "start": 0, "end": len(tokens)}],
     }
     return {
@@ -195,10 +235,11 @@ def _token_answer(call: TokenCall, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _logprobs(tokens: Sequence[int], values: Sequence[float]) -> list[dict[str, Any]]:
+def _logprobs(tokens: Sequence[int], values: Sequence[float], told: Callable[[int], str]) -> list[dict[str, Any]]:
+    texts = [told(token) for token in tokens]
     return [
-        {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
-        for token, value in zip(tokens, values, strict=True)
+        {"token": text, "logprob": value, "bytes": list(text.encode(errors="replace")), "top_logprobs": []}
+        for text, value in zip(texts, values, strict=True)
     ]
 
 

@@ -40,7 +40,8 @@ async def converse(model: Model, messages: Sequence[Message], tools: Toolset, *,
             text, made = await tools.answer(call)
             calls += 1
             errors[-1] += not made
-            said.append({"role": "tool", "name": call.name or "unknown", "content": text})
+            name = call.name or "unknown"
+            said.append({"role": "tool", "tool_call_id": call.id, "name": name, "content": text})
     signals = {
         "turns": float(len(errors)),
         "tokens": float(tokens),

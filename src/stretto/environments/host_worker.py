@@ -78,7 +78,7 @@ class EpisodeRunner:
             self.send(failed=number, error="CancelledError: it was cancelled")
         except RolloutError as error:
             self.send(failed=number, error=str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.send(failed=number, error=f"{type(error).__name__}: {error}")
         finally:
             del self.running[number]
@@ -105,10 +105,10 @@ class RemoteModel:
             text=answer["text"],
             tokens=tuple(answer["tokens"]),
             stop=answer["stop"],
-            tool_calls=tuple(
-                ToolCall(name=name, arguments=arguments, error=error) for name, arguments, error in answer["tool_calls"]
-            ),
+            tool_calls=tuple(ToolCall(**call) for call in answer["tool_calls"]),
             turn=answer["turn"],
+            words=answer["words"],
+            apart=answer["apart"],
         )
         vars(reply)["call"] = call
         return reply

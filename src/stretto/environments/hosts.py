@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
@@ -176,9 +176,9 @@ class HostProcess:
                 messages[place] = reply
         reply = await episode.model.chat(messages, max_new_tokens=asked["max_new_tokens"], tools=asked["tools"])
         episode.replies[asked["call"]] = reply
-        calls = [[each.name, dict(each.arguments), each.error] for each in reply.tool_calls]
+        calls = [asdict(each) for each in reply.tool_calls]
         told = {"text": reply.text, "tokens": list(reply.tokens), "stop": reply.stop, "turn": reply.turn}
-        return {"tool_calls": calls, **told}
+        return {"tool_calls": calls, "words": reply.words, "apart": reply.apart, **told}
 
     async def _address(self, episode: Episode) -> dict[str, Any]:
         """Where programs reach the model."""

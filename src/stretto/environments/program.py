@@ -41,6 +41,13 @@ def executable(name: str, root: Path) -> str | None:
     return shutil.which(name, path=places) if os.path.dirname(name) == "" else shutil.which(name)
 
 
+def past_proxies() -> dict[str, str]:
+    """Variables with which clients reach this machine without the proxy that they use for others."""
+    usual = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = usual if usual == "*" else ",".join(filter(None, [usual, "127.0.0.1", "localhost"]))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
+
+
 class ProgramEnvironment:
     """Runs one command."""
 
@@ -51,7 +58,7 @@ class ProgramEnvironment:
     async def __call__(self, prompt: Prompt, model: Model) -> Outcome:
         """Starts it and waits for its end."""
         address = await model.address()
-        where = {"OPENAI_BASE_URL": address.base_url, "OPENAI_API_KEY": address.key}
+        where = {"OPENAI_BASE_URL": address.base_url, "OPENAI_API_KEY": address.key, **past_proxies()}
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from stretto.environments.base import Tool, ToolCall
 from stretto.environments.templates import LONGEST, Rendered, TemplateOutOfBounds, Templates, chat_of, shared
-from stretto.environments.tool_calls import ToolCallReader, introduced, renders_tools
+from stretto.environments.tool_calls import ToolCallReader
+from stretto.environments.tool_forms import TOOL, Asked, ToolForm, form_of
 from stretto.errors import RolloutError
 from stretto.recipe.schema import SCRATCH_TEMPLATE
 from stretto.types import Message
@@ -75,7 +76,6 @@ class Renderer:
         self.templates = templates or shared()
         self.arguments = dict(arguments or {})
         self._opened: OrderedDict[tuple[str, str], Tokens | RolloutError] = OrderedDict()
-        self._reader: ToolCallReader | None = None
         self._pieces: dict[int, str] = {}
         if self._is_foreign:
             self.templates.begin()  # it is ready when the first chat comes
@@ -130,6 +130,8 @@ class Renderer:
         """
         if self.tokenizer.chat_template is None:
             raise RolloutError("this tokenizer has no chat template, so a conversation cannot have a second turn")
+        if before[-1].get("tool_calls"):
+            return self._after_calls(before, new, last=last, tools=tools)
         words = str(before[-1]["content"])
         marked = [*before[:-1], {**before[-1], "content": words + MARK}]
         chats = ((marked, False), ([*marked, *new], True), (before[:-1], True))
@@ -146,6 +148,21 @@ class Renderer:
                 return None
             tail = tail[len(ended) :]
         return np.array(self.tokenizer.encode(tail, add_special_tokens=False), dtype=np.int64)
+
+    def _after_calls(
+        self, before: Sequence[Message], new: Sequence[Message], *, last: int | None, tools: Sequence[Tool]
+    ) -> Tokens | None:
+        """The same where the template writes the calls of the last message in its own way, so that nothing of what the
+        model said can be marked: the delta begins behind the token that ended its turn."""
+        closed, whole, asked = self._texts((before, False), ([*before, *new], True), (before[:-1], True), tools=tools)
+        ended = str(self.tokenizer.decode([last], skip_special_tokens=False)) if last in self.stop else ""
+        end = closed.rfind(ended)
+        kept = closed.startswith(asked) and str(before[-1]["content"]).strip() in closed[len(asked) :]
+        if not ended or end < len(asked) or closed[end + len(ended) :].strip() or not kept:
+            return None
+        if not whole.startswith(closed):
+            return None
+        return np.array(self.tokenizer.encode(whole[end + len(ended) :], add_special_tokens=False), dtype=np.int64)
 
     def answer(self, messages: Sequence[Message], text: str) -> Tokens:
         """The tokens with which the model would have said `text`, the end of its turn included.
@@ -209,16 +226,40 @@ class Renderer:
 
     def text(self, tokens: Sequence[int]) -> str:
         """What the model said, without the token that ended its turn."""
-        words = tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens
-        return str(self.tokenizer.decode(list(words), skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(self._said(tokens)), skip_special_tokens=True))
 
     def tool_calls(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
         """The calls of tools in what the model said; nothing where it was told of none."""
-        if not tools:
-            return ()
-        if self._reader is None:
-            self._reader = ToolCallReader(self.tokenizer)
-        return self._reader.read(tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens, tools)
+        return self._tool_calls.read(self._said(tokens), tools) if tools else ()
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """What the model said beside its calls of tools."""
+        return self._tool_calls.words(self._said(tokens))
+
+    def try_tools(self, messages: Sequence[Message]) -> None:
+        """RolloutError where a chat with tools cannot be rendered, or calls of them cannot be read."""
+        self.tool_calls((), [TOOL])
+        self.opening(messages, tools=[TOOL])
+
+    @property
+    def calls_apart(self) -> bool:
+        """True if the template wants the calls of a reply apart from its words."""
+        return self._is_foreign and self._tool_form.apart
+
+    @cached_property
+    def _tool_form(self) -> ToolForm:
+        def shown(chat: Asked, tools: Sequence[Tool]) -> Rendered:
+            (text,) = self._applied([chat], tools)
+            return text
+
+        return form_of(self.tokenizer.get_chat_template(), shown)
+
+    @cached_property
+    def _tool_calls(self) -> ToolCallReader:
+        return ToolCallReader(self.tokenizer)
+
+    def _said(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens[:-1] if len(tokens) and tokens[-1] in self.stop else tokens
 
     @property
     def turn_tokens(self) -> frozenset[int]:
@@ -272,15 +313,23 @@ class Renderer:
 
     def _rendered(self, chats: Sequence[tuple[Sequence[Message], bool]], tools: Sequence[Tool]) -> Iterator[Rendered]:
         if self._is_foreign:
+            if not tools or not chats:
+                return self._applied(chats, ())
             try:
-                template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map
-            except ValueError as error:  # several templates, and none of them the default
+                formed = [(self._tool_form.chat(messages, tools), ask) for messages, ask in chats]
+            except (RolloutError, ValueError) as error:
                 return repeat(RolloutError(str(error).partition("\n")[0]), len(chats))
-            if tools and not renders_tools(template):
-                chats, tools = [(introduced(messages, tools), ask) for messages, ask in chats], ()
-            sent = [chat_of(messages, ask=ask, tools=tools) for messages, ask in chats]
-            return self.templates.texts(template, {**variables, **self.arguments}, sent)
+            return self._applied([(messages, ask) for (messages, _), ask in formed], formed[0][0][1])
         return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)
+
+    def _applied(self, chats: Sequence[Asked], tools: Sequence[Tool]) -> Iterator[Rendered]:
+        """What a template of others makes of chats as they are."""
+        try:
+            template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map
+        except ValueError as error:  # several templates, and none of them the default
+            return repeat(RolloutError(str(error).partition("\n")[0]), len(chats))
+        sent = [chat_of(messages, ask=ask, tools=tools) for messages, ask in chats]
+        return self.templates.texts(template, {**variables, **self.arguments}, sent)
 
     def _own(self, messages: Sequence[Message], *, ask: bool) -> str:
         chat = [dict(message) for message in messages]

@@ -2,8 +2,9 @@
 
 Two readers. `renderers`, where it is installed and knows the tokenizer by its name: it reads the formats of some thirty
 families from token ids. Else the format that the chat template itself shows: Hermes and Qwen, Llama, Mistral, and the
-one line of scratch models, `name(argument)`. A template that is told of no tools gets Hermes' words in the system
-message. A call that cannot be read is a `ToolCall` with an error for the model: what a model wrote never raises.
+one line of scratch models, `name(argument)`. A template that is told of no tools is introduced to them with Hermes'
+words (`tool_forms`). A call that cannot be read is a `ToolCall` with an error for the model: what a model wrote never
+raises.
 """
 
 from __future__ import annotations
@@ -12,25 +13,23 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from stretto.environments.base import Tool, ToolCall
 from stretto.errors import RolloutError
 from stretto.recipe.schema import SCRATCH_TEMPLATE
-from stretto.types import Message
 
 MOST = 32
 """Calls of one reply that are made; a model may write for as long as it is let."""
 MENTION = re.compile(r"\btools\b")
 HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 MISTRAL = "[TOOL_CALLS]"
-INTRODUCTION = (
-    "You may call one or more of these functions, given as JSON schemas:\n<tools>\n{tools}\n</tools>\n"
-    "For each call, write a JSON object with the name of the function and its arguments:\n"
-    '<tool_call>\n{{"name": "...", "arguments": {{...}}}}\n</tool_call>'
-)
-"""What a model is told whose template cannot tell it; the format is the one that Hermes introduced."""
+ARGUMENTS = "[ARGS]"
+NAMED = re.compile(r"[A-Za-z0-9]{9}")
+"""What Mistral's models name calls by, and what their templates ask for."""
 
 Reading = Iterator[ToolCall]
 
@@ -49,29 +48,33 @@ class ToolCallReader:
     def __init__(self, tokenizer: Decoder) -> None:
         self.tokenizer = tokenizer
         self._library = _library(tokenizer)
-        self._read = None if self._library else _own_format(str(tokenizer.chat_template))
+        self._format = None if self._library else _own_format(str(tokenizer.chat_template))
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """What a reply with calls says beside them."""
+        if self._library is not None:
+            return str(self._library.parse_response(list(tokens)).content or "").strip()
+        assert self._format is not None
+        return self._format.words(str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))).strip()
 
     def read(self, tokens: Sequence[int], tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
         """The calls in a reply, in order; its end of turn is not among the tokens."""
         if self._library is not None:
-            found = self._library(list(tokens), [dict(tool) for tool in tools])
+            found = _of_library(self._library, list(tokens), [dict(tool) for tool in tools])
         else:
-            assert self._read is not None
-            found = self._read(str(self.tokenizer.decode(list(tokens), skip_special_tokens=False)), tools)
+            assert self._format is not None
+            found = self._format.read(str(self.tokenizer.decode(list(tokens), skip_special_tokens=False)), tools)
         return tuple(call for call, _ in zip(found, range(MOST), strict=False))
+
+
+def named(calls: Sequence[ToolCall], turn: int) -> tuple[ToolCall, ...]:
+    """The calls of a reply, each with an id: that of the model's, or the numbers of turn and call."""
+    return tuple(replace(call, id=call.id or f"{turn:05}{at:04}"[-9:]) for at, call in enumerate(calls))
 
 
 def renders_tools(template: str) -> bool:
     """True if a chat template tells the model of tools itself. That of scratch models tells nothing: they learn it."""
     return template == SCRATCH_TEMPLATE or MENTION.search(template) is not None
-
-
-def introduced(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """A chat whose system message tells of the tools."""
-    text = INTRODUCTION.format(tools="\n".join(json.dumps(tool) for tool in tools))
-    if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
 
 
 # Formats --------------------------------------------------------------------------------------------------------------
@@ -91,9 +94,14 @@ def llama(text: str, tools: Sequence[Tool]) -> Reading:
 
 
 def mistral(text: str, tools: Sequence[Tool]) -> Reading:
-    """[TOOL_CALLS] and a JSON list of calls."""
+    """[TOOL_CALLS] and a JSON list of calls; or, in later versions, each call as [TOOL_CALLS]name[ARGS]{...}."""
     _, mark, body = text.partition(MISTRAL)
     if not mark:
+        return
+    if ARGUMENTS in body:
+        for each in body.split(MISTRAL):
+            name, _, arguments = each.partition(ARGUMENTS)
+            yield checked(name.partition("[")[0].strip(), arguments)
         return
     try:
         calls = json.loads(body)
@@ -128,37 +136,47 @@ def of_json(text: str) -> ToolCall:
 def _from_object(call: object) -> ToolCall:
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         return ToolCall(name="", error='the call is no object with a "name" and "arguments"')
-    arguments = call.get("arguments", call.get("parameters", {}))
-    return checked(call["name"], arguments)
+    arguments, given = call.get("arguments", call.get("parameters", {})), call.get("id")
+    return checked(call["name"], arguments, given if isinstance(given, str) and NAMED.fullmatch(given) else "")
 
 
-def checked(name: str, arguments: object) -> ToolCall:
+def checked(name: str, arguments: object, given: str = "") -> ToolCall:
     """A call whose arguments are an object, or the text of one, as some models write it."""
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     if not isinstance(arguments, Mapping):
-        return ToolCall(name=name, error='"arguments" is no object')
-    return ToolCall(name=name, arguments=dict(arguments))
+        return ToolCall(name=name, id=given, error='"arguments" is no object')
+    return ToolCall(name=name, id=given, arguments=dict(arguments))
 
 
-FORMATS: tuple[tuple[re.Pattern[str], Callable[[str, Sequence[Tool]], Reading]], ...] = (
-    (re.compile(r"\A(?!.*<function=).*<tool_call>", re.DOTALL), hermes),
-    (re.compile(re.escape(MISTRAL)), mistral),
-    (re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]*\\?"parameters\\?"\s*:'), llama),
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How calls are written."""
+
+    read: Callable[[str, Sequence[Tool]], Reading]
+    """The calls in a text."""
+    words: Callable[[str], str] = lambda text: ""
+    """What a text with calls says beside them."""
+
+
+FORMATS = (
+    (re.compile(r"\A(?!.*<function=).*<tool_call>", re.DOTALL), Format(hermes, partial(HERMES.sub, ""))),
+    (re.compile(re.escape(MISTRAL)), Format(mistral, lambda text: text.partition(MISTRAL)[0])),
+    (re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]*\\?"parameters\\?"\s*:'), Format(llama)),
 )
-"""What a template says that shows a format -> how that is read."""
+"""What a template says that shows a format -> the format."""
 
 
-def _own_format(template: str) -> Callable[[str, Sequence[Tool]], Reading]:
-    """How the calls of a template's model are read."""
+def _own_format(template: str) -> Format:
+    """How the calls of a template's model are written."""
     if template == SCRATCH_TEMPLATE:
-        return one_line
+        return Format(one_line)
     if not renders_tools(template):
-        return hermes  # it was introduced to it
-    for shown, read in FORMATS:
+        return FORMATS[0][1]  # it was introduced to it
+    for shown, found in FORMATS:
         if shown.search(template):
-            return read
+            return found
     raise RolloutError(
         "the chat template tells the model of tools, in a format that is not known here; "
         "pip install renderers, which knows more, or use a chat template that shows <tool_call>"
@@ -168,7 +186,7 @@ def _own_format(template: str) -> Callable[[str, Sequence[Tool]], Reading]:
 # The library ----------------------------------------------------------------------------------------------------------
 
 
-def _library(tokenizer: Any) -> Callable[[list[int], list[dict[str, Any]]], Reading] | None:
+def _library(tokenizer: Any) -> Any:
     """The reader of `renderers` for this tokenizer, if there is one. It is chosen by name, without asking any hub."""
     name = str(getattr(tokenizer, "name_or_path", ""))
     if "/" not in name or find_spec("renderers") is None:
@@ -179,13 +197,12 @@ def _library(tokenizer: Any) -> Callable[[list[int], list[dict[str, Any]]], Read
         return None
     if name not in MODEL_RENDERER_MAP:
         return None
-    renderer = create_renderer(tokenizer)
+    return create_renderer(tokenizer)
 
-    def read(tokens: list[int], tools: list[dict[str, Any]]) -> Reading:
-        for call in renderer.parse_response(tokens, tools=tools).tool_calls:
-            if str(call.status) == "ok" and call.name:
-                yield checked(call.name, call.arguments or {})
-            else:
-                yield ToolCall(name=call.name or "", error=f"the call cannot be read: {call.status}")
 
-    return read
+def _of_library(library: Any, tokens: list[int], tools: list[dict[str, Any]]) -> Reading:
+    for call in library.parse_response(tokens, tools=tools).tool_calls:
+        if str(call.status) == "ok" and call.name:
+            yield checked(call.name, call.arguments or {})
+        else:
+            yield ToolCall(name=call.name or "", error=f"the call cannot be read: {call.status}")

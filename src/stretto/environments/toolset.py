@@ -74,17 +74,38 @@ def schema_of(function: Callable[..., Any]) -> Tool:
 
 
 async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-    """What a function returns: awaited if it is a coroutine, in a thread otherwise."""
+    """What a function returns: awaited if it is a coroutine, in a thread otherwise.
+
+    Whatever it raises comes as an Exception, but for what cancels a coroutine or interrupts the program.
+    """
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
-        return await function(*arguments, **named)
+        try:
+            return await function(*arguments, **named)
+        except SystemExit as error:
+            raise _ordinary(error) from error
     loop = asyncio.get_running_loop()
-    future = loop.run_in_executor(THREADS, partial(function, *arguments, **named))
+    future = loop.run_in_executor(THREADS, partial(_caught, function, *arguments, **named))
     try:
         return await asyncio.shield(future)
     finally:
         if not future.done():
             ABANDONED.add(future)
             future.add_done_callback(_forgotten)
+
+
+def _caught(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+    """A call in a thread. Python itself acts upon some exceptions: those that end programs would leave the event loop,
+    and a StopIteration is lost between thread and loop. In a thread none of them is the user's Ctrl-C."""
+    try:
+        return function(*arguments, **named)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise _ordinary(error) from error
+
+
+def _ordinary(error: BaseException) -> Exception:
+    return RuntimeError(f"it raised {type(error).__name__}: {error}")
 
 
 def _forgotten(future: asyncio.Future[Any]) -> None:

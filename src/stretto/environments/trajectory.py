@@ -90,7 +90,7 @@ async def run_trajectory(
         raise
     except StrettoError as error:
         failure = f"environment: {error}"
-    except Exception as error:  # the user's environment may raise anything; it costs its own trajectory, not the run
+    except (Exception, SystemExit) as error:  # whatever the user's environment raises costs its own trajectory alone
         failure = f"environment: {type(error).__name__}: {error}"
     conversations = handle.conversations()
     if outcome is not None and (wrong := _contradiction(outcome, conversations, calls=handle.calls)):

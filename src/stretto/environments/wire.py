@@ -1,23 +1,30 @@
 """What programs may ask over HTTP: JSON of strangers in, records out. Nothing here knows of a server.
 
 Only what the endpoint answers is read; other keys are left alone, as servers of these APIs do. What would change the
-answer and cannot be done (several choices, images, a tool that must be called) is refused instead of ignored.
+answer and cannot be done (several choices, images, a tool that must be called, tokens drawn in another way than the
+recipe says) is refused instead of ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from stretto.environments.base import Reply, Tool
 from stretto.types import Message
 
 DEEPEST = 32
 """Levels of lists and objects in what a template is given."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "repetition_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,), "bad_words": ([],), "logit_bias": ({},),
+    "allowed_token_ids": (), "stop": ([],), "top_logprobs": (0,),
+}  # fmt: skip
+"""Settings that cannot be had -> the values with which they change nothing; null is another."""
 
 
 class BadRequest(Exception):
@@ -40,6 +47,16 @@ class SamplingWish(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentReply:
+    """A reply in which tools were called, as a client has it."""
+
+    reply: Reply
+    """As the conversation has it."""
+    message: Mapping[str, Any]
+    """As it was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     """A call with messages."""
 
@@ -57,6 +74,8 @@ class ChatCall:
     """Whether it comes with log-probabilities."""
     token_ids: bool
     """Whether it comes with token ids."""
+    tokens_by_id: bool
+    """Whether log-probabilities name tokens by their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +123,14 @@ class _Message(_Read):
     tool_call_id: str | None = None
 
 
+def _no_parameters(given: Any) -> Any:
+    return {"type": "object", "properties": {}} if given is None else given
+
+
 class _ToolFunction(_Read):
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    description: Annotated[str, BeforeValidator(lambda given: given or "")] = ""
+    parameters: Annotated[dict[str, Any], BeforeValidator(_no_parameters)] = _no_parameters(None)
 
 
 class _Tool(_Read):
@@ -119,15 +142,7 @@ class _TextFormat(_Read):
     type: Literal["text"]
 
 
-class _Refused(_Read):
-    """What would change the answer and cannot be done; a request may say that it does not want it."""
-
-    stop: Annotated[list[str], Field(max_length=0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    response_format: _TextFormat | None = None
-
-
-class _Chat(_Refused):
+class _Chat(_Read):
     messages: Annotated[list[_Message], Field(min_length=1, max_length=10_000)]
     tools: list[_Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
@@ -137,9 +152,11 @@ class _Chat(_Refused):
     stream: bool | None = None
     logprobs: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: _TextFormat | None = None
 
 
-class _Sampling(_Refused):
+class _Sampling(_Read):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
     n: Literal[1] | None = None
@@ -152,9 +169,12 @@ class _Generate(_Read):
     request_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-def chat_call(body: Any, replies: Mapping[str, Reply]) -> ChatCall:
-    """A call of /v1/chat/completions. `replies` are those in which tools were called, by the ids of the calls."""
+def chat_call(body: Any, replies: Mapping[str, SentReply], *, ends: Collection[int] = ()) -> ChatCall:
+    """A call of /v1/chat/completions. `replies` are those in which tools were called, by the ids of the calls; `ends`
+    the tokens that end answers."""
     asked = _parsed(_Chat, body)
+    _possible(body, ends)
+    _whole(body)
     tools = [tool.model_dump() for tool in asked.tools or []] if asked.tool_choice != "none" else []
     _shallow(tools)
     return ChatCall(
@@ -165,12 +185,14 @@ def chat_call(body: Any, replies: Mapping[str, Reply]) -> ChatCall:
         stream=bool(asked.stream),
         logprobs=bool(asked.logprobs),
         token_ids=bool(asked.return_token_ids),
+        tokens_by_id=bool(asked.return_tokens_as_token_ids),
     )
 
 
-def token_call(body: Any, *, vocabulary: int) -> TokenCall:
+def token_call(body: Any, *, vocabulary: int, ends: Collection[int] = ()) -> TokenCall:
     """A call of /inference/v1/generate."""
     asked = _parsed(_Generate, body)
+    _possible(body.get("sampling_params") or {}, ends)
     if strange := [token for token in asked.token_ids if not 0 <= token < vocabulary]:
         raise BadRequest(f"token_ids: {strange[0]} is no token of a vocabulary of {vocabulary}")
     return TokenCall(
@@ -182,11 +204,9 @@ def token_call(body: Any, *, vocabulary: int) -> TokenCall:
     )
 
 
-def _message(message: _Message, replies: Mapping[str, Reply]) -> Message:
-    """A message as environments write them; a reply in which tools were called is known by the calls' ids."""
-    known = {id(reply): reply for call in message.tool_calls or () if (reply := replies.get(call.id)) is not None}
-    if message.role == "assistant" and len(known) == 1:
-        return next(iter(known.values()))
+def _message(message: _Message, replies: Mapping[str, SentReply]) -> Message:
+    """A message as environments write them. A reply in which tools were called is known by a call's id; one that was
+    changed since it was sent is another message."""
     content = message.content
     text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
     found: dict[str, Any] = {"role": message.role, "content": text}
@@ -195,14 +215,26 @@ def _message(message: _Message, replies: Mapping[str, Reply]) -> Message:
             {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _arguments(call)}}
             for call in message.tool_calls
         ]
+        sent = replies.get(message.tool_calls[0].id)
+        if sent is not None and message.role == "assistant" and _unchanged(found, sent.message):
+            return sent.reply
     found |= {key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None}
     return found
+
+
+def _unchanged(message: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
+    """White space at the ends of its words does not matter, nor how its arguments are written."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        for call in sent["tool_calls"]
+    ]
+    return bool(message["tool_calls"] == calls and message["content"].strip() == (sent["content"] or "").strip())
 
 
 def _arguments(call: _Call) -> Any:
     """Templates want them as an object."""
     try:
-        found = json.loads(call.function.arguments)
+        found = json.loads(call.function.arguments.strip() or "{}")
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"messages: the arguments of tool call {call.id[:64]!r} are no JSON") from error
     _shallow(found)
@@ -216,14 +248,37 @@ def _shallow(value: Any, depth: int = 0) -> None:
         _shallow(each, depth + 1)
 
 
+def _possible(settings: Mapping[str, Any], ends: Collection[int]) -> None:
+    """Refuses what would change how tokens are drawn; clients may say that they do not want it."""
+    for key, values in NEUTRAL.items():
+        if (given := settings.get(key)) is not None and given not in values:
+            why = "the recipe decides how tokens are drawn"
+            if key == "top_logprobs":
+                why = "log-probabilities are those of the tokens that were drawn"
+            raise BadRequest(f"{key}: {str(given)[:40]} is not possible here: {why}; leave it out")
+    given = settings.get("stop_token_ids") or []
+    if not isinstance(given, list) or not set(map(str, given)) <= set(map(str, ends)):
+        raise BadRequest("stop_token_ids: only those that end answers anyway; the recipe and the model's files decide")
+
+
+def _whole(body: Any) -> None:
+    """Refuses halves of characters, which JSON can write and nothing can encode."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest("the body has half a character in it (a lone surrogate, \\ud800 to \\udfff)") from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deep") from error
+
+
 def _parsed(kind: Any, body: Any) -> Any:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the body"
-        if _Refused.model_fields.keys() & set(first["loc"]):
-            raise BadRequest(f"{where}: cannot be done here, and would change the answer; leave it out") from error
-        raise BadRequest(f"{where}: {first['msg']}") from error
+        # The alternative that was read farthest is the one that was meant.
+        found = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+        where = ".".join(str(part) for part in found["loc"] if "[" not in str(part) and part != "str") or "the body"
+        said = found["msg"].partition(" or instance of")[0].replace("a valid dictionary", "an object")
+        raise BadRequest(f"{where}: {said}") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deep") from error

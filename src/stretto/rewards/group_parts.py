@@ -81,10 +81,10 @@ def _target(target: int | str, answer: JudgedAnswer) -> int:
     if isinstance(target, int):
         return target
     prompt = answer.trajectory.prompt
-    found = prompt.tags.get(target)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
+    found = length.budget(prompt, target)
+    if found is None:
         raise VerdictError(f"prompt {prompt.id} has no number of tokens in the column {target!r}")
-    return int(found)
+    return found
 
 
 def _function(part: FunctionReward, pool: Pool) -> GroupVerdict:

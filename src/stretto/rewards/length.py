@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stretto.types import Prompt
+
 
 def lcpo_exact(tokens: int, *, target: int, alpha: float) -> float:
     """-alpha for every token above or below the target, right or wrong. Aggarwal & Welleck 2025 (L1), eq. 1."""
@@ -22,6 +24,14 @@ def lcpo_max(tokens: int, right: bool, *, target: int, alpha: float, delta: floa
     With `delta` 0.5 it keeps half at the target, and a budget that is passed by a few tokens costs little.
     """
     return min(max(alpha * (target - tokens) + delta, 0.0), 1.0) - 1.0 if right else 0.0
+
+
+def budget(prompt: Prompt, column: str) -> int | None:
+    """The number of tokens that a column of the data has for a prompt, or none."""
+    found = prompt.tags.get(column)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
+        return None
+    return int(found)
 
 
 def kimi(tokens: Sequence[int], right: Sequence[bool]) -> list[float]:

@@ -2,7 +2,7 @@
 it.
 
 Nothing is trained and nothing recorded. Each request is a conversation of its own. Unlike in a training run, a request
-may say at which temperature it is answered, and with which seed.
+may say at which temperature it is answered, with which seed, and at which length up to the context.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stretto.engines.queue import RoutedClient
 from stretto.environments.addresses import Addresses
 from stretto.environments.base import Address, Reply, Tool
 from stretto.environments.chat import ModelHandle, Sampling
+from stretto.environments.render import Renderer
 from stretto.environments.trajectory import EnvironmentBudget
 from stretto.environments.wire import SamplingWish
 from stretto.runtime.answers import VISIT
@@ -31,6 +32,11 @@ class OpenModel:
     def __init__(self, parts: Runtime, sampling: Sampling, *, numbers: count[int]) -> None:
         self.parts, self.sampling, self.numbers = parts, sampling, numbers
         self.handles: dict[int, ModelHandle] = {}
+
+    @property
+    def renderer(self) -> Renderer:
+        """What turns its tokens into text."""
+        return self.parts.renderer
 
     @property
     def context(self) -> int:
@@ -50,25 +56,26 @@ class OpenModel:
         self, messages: Sequence[Message], *, max_new_tokens: int | None = None, tools: Sequence[Tool] = ()
     ) -> Reply:
         """The next assistant message."""
-        handle = self._handle()
+        handle = self._handle(max_new_tokens)
         reply = await handle.chat(messages, max_new_tokens=max_new_tokens, tools=tools)
         self.handles[id(reply)] = handle
         return reply
 
     async def complete(self, tokens: Sequence[int], *, max_new_tokens: int | None = None) -> Completion:
         """What the model says after tokens."""
-        return await self._handle().complete(tokens, max_new_tokens=max_new_tokens)
+        return await self._handle(max_new_tokens).complete(tokens, max_new_tokens=max_new_tokens)
 
     def sampled(self, reply: Reply) -> tuple[list[int], list[float]]:
         """The tokens before a reply, and the log-probabilities of its own."""
         return self.handles.pop(id(reply)).sampled(reply)
 
-    def _handle(self) -> ModelHandle:
+    def _handle(self, longest: int | None) -> ModelHandle:
+        sampling = self.sampling if longest is None else replace(self.sampling, max_new_tokens=longest)
         return ModelHandle(
             prompt=Prompt(id="request", messages=()),
             visit=VISIT,
             attempt=next(self.numbers),
-            sampling=self.sampling,
+            sampling=sampling,
             renderer=self.parts.renderer,
             generate=self._generate,
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from stretto.algorithms.catalog import CATALOG, find_facts
 from stretto.checks.rules.base import CheckContext
+from stretto.checks.rules.own_code import methods_of_tool_class
 from stretto.environments.corpus import Corpus
 from stretto.environments.game import GameEnvironment
 from stretto.environments.program import executable
@@ -31,8 +32,15 @@ from stretto.types import Prompt
 SIGNALS: dict[type[EnvironmentSection], tuple[str, ...]] = {
     SingleTurnSection: ("tokens", "truncated"),
     ProgramSection: (),
+    ToolsSection: ("turns", "tokens", "tool_calls", "tool_errors", "truncated"),
+    GameSection: ("won", "turns", "invalid"),
+    MemorySection: ("chunks", "memory_cut", "memory_characters", "truncated"),
+    ProjectSection: ("files", "missing", "truncated", "notes_characters"),
 }
 """The signals of environments whose signals are known before they run."""
+
+SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl")
+"""How the files end that interpreters are given."""
 
 
 def turns_can_be_credited(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -44,7 +52,8 @@ def turns_can_be_credited(recipe: Recipe, scene: CheckContext) -> Iterator[Probl
         able = ", ".join(name for name, each in CATALOG.items() if each.turns)
         reason = f"turn is not available with {recipe.algorithm.name}"
         yield Problem(field="algorithm.credit", reason=reason, fix=f"use trajectory, or one of {able}")
-    if not isinstance(recipe.environment, (ToolsSection, GameSection, OwnEnvironmentSection)):
+    may = isinstance(recipe.environment, (ToolsSection, GameSection, OwnEnvironmentSection))
+    if not may or methods_of_tool_class(recipe.environment.kind, scene.root):
         reason = f"is turn, and environment {recipe.environment.kind} says of no turn what it was worth"
         fix = "use trajectory, or an environment of your own that returns turn_rewards"
         yield Problem(field="algorithm.credit", reason=reason, fix=fix)
@@ -55,6 +64,8 @@ def tools_have_what_they_read(recipe: Recipe, scene: CheckContext) -> Iterator[P
     section = recipe.environment
     if not isinstance(section, ToolsSection) or scene.planning:
         return
+    if twice := next((name for name in section.tools if section.tools.count(name) > 1), None):
+        yield Problem(field="environment.tools", reason=f"names {twice} more than once", fix="name each tool once")
     if "search" in section.tools:
         try:
             Corpus.read(section.corpus, root=scene.root)
@@ -120,6 +131,10 @@ def programs_can_be_started(recipe: Recipe, scene: CheckContext) -> Iterator[Pro
         reason = f"{section.command[0]} is no program in the recipe's folder or on PATH"
         fix = "correct the name, or make the file executable (chmod +x); a script can be named with its interpreter"
         yield Problem(field="environment.command", reason=reason, fix=fix)
+    script = next((word for word in section.command[1:] if not word.startswith("-")), "")
+    if script.endswith(SCRIPTS) and " " not in script and not (scene.root / script).is_file():
+        reason = f"there is no {script} in the recipe's folder, where the program is started"
+        yield Problem(field="environment.command", reason=reason, fix="correct the name, or write the file")
     if lacking := missing_extra("aiohttp", "environment.kind"):
         yield lacking
 
@@ -138,7 +153,9 @@ def tasksets_are_played(recipe: Recipe, scene: CheckContext) -> Iterator[Problem
 
 def signals_are_given(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
     """What is known of an environment's signals before it runs; most say only afterwards."""
-    known = SIGNALS.get(type(recipe.environment))
+    known = next((names for kind, names in SIGNALS.items() if isinstance(recipe.environment, kind)), None)
+    if methods := methods_of_tool_class(recipe.environment.kind, scene.root):
+        known = (*SIGNALS[ToolsSection], *(("reward",) if "get_reward" in methods else ()))
     for index, part in enumerate(recipe.rewards):
         if known is not None and isinstance(part, SignalReward) and part.signal not in known:
             there = ", ".join(known) or "none"

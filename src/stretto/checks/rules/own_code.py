@@ -5,13 +5,16 @@ Nothing of it is run here; `checks.deep` imports it. Rewards have a rule of thei
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 from stretto import environments, plugins
 from stretto.algorithms.own_facts import announce
 from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem
 from stretto.recipe.schema import Recipe
+from stretto.sandbox import signatures
 
 
 def functions_are_there(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
@@ -29,3 +32,16 @@ def plugins_can_be_found(recipe: Recipe, scene: CheckContext) -> Iterator[Proble
             yield from announce(name, folders)
         elif kind != "source":
             yield from plugins.problems(kind, name, folders, field=field)
+
+
+def methods_of_tool_class(kind: str, root: Path) -> frozenset[str]:
+    """The methods of an environment that is a class of the user's whose public methods are tools, as far as its file
+    tells; none of anything else."""
+    given = plugins.REGISTERED.get(("environment", kind))
+    if given is not None:
+        return frozenset(dir(given) if plugins.tool_methods(given) else ())
+    node = signatures.definition(kind, plugins.folders_of(root)) if plugins.is_plugin(kind) else None
+    if not isinstance(node, ast.ClassDef) or signatures.inherits(node):
+        return frozenset()
+    there = signatures.methods(node)
+    return frozenset(there if "run" not in there and any(map(plugins.is_tool, there)) else ())

@@ -9,7 +9,8 @@ from stretto.checks.rules.base import CheckContext
 from stretto.errors import Problem, RecipeError
 from stretto.models.template_file import template_path
 from stretto.recipe.resolve import taught_alone
-from stretto.recipe.schema import CodeReward, Recipe, RegexReward
+from stretto.recipe.schema import CodeReward, LengthReward, Recipe, RegexReward
+from stretto.rewards.length import budget
 from stretto.types import Prompt
 
 
@@ -62,6 +63,23 @@ def untestable(
                     fix='name the column of the tests, and write them as [{"input": "1 2", "output": "3"}] or '
                     '[{"call": "f", "args": [1, 2], "expected": 3}]',
                 )
+
+
+def budgets_are_told(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """The same as below, of the first prompts."""
+    yield from budgets(recipe, scene.prompts)
+
+
+def budgets(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[Problem]:
+    """A length reward whose target is a column needs a number there in each of these prompts."""
+    for index, part in enumerate(recipe.rewards):
+        target = getattr(part, "target", None)
+        if not isinstance(part, LengthReward) or not isinstance(target, str):
+            continue
+        if lacking := next((prompt for prompt in prompts if budget(prompt, target) is None), None):
+            reason = f"the prompt {_named(lacking)} has no number of tokens in a column {target!r}"
+            fix = f"use a number, or name the column; there are: {', '.join(sorted(lacking.tags)) or 'none'}"
+            yield Problem(field=f"rewards.{index}.target", reason=reason, fix=fix)
 
 
 def answers_can_be_compared(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
