@@ -78,6 +78,25 @@ def test_a_function_is_called_as_its_parameters_are_named(
     assert (call(function, asked("7")), call(function, asked("8"))) == (right, wrong)
 
 
+@pytest.mark.parametrize(
+    ("tags", "reference", "truth"),
+    [
+        ({"reward_model": {"ground_truth": ["7"]}, "ground_truth": None}, "2", ["7"]),
+        ({"reward_model": {"ground_truth": "7"}, "ground_truth": "8"}, None, "8"),
+        ({"reward_model": "judge"}, "9", "9"),
+    ],
+)
+def test_the_truth_is_where_the_data_of_verl_have_it(tags: dict[str, Any], reference: str | None, truth: Any) -> None:
+    told: dict[str, Any] = {}
+    given = asked("7") | {"prompt": {**PROMPT, "tags": tags, "reference": reference}}
+    call(lambda solution_str, ground_truth: told.update(truth=ground_truth), given)
+    assert told["truth"] == truth
+    with pytest.raises(TypeError, match=r"needs 'ground_truth', and this prompt has no .* reward_model.ground_truth"):
+        call(verl, asked("7") | {"prompt": {**PROMPT, "reference": None}})
+    optional = {"prompt": {**PROMPT, "reference": None}}
+    assert call(lambda solution_str, ground_truth=1: ground_truth or 0.0, asked("7") | optional) == 0.0
+
+
 def test_a_function_of_a_group_gets_all_answers() -> None:
     assert call(group, asked("7", "8", "7", group=True)) == [1.0, 0.0, 1.0]
     with pytest.raises(TypeError, match="judges a group, and its file does not show that"):

@@ -153,7 +153,7 @@ def call(function: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
     if form == "stretto" or parameters is None:
         return function(answers[0], prompt, signals[0])
     if form == "verl":
-        return _score_of(function(**_taken(parameters, _verl_columns(answers[0], prompt))))
+        return _score_of(function(**_taken(parameters, _verl_columns(parameters, answers[0], prompt))))
     columns = _trl_columns(parameters, answers[0], prompt, chats=reads_chats(getattr(function, "__code__", None)))
     return _only(function(**_taken(parameters, columns)))
 
@@ -169,13 +169,21 @@ def _taken(parameters: Parameters, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if parameters.words or name in parameters.named}
 
 
-def _verl_columns(answer: str, prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """What verl passes: columns of the data where they have these names."""
+def _verl_columns(parameters: Parameters, answer: str, prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """What verl passes: columns of the data where they have these names. verl's own data have the truth within one."""
     tags = prompt["tags"]
+    within = tags.get("reward_model")
+    told = (tags.get("ground_truth"), within.get("ground_truth") if isinstance(within, Mapping) else None)
+    truth = next((each for each in (*told, prompt["reference"]) if each is not None), None)
+    if truth is None and "ground_truth" in parameters.required:
+        raise TypeError(
+            "the function needs 'ground_truth', and this prompt has no column ground_truth, no "
+            "reward_model.ground_truth and no reference answer"
+        )
     return {
         "data_source": tags.get("data_source"),
         "solution_str": answer,
-        "ground_truth": tags.get("ground_truth", prompt["reference"]),
+        "ground_truth": truth,
         "extra_info": tags.get("extra_info", tags),
     }
 
