@@ -106,6 +106,32 @@ def test_a_call_that_hangs_or_crashes_costs_that_call_only(called):
     assert result.calls[4].value == 4
 
 
+def test_a_function_gains_no_time_by_lines_of_its_own(called):
+    code = (
+        "import os, sys, time\n"
+        "def f():\n"
+        "    for kind in ('loaded 0', 'value 1', 'raised 7'):\n"
+        "        time.sleep(0.3)\n"
+        "        os.write(3, f'{sys._getframe(1).f_locals[\"out\"]._nonce} {kind} null\\n'.encode())\n"
+    )
+    assert called(code, []).calls[0].verdict == "timeout"
+
+
+def test_memory_that_processes_share_counts_once(using):
+    code = (
+        "import mmap, os, time\n"
+        "x, y = bytearray(80 * 2**20), mmap.mmap(-1, 80 * 2**20)\n"
+        "for i in range(0, len(x), 4096): x[i] = y[i] = 1\n"
+        "for n in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(0.3)\n"
+        "        os._exit(sum(y[::4096]) != len(y) // 4096)\n"
+        "print([os.wait()[1] for n in range(3)])\n"
+    )
+    result = using(lambda sandbox: sandbox.run_program(code, limits=ProgramLimits(memory_mb=250)))
+    assert (result.verdict, result.stdout) == ("ok", "[0, 0, 0]\n"), result
+
+
 def test_a_program_that_never_gets_to_its_function_is_not_run_again_for_every_call(called):
     result = called("while True: pass\ndef f(x): return x", *([[n] for n in range(40)]))
     assert [each.verdict for each in result.calls] == ["timeout"] * 40
