@@ -56,6 +56,11 @@ def trl_helped(completions, answer, **kwargs):
     return [float((lambda: said(c))() == a) for c, a in zip(completions, answer, strict=True)]
 
 
+class Judge:
+    def __call__(self, completions, answer, **kwargs):
+        return trl_helped(completions, answer)
+
+
 async def slowly(answer, prompt, signals):
     return own(answer, prompt, signals)
 
@@ -100,6 +105,8 @@ def closed() -> Iterator[None]:
         (trl_chats, "trl", 1.0, 0.0),
         (trl_helped, "trl", 1.0, 0.0),
         (partial(trl_helped, more=1), "trl", 1.0, 0.0),
+        (Judge(), "trl", 1.0, 0.0),
+        (Judge().__call__, "trl", 1.0, 0.0),
         (slowly, "stretto", 1.0, 0.0),
         (trl_slowly, "trl", 1.0, 0.0),
         (verl_slowly, "verl", 1.0, 0.0),

@@ -186,10 +186,8 @@ def reads_chats(function: Callable[..., Any]) -> bool:
     """True for a function that reads the content of messages, as TRL's do where the data are chats: itself, or in
     functions of its file that it names."""
     waiting: list[Any] = [function]
-    for each in waiting:
-        while isinstance(each, partial) or hasattr(each, "__wrapped__"):
-            each = each.func if isinstance(each, partial) else each.__wrapped__
-        if not isinstance(each, FunctionType):
+    for value in waiting:
+        if (each := _function_of(value)) is None:
             continue
         names = set[str]()
         for code in _codes(each.__code__):
@@ -199,6 +197,15 @@ def reads_chats(function: Callable[..., Any]) -> bool:
         named = (each.__globals__.get(name) for name in names)
         waiting += [other for other in named if _module(other) == each.__module__ and other not in waiting]
     return False
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """The function that runs where this is called, or none where that is not written in Python."""
+    while isinstance(value, partial) or hasattr(value, "__wrapped__"):
+        value = value.func if isinstance(value, partial) else value.__wrapped__
+    value = getattr(value, "__func__", value)
+    found: Any = value if isinstance(value, FunctionType) else type(value).__call__
+    return found if isinstance(found, FunctionType) else None
 
 
 def _module(value: Any) -> str | None:
