@@ -117,19 +117,40 @@ def test_a_function_gains_no_time_by_lines_of_its_own(called):
     assert called(code, []).calls[0].verdict == "timeout"
 
 
-def test_memory_that_processes_share_counts_once(using):
-    code = (
-        "import mmap, os, time\n"
-        "x, y = bytearray(80 * 2**20), mmap.mmap(-1, 80 * 2**20)\n"
-        "for i in range(0, len(x), 4096): x[i] = y[i] = 1\n"
+SHARING = """\
+import ctypes, os, threading, time
+size, map = 80 * 2**20, ctypes.CDLL(None).mmap
+map.restype = ctypes.c_void_p
+def shared():
+    found = map(None, ctypes.c_size_t(size), 3, 0x21, -1, ctypes.c_long(0))
+    found = (ctypes.c_char * size).from_address(found)
+    for i in range(0, size, 4096): found[i] = 1
+    return found
+"""
+
+
+def test_shared_memory_counts_and_what_processes_share_counts_once(using):
+    once = (
+        "x, y = bytearray(size), shared()\n"
+        "for i in range(0, size, 4096): x[i] = 1\n"
         "for n in range(3):\n"
         "    if os.fork() == 0:\n"
-        "        time.sleep(0.3)\n"
-        "        os._exit(sum(y[::4096]) != len(y) // 4096)\n"
+        "        time.sleep(0.2)\n"
+        "        os._exit(sum(x[::4096]) != sum(y[::4096]))\n"
         "print([os.wait()[1] for n in range(3)])\n"
     )
-    result = using(lambda sandbox: sandbox.run_program(code, limits=ProgramLimits(memory_mb=250)))
+    several = (  # a thread's children are the program's, too
+        "def start():\n"
+        "    for n in range(4):\n"
+        "        if os.fork() == 0: time.sleep(60 * bool(shared()))\n"
+        "    time.sleep(60)\n"
+        "threading.Thread(target=start).start()\n"
+    )
+    limits = ProgramLimits(memory_mb=250)
+    result = using(lambda sandbox: sandbox.run_program(SHARING + once, limits=limits))
     assert (result.verdict, result.stdout) == ("ok", "[0, 0, 0]\n"), result
+    result = using(lambda sandbox: sandbox.run_program(SHARING + several, limits=limits))
+    assert result.verdict == "memory", result
 
 
 def test_a_program_that_never_gets_to_its_function_is_not_run_again_for_every_call(called):

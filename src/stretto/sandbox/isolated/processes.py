@@ -66,7 +66,12 @@ def exceeds(most: int, proc: int) -> bool:
     reached = {each: _pages(each, proc) for each in list(family(os.getpid(), proc))[1:]}
     if sum(resident for resident, _ in reached.values()) <= most:
         return False
-    return sum(_held(each, resident - of_files, proc) for each, (resident, of_files) in reached.items()) > most
+    held = 0
+    for each, (resident, shared) in sorted(reached.items(), key=lambda told: -told[1][0]):
+        held += _held(each, resident - shared, proc)
+        if held > most:
+            return True
+    return False
 
 
 def _pages(pid: int, proc: int) -> tuple[int, int]:
