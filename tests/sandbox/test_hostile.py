@@ -28,7 +28,7 @@ PROGRAMS = {
         part.partition("\n") for part in Path(__file__).with_name("hostile.txt").read_text("utf-8").split("### ")[1:]
     )
 }
-LIMITS = ProgramLimits(seconds=0.6, memory_mb=128, output_kb=256, scratch_mb=16)
+LIMITS = ProgramLimits(seconds=0.6, memory_mb=256, output_kb=256, scratch_mb=16)
 
 
 def serve(listening: socket.socket, secret: str) -> None:

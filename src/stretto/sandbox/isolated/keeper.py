@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from stretto.sandbox.isolated import child, filters, kernel
-from stretto.sandbox.isolated.processes import exceeds, family, threads_of, write
+from stretto.sandbox.isolated.processes import excess, family, threads_of, write
 from stretto.sandbox.isolated.scratch import remove
 
 MB = 2**20
@@ -215,7 +215,8 @@ def _watch(
     """Waits for the end of the program or makes it: its lines, our verdict if we did, its status, its CPU time."""
     began = call = time.monotonic()
     most = limits["output_kb"] * 1024 + 4096
-    buffer, verdict, size = b"", None, 0
+    buffer, size = b"", 0
+    verdict: str | None = None
     lines: list[str] = []
     steps = _steps(calls)
     due = next(steps)
@@ -233,8 +234,8 @@ def _watch(
             break
         if now - looked >= TICK:  # also while it writes without end
             looked = now
-            if exceeds(limits["memory_mb"] * MB, isolation.proc):
-                verdict = "memory"
+            verdict = excess(limits["memory_mb"] * MB, limits["processes"], isolation.proc)
+            if verdict:
                 break
         ready = dict(waiting.poll(1000 * min(left, TICK if ended >= 0 else TICK / 10)))
         if reading in ready:

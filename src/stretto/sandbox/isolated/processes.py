@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
+from typing import Literal
 
 SHARE = re.compile(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 """A process's share of the memory that lies in no file, private and shared, in its smaps_rollup."""
 REACHED = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 """All of it that a process reaches, in its status."""
+FEW = 6
+"""Processes whose shares are asked for."""
+LOOKS = 2
+"""Times that shares have to be too much: of one that ends between two of them, the others' grow."""
+SLACK = 8
+"""Processes more than a program may have end it: where the kernel limits them, its count is not exactly this one."""
 
 
 def read(proc: int, path: str) -> str:
@@ -58,32 +65,36 @@ def _threads(pid: int, proc: int) -> list[str]:
     return []
 
 
-def exceeds(most: int, proc: int) -> bool:
-    """True if everything that this process has started holds more bytes than `most`; what they share counts once.
+def excess(memory: int, processes: int, proc: int) -> Literal["memory", "error"] | None:
+    """What is too much of everything that this process has started: its bytes, of which those that are shared count
+    once, or its processes, whose number the kernel does not limit for root. None where nothing is.
 
-    The kernel takes a while to say that, so it is asked only where all that they can reach would be more.
+    The kernel takes a while to say who shares what, the more so the busier they are. So it is asked only where all that
+    they can reach would be more, and of few; many are taken to share nothing.
     """
-    reached = {each: _pages(each, proc) for each in list(family(os.getpid(), proc))[1:]}
-    if sum(resident for resident, _ in reached.values()) <= most:
-        return False
-    held = 0
-    for each, (resident, shared) in sorted(reached.items(), key=lambda told: -told[1][0]):
-        held += _held(each, resident - shared, proc)
-        if held > most:
-            return True
-    return False
+    started = list(islice(family(os.getpid(), proc), 1, processes + SLACK + 2))
+    if len(started) > processes + SLACK:
+        return "error"
+    if sum(_reached(each, proc) for each in started) <= memory:
+        return None
+    if len(started) > FEW or all(sum(_held(each, proc) for each in started) > memory for _ in range(LOOKS)):
+        return "memory"
+    return None
 
 
-def _pages(pid: int, proc: int) -> tuple[int, int]:
-    """Bytes that a process reaches, and those of them that are a file's or shared memory."""
-    _, resident, shared, *_ = [*map(int, read(proc, f"{pid}/statm").split()), 0, 0, 0]
-    return resident * resource.getpagesize(), shared * resource.getpagesize()
+def _reached(pid: int, proc: int) -> int:
+    return _told(REACHED, read(proc, f"{pid}/status"))
 
 
-def _held(pid: int, private: int, proc: int) -> int:
-    """A process's share of the memory that is no file's; where the kernel says none, all of it that it reaches."""
-    told = SHARE.findall(read(proc, f"{pid}/smaps_rollup")) or REACHED.findall(read(proc, f"{pid}/status"))
-    return sum(map(int, told)) * 1024 if told else private
+def _held(pid: int, proc: int) -> int:
+    """A process's share, or all that it reaches where the kernel does not say that; none of one that has ended."""
+    share = read(proc, f"{pid}/smaps_rollup")
+    return _told(SHARE, share) if share else _reached(pid, proc)
+
+
+def _told(sizes: re.Pattern[str], text: str) -> int:
+    """The sum of what is found, in bytes."""
+    return 1024 * sum(map(int, sizes.findall(text)))
 
 
 def threads_of(uid: int, proc: int) -> int:
