@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "stretto"
-BASE = {"types", "errors", "extras", "host_memory", "plugins", "recipe.schema", "algorithms.catalog"}
+BASE = {"types", "errors", "extras", "host_memory", "plugins", "readings", "recipe.schema", "algorithms.catalog"}
 """Everyone may import these."""
 EVERYTHING = {path.stem for path in ROOT.iterdir()} - {"api", "bench", "cli", "__main__"}
 MODEL_FACTS = {f"models.{name}" for name in ("source", "plausible", "gguf_header", "adapter_folder", "size")}
@@ -23,6 +23,7 @@ ARROWS = {
     "plugins": {"errors", "recipe.schema", "sandbox"},
     "threads": set(),
     "host_memory": set(),
+    "readings": set(),
     "openmp": set(),
     "recipe": BASE | {"checks.rules", "placement.strategies"},
     "checks": BASE
@@ -130,6 +131,7 @@ TORCH_FREE = (
     "openmp",
     "host_memory",
     "plugins",
+    "readings",
     "recipe",
     "tasks",
     "environments",

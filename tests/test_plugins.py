@@ -209,7 +209,6 @@ SEEN = [
     ("environment", "mine:Derived", None),
     ("environment", "asyncio:sleep", "belongs to Python itself"),
     ("environment", "statistics:play", "has the name of a module of Python's own"),
-    ("reward", "mine:late", "is async, and nobody would await it"),
     ("reward", "mine:short", "takes 1 parameter, not 3"),
     ("reward", "numpy:mean", "belongs to an installed package"),
     ("source", "numpy:load", "belongs to an installed package"),
@@ -236,7 +235,10 @@ def test_what_is_wrong_is_told_with_name_reason_and_fix(kind, name, says, folder
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("reward", "mine:reward"), ("engine", "mine:make"), ("logger", "mine:Log")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("reward", "mine:reward"), ("reward", "mine:late"), ("engine", "mine:make"), ("logger", "mine:Log")],
+)
 def test_the_other_kinds_are_found_alike(kind, name, folders):
     assert found(kind, name, folders) == []
     assert callable(resolve(kind, name, folders, field="here"))

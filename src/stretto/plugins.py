@@ -164,8 +164,8 @@ def _written_wrong(kind: Kind, name: str, folders: Sequence[str]) -> str | None:
     """Why what is written there cannot be called as this kind is, or none."""
     asked, node = KINDS[kind], signatures.definition(name, folders)
     match node:
-        case ast.FunctionDef() if kind == "reward" and (parameters := reward_forms.written(node)):
-            return reward_forms.refusal(parameters)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if kind == "reward" and (told := reward_forms.written(node)):
+            return reward_forms.refusal(told)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return signatures.function_refusal(node, asked.parameters, method=False, asynchronous=asked.asynchronous)
         case ast.ClassDef():
@@ -293,8 +293,8 @@ def _unfit(kind: Kind, found: Any) -> str | None:
             return f"{kept} without a method {asked.method}"
     if not callable(called):
         return f"is not callable; it is {type(called).__name__}"
-    if asked.asynchronous != _is_async(called) and (asked.asynchronous or kind == "reward"):
-        return "is not async" if asked.asynchronous else "is async, and nobody would await it"
+    if asked.asynchronous and not _is_async(called):
+        return "is not async"
     if kind == "reward" and (parameters := reward_forms.Parameters.of(called)):
         return reward_forms.refusal(parameters)
     extra = (None,) if inspect.isclass(found) and asked.method else ()

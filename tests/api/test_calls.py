@@ -341,7 +341,7 @@ class Judge:
 
 
 async def slow(answer, prompt, signals):
-    """A reward that is async."""
+    """It would be a reward, and is nothing else."""
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,6 @@ async def slow(answer, prompt, signals):
     [
         ({"rewards": [3]}, None, None),
         ({"rewards": longer}, "rewards", r"write rewards=\[...\]"),
-        ({"rewards": [slow]}, "rewards.0", "is async, and nobody would await it"),
         ({"rewards": [lambda answer: 1.0]}, "rewards.0", r"takes 1 parameter, not 3: \(answer, prompt, signals\)"),
         ({"rewards": [eval]}, "rewards.0", "is no function of a Python file of yours"),
         ({"rewards": [partial(os.system)]}, "rewards.0", "is no function of a Python file of yours"),

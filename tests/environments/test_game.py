@@ -76,6 +76,24 @@ def test_a_prompt_without_a_secret_of_the_game_is_a_failure(text):
         played(number(), secret(text), ["1"])
 
 
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [
+        ("I say 7!", "7"),
+        ("0", "0"),
+        ("Guess: -5", "-5"),
+        ("My guess is 1,234.", "1234"),
+        ("42.0", "42"),
+        ("between 10-20", "20"),
+        ("first 3, then 41.5", "3"),
+        ("41.5", None),
+        ("none", None),
+    ],
+)
+def test_a_guess_is_the_last_whole_number_as_people_write_it(text, guess):
+    assert number().read(text) == guess
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "-" * 50 + "3", "", "\N{ARABIC-INDIC DIGIT THREE}"])
 def test_hostile_guesses_are_guesses_or_none(text):
     outcome, _ = played(number(turns=2), secret("9"), [text, "9"], context=20_000, limit=6000)

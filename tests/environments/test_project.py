@@ -71,6 +71,7 @@ def test_no_file_can_leave_its_place_in_the_program(text):
         ("no code", (None, "no code")),
         ("```\na\n```\nnotes", ("a\n", "notes")),
         ("```py\na\n```\nand\n```python\nb\n```\n", ("b\n", "")),
+        ("1. Here:\n   ```python\n   if a:\n       b\n   ```\n   notes", ("if a:\n    b\n", "notes")),
         ("```python\nnever closed", (None, "```python\nnever closed")),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.rewards.answer import exact, numbers, numeric, regex
+from stretto.readings import numbers
+from stretto.rewards.answer import exact, numeric, regex
 
 
 @pytest.mark.parametrize(

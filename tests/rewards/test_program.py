@@ -45,6 +45,9 @@ def share() -> Iterator[Callable[..., float]]:
         ("```python\nx = 1\n```\nRun it:\n```bash\npython x.py\n```", "x = 1"),
         ("```python\nx = 1\n", "x = 1"),
         ("   ~~~python3\nx = 1\n   ~~~", "x = 1"),
+        ("1. So:\n   ```python\n   if x:\n       y = '''\n z'''\n   ```\n2. Done", "if x:\n    y = '''\nz'''"),
+        ("\t```\n\n\tx = 1\n\n\t```", "x = 1"),
+        ("  ```\nif x:\n    y\n  ```", "if x:\n    y"),
         ("x = 1", None),
         ("```rust\nfn main() {}\n```", None),
         ("`x = 1`", None),
@@ -73,6 +76,12 @@ def test_a_function_gets_the_share_of_calls_that_it_answers(share):
     assert share(fenced("def square(n):\n    return [0, 1, 4][n]"), SQUARE) == 0.75
     assert share(fenced("def square(n):\n    while n > 2: pass\n    return n * n"), SQUARE, seconds=0.3) == 0.75
     assert share(fenced("def other(n): return n"), SQUARE) == 0.0
+    several = {"fn_name": "f", "inputs": ["[1, 2]\n3", '[]\n"4"', [[5], 6]], "outputs": ["[1, 2, 3]", '"4"', [[5, 6]]]}
+    assert share(fenced("def f(a, b): return [*a, b] if a else b"), several) == 1.0
+    assert share(fenced("def f(a, b): return a[:1]"), several) == 0.0
+    assert share(fenced("def square(n): return n"), {"fn_name": "square", "inputs": [[1]], "outputs": [[1]]}) == 1.0
+    assert share(fenced("def square(n): return n"), {"fn_name": "square", "inputs": [[1]], "outputs": [[1, 2]]}) == 0.0
+    assert share(fenced("def square(n): return n"), [{"call": "square", "args": [1], "expected": [1]}]) == 0.0
     assert share(fenced("def square(n): return"), {"fn_name": "square", "inputs": [[1]], "outputs": [None]}) == 1.0
 
 
@@ -126,6 +135,8 @@ def test_a_sandbox_that_broke_is_no_verdict(share):
         ([{"call": "f", "args": 1, "expected": 1}], "input is no arguments"),
         ([{"call": "f", "args": [], "expected": 1}, {"call": "g", "args": [], "expected": 1}], "several functions"),
         ({"inputs": ["1"], "outputs": []}, "same length"),
+        ({"fn_name": "f", "inputs": ["[1]\n2 3"], "outputs": [1]}, "line 2 of an input is no JSON"),
+        ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "input is no arguments"),
     ],
 )
 def test_tests_that_make_no_sense_are_refused_with_the_reason(tests, reason):

@@ -164,6 +164,15 @@ def test_a_reward_that_raises_marks_its_trajectory_and_no_other(user: str) -> No
     assert "user_rewards.py" in failure
 
 
+def test_a_task_of_arc_without_a_test_pair_has_no_verdict() -> None:
+    grid = [[[1]], [[1]]]
+    launched = [trajectory("```\n```", tags={"family": "a", "train": [grid], "test": test}) for test in ([], [grid])]
+    result = scored(launched, RewardPart(name="grids", kind="arc", pairs="test", deadline=20.0))
+    assert [each.failure for each in result.failed] == [
+        "reward grids: prompt p has no test pair, so there is nothing to find"
+    ]
+
+
 def test_a_group_that_failures_made_too_small_is_dropped_whole(user: str) -> None:
     launched = [
         trajectory("good", id="a", attempt=0),

@@ -161,6 +161,7 @@ def test_hostile_programs_leave_nothing_behind_and_change_nothing(ran):
         ("ignoring every signal", "timeout"),
         ("memory bomb at once", "memory"),
         ("memory in many processes", "memory"),
+        ("time that it grants itself on the descriptor of results", "timeout"),
         ("ten gigabytes printed", "error"),
         ("a shell by exec", "error"),
         ("a connection to this machine", "error"),

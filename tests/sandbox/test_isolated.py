@@ -106,6 +106,53 @@ def test_a_call_that_hangs_or_crashes_costs_that_call_only(called):
     assert result.calls[4].value == 4
 
 
+def test_a_function_gains_no_time_by_lines_of_its_own(called):
+    code = (
+        "import os, sys, time\n"
+        "def f():\n"
+        "    for kind in ('loaded 0', 'value 1', 'raised 7'):\n"
+        "        time.sleep(0.3)\n"
+        "        os.write(3, f'{sys._getframe(1).f_locals[\"out\"]._nonce} {kind} null\\n'.encode())\n"
+    )
+    assert called(code, []).calls[0].verdict == "timeout"
+
+
+SHARING = """\
+import ctypes, os, threading, time
+size, map = 80 * 2**20, ctypes.CDLL(None).mmap
+map.restype = ctypes.c_void_p
+def shared():
+    found = map(None, ctypes.c_size_t(size), 3, 0x21, -1, ctypes.c_long(0))
+    found = (ctypes.c_char * size).from_address(found)
+    for i in range(0, size, 4096): found[i] = 1
+    return found
+"""
+
+
+def test_shared_memory_counts_and_what_processes_share_counts_once(using):
+    once = (
+        "x, y = bytearray(size), shared()\n"
+        "for i in range(0, size, 4096): x[i] = 1\n"
+        "for n in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(0.2)\n"
+        "        os._exit(sum(x[::4096]) != sum(y[::4096]))\n"
+        "print([os.wait()[1] for n in range(3)])\n"
+    )
+    several = (  # a thread's children are the program's, too
+        "def start():\n"
+        "    for n in range(4):\n"
+        "        if os.fork() == 0: time.sleep(60 * bool(shared()))\n"
+        "    time.sleep(60)\n"
+        "threading.Thread(target=start).start()\n"
+    )
+    limits = ProgramLimits(memory_mb=250)
+    result = using(lambda sandbox: sandbox.run_program(SHARING + once, limits=limits))
+    assert (result.verdict, result.stdout) == ("ok", "[0, 0, 0]\n"), result
+    result = using(lambda sandbox: sandbox.run_program(SHARING + several, limits=limits))
+    assert result.verdict == "memory", result
+
+
 def test_a_program_that_never_gets_to_its_function_is_not_run_again_for_every_call(called):
     result = called("while True: pass\ndef f(x): return x", *([[n] for n in range(40)]))
     assert [each.verdict for each in result.calls] == ["timeout"] * 40

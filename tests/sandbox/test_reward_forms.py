@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
-from stretto.sandbox.reward_forms import Parameters, call, form_of, refusal, written
+from stretto.sandbox.reward_forms import Parameters, call, form_of, refusal, runner, written
 
 PROMPT = {
     "id": "p",
@@ -44,6 +44,35 @@ def trl_chats(completions, answer, **kwargs):
     return [float(c[0]["content"] == a) for c, a in zip(completions, answer, strict=True)]
 
 
+def said(completion):
+    return last(completion)["content"] if len(completion) else said(completion)
+
+
+def last(messages):
+    return messages[-1]
+
+
+def trl_helped(completions, answer, **kwargs):
+    return [float((lambda: said(c))() == a) for c, a in zip(completions, answer, strict=True)]
+
+
+class Judge:
+    def __call__(self, completions, answer, **kwargs):
+        return trl_helped(completions, answer)
+
+
+async def slowly(answer, prompt, signals):
+    return own(answer, prompt, signals)
+
+
+async def trl_slowly(completions, answer, **kwargs):
+    return trl_helped(completions, answer)
+
+
+async def verl_slowly(solution_str, ground_truth):
+    return {"score": float(solution_str == ground_truth)}
+
+
 def trl_prompts(prompts, completions, **kwargs):
     return [len(prompts[0]) if completions else 0]
 
@@ -57,6 +86,14 @@ def verl_short(solution_str, ground_truth, **kwargs):
     return float(solution_str == ground_truth) + len(kwargs)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """The event loop of this process's calls ends with them."""
+    yield
+    runner().close()
+    runner.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("function", "form", "right", "wrong"),
     [
@@ -66,6 +103,13 @@ def verl_short(solution_str, ground_truth, **kwargs):
         (trl_texts, "trl", 1.0, 0.0),
         (trl_named, "trl", 2.0, 0.0),
         (trl_chats, "trl", 1.0, 0.0),
+        (trl_helped, "trl", 1.0, 0.0),
+        (partial(trl_helped, more=1), "trl", 1.0, 0.0),
+        (Judge(), "trl", 1.0, 0.0),
+        (Judge().__call__, "trl", 1.0, 0.0),
+        (slowly, "stretto", 1.0, 0.0),
+        (trl_slowly, "trl", 1.0, 0.0),
+        (verl_slowly, "verl", 1.0, 0.0),
         (trl_prompts, "trl", 4.0, 4.0),  # the text of the user: TRL's plain prompts are texts
         (verl, "verl", 1.0, 0.0),
         (verl_short, "verl", 3.0, 2.0),
@@ -78,8 +122,31 @@ def test_a_function_is_called_as_its_parameters_are_named(
     assert (call(function, asked("7")), call(function, asked("8"))) == (right, wrong)
 
 
+@pytest.mark.parametrize(
+    ("tags", "reference", "truth"),
+    [
+        ({"reward_model": {"ground_truth": ["7"]}, "ground_truth": None}, "2", ["7"]),
+        ({"reward_model": {"ground_truth": "7"}, "ground_truth": "8"}, None, "8"),
+        ({"reward_model": "judge"}, "9", "9"),
+    ],
+)
+def test_the_truth_is_where_the_data_of_verl_have_it(tags: dict[str, Any], reference: str | None, truth: Any) -> None:
+    told: dict[str, Any] = {}
+    given = asked("7") | {"prompt": {**PROMPT, "tags": tags, "reference": reference}}
+    call(lambda solution_str, ground_truth: told.update(truth=ground_truth), given)
+    assert told["truth"] == truth
+    with pytest.raises(TypeError, match=r"needs 'ground_truth', and this prompt has no .* reward_model.ground_truth"):
+        call(verl, asked("7") | {"prompt": {**PROMPT, "reference": None}})
+    optional = {"prompt": {**PROMPT, "reference": None}}
+    assert call(lambda solution_str, ground_truth=1: ground_truth or 0.0, asked("7") | optional) == 0.0
+
+
 def test_a_function_of_a_group_gets_all_answers() -> None:
-    assert call(group, asked("7", "8", "7", group=True)) == [1.0, 0.0, 1.0]
+    async def slow_group(answers, prompt, signals):
+        return group(answers, prompt, signals)
+
+    for function in (group, slow_group):
+        assert call(function, asked("7", "8", "7", group=True)) == [1.0, 0.0, 1.0]
     with pytest.raises(TypeError, match="judges a group, and its file does not show that"):
         call(group, asked("7"))
 

@@ -133,6 +133,7 @@ def test_tasks_of_ones_own_are_a_folder_or_a_file(tmp_path: Path):
         ("[]", "lists train and test"),
         ('{"x": 3}', "lists train and test"),
         ({**TASK, "train": [pair(1)]}, "fewer than 2"),
+        ({**TASK, "test": []}, "list test is empty"),
         ({**TASK, "test": [{"input": [[1]]}]}, "no rectangle"),
         ({**TASK, "test": [{"input": [[1], [1, 2]], "output": [[1]]}]}, "no rectangle"),
         ({**TASK, "test": [{"input": [[10]], "output": [[1]]}]}, "no digit"),

@@ -79,6 +79,28 @@ def test_a_row_may_hold_a_whole_chat(tmp_path: Path) -> None:
     assert load_prompts(task(), tmp_path)[0].messages == tuple(chat)
     assert load_prompts(task(columns={"messages": "messages"}), tmp_path)[0].tags == {}
     assert load_prompts(task(system="s"), tmp_path)[0].messages[0] == {"role": "system", "content": "s"}
+    write(tmp_path, {"prompt": chat, "answer": "2"})  # as TRL's and verl's data have it
+    (one,) = load_prompts(task(), tmp_path)
+    assert (one.messages, one.tags, one.reference) == (tuple(chat), {}, "2")
+    write(tmp_path, {"asked": chat, "prompt": "p"})
+    assert load_prompts(task(columns={"prompt": "asked"}), tmp_path)[0].messages == tuple(chat)
+    assert load_prompts(task("<{prompt}>"), tmp_path)[0].messages[-1]["content"] == "<p>"
+
+
+def test_a_reference_answer_may_be_within_a_column(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1+1?"}]
+    verl = {"prompt": chat, "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"answer": 2.5}}
+    write(tmp_path, verl)
+    (one,) = load_prompts(task(), tmp_path)
+    assert (one.reference, one.tags["reward_model"]) == ("2", verl["reward_model"])
+    assert load_prompts(task(columns={"answer": "extra_info.answer"}), tmp_path)[0].reference == "2.5"
+    for other in ({"answer": "3"}, {"extra_info.answer": "3"}):
+        write(tmp_path, {**verl, **other})
+        assert load_prompts(task(columns={"answer": next(iter(other))}), tmp_path)[0].reference == "3"
+    write(tmp_path, {**verl, "reward_model": {"ground_truth": ["2"]}})
+    assert load_prompts(task(), tmp_path)[0].reference is None
+    for column, says in (("reward_model", "neither text nor a number"), ("reward_model.gold", "there is no column")):
+        assert says in refused(tmp_path, task(columns={"answer": column}))[0].reason
 
 
 def test_the_prompt_column_comes_before_the_messages_column_unless_named(tmp_path: Path) -> None:

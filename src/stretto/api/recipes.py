@@ -19,6 +19,7 @@ from stretto.placement.cluster import parse_cluster
 from stretto.placement.plan import Cell, Plan, partly_shared
 from stretto.placement.strategies import find_strategy
 from stretto.plugins import folders_of
+from stretto.readings import numbers
 from stretto.recipe.describe import roles_of
 from stretto.recipe.load import Changes, RecipeSource, folder_of
 from stretto.recipe.schema import Recipe, RewardPart, TaskSection
@@ -112,12 +113,6 @@ def _plan(recipe: Recipe) -> Iterable[Problem]:
     return _too_wide(recipe, plan)
 
 
-def _numbers(text: str) -> Iterable[str]:
-    from stretto.rewards import answer
-
-    return answer.numbers(text)
-
-
 def _tests(prompt: Prompt, column: str) -> str | None:
     from stretto.rewards import parts
 
@@ -176,5 +171,5 @@ def _not_trained(cell: Cell, wide: Sequence[Cell]) -> Iterable[Problem]:
         yield Problem(field="placement.cells", reason=reason, fix=fix)
 
 
-PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=_numbers, tests=_tests)
+PROBES = Lookups(task=_task, rewards=_rewards, plan=_plan, numbers=numbers, tests=_tests)
 """The answers of the real rooms."""

@@ -32,9 +32,9 @@ from stretto.models.stop_tokens import generation_stop_tokens, stop_tokens
 from stretto.models.template_file import use_template
 from stretto.models.tensor_parallel import cut_problems
 from stretto.placement.build import read_cells
+from stretto.readings import numbers
 from stretto.recipe.resolve import longest_prompt
 from stretto.recipe.schema import Recipe, Scratch
-from stretto.rewards import answer
 from stretto.rewards.parts import unreadable_tests
 from stretto.tasks.examples import chats_of
 from stretto.tasks.source import load_prompts, places, split_task
@@ -73,7 +73,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     others, context = other_models(recipe, root, tokenizer)
     context = min(context, int(getattr(config.get_text_config(), "max_position_embeddings", None) or context))
     problems += [
-        *comparisons(recipe, prompts, answer.numbers),
+        *comparisons(recipe, prompts, numbers),
         *budgets(recipe, prompts),
         *untestable(recipe, prompts, unreadable_tests),
         *(row_problems(recipe, prompts, context, tokenizer, root) if learns_from_rows(recipe.algorithm.name) else ()),

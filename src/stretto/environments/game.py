@@ -16,6 +16,7 @@ from itertools import product
 
 from stretto.environments.base import Model
 from stretto.errors import RolloutError
+from stretto.readings import numbers, value
 from stretto.recipe.schema import CodeGame, GameSection, NumberGame
 from stretto.types import Message, Outcome, Prompt
 
@@ -33,13 +34,12 @@ class GameEnvironment:
         match section:
             case NumberGame(range=(low, high)):
                 self.feedback: Feedback = partial(compared, section)
-                self.secrets = [str(value) for value in range(low, high + 1)] if high - low < MOST else []
-                self.guess = re.compile(r"-?[0-9]{1,18}")
+                self.secrets = [str(each) for each in range(low, high + 1)] if high - low < MOST else []
             case CodeGame(alphabet=alphabet, length=length):
                 self.feedback = partial(matched, section)
                 possible = len(alphabet) ** length
                 self.secrets = ["".join(each) for each in product(alphabet, repeat=length)] if possible <= MOST else []
-                self.guess = re.compile(f"[{re.escape(alphabet)}]{{{length}}}")
+                self.code = re.compile(f"[{re.escape(alphabet)}]{{{length}}}")
             case _:
                 raise TypeError(f"there is no game {section!r}")
 
@@ -71,11 +71,13 @@ class GameEnvironment:
         return left[(len(left) - 1) // 2] if left else secret
 
     def read(self, text: str) -> str | None:
-        """The guess in a reply: the last that is one."""
-        found = self.guess.findall(text)
-        if not found:
-            return None
-        return str(int(found[-1])) if isinstance(self.section, NumberGame) else str(found[-1])
+        """The guess in a reply: the last that is one; of numbers, the last whole one, however it is written."""
+        if isinstance(self.section, NumberGame):
+            values = (value(number) for number in numbers(text))
+            found = [str(each.numerator) for each in values if each is not None and each.denominator == 1]
+        else:
+            found = self.code.findall(text)
+        return found[-1] if found else None
 
     def consistent(self, secrets: Sequence[str], guess: str, secret: str) -> list[str]:
         """The secrets that would have been told the same about a guess."""
@@ -84,9 +86,7 @@ class GameEnvironment:
 
     def is_secret(self, text: str | None) -> bool:
         """True for what can be guessed in this game."""
-        if text is None or not self.guess.fullmatch(text) or self.read(text) != text:
-            return False
-        return not self.secrets or text in self.secrets
+        return text is not None and self.read(text) == text and (not self.secrets or text in self.secrets)
 
     def _secret(self, prompt: Prompt) -> str:
         if prompt.reference is None or not self.is_secret(prompt.reference):

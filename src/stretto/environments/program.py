@@ -2,8 +2,9 @@
 
 The program is started once per trajectory, with the address of its model in OPENAI_BASE_URL and OPENAI_API_KEY, which
 the openai client and most agents read by themselves, and the prompt as one JSON object on standard input: `id`,
-`messages` and the task's columns. The reference answer is not in it. What it writes to standard output is the answer
-that rewards judge. An exit code other than 0 is a failure of the program, not an answer of the model.
+`messages` and the task's columns. The reference answer is not in it, unless another column holds it too. What it
+writes to standard output is the answer that rewards judge. An exit code other than 0 is a failure of the program, not
+an answer of the model.
 
 It is the user's own program and runs with the user's rights. It ends with its trajectory, and so does what it started.
 """

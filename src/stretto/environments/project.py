@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from stretto.environments.base import Model
 from stretto.errors import RolloutError
+from stretto.readings import dedented
 from stretto.recipe.schema import ProjectSection
 from stretto.types import Message, Outcome, Prompt
 
-BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^([ \t]*)```[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 """A block of code."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.py")
 BUNDLE = """\
@@ -82,7 +83,7 @@ def taken_apart(text: str) -> tuple[str | None, str]:
     blocks = list(BLOCK.finditer(text))
     if not blocks:
         return None, text.strip()
-    return blocks[-1][1], text[blocks[-1].end() :].strip()
+    return dedented(blocks[-1][2], blocks[-1][1]), text[blocks[-1].end() :].strip()
 
 
 def bundled(files: Mapping[str, str]) -> str:

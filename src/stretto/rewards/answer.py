@@ -8,39 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
-from fractions import Fraction
 from typing import Literal
+
+from stretto.readings import numbers, value
 
 Pick = Literal["last", "first", "only"]
 Compare = Literal["exact", "numeric"]
-
-NUMBER = re.compile(
-    r"""
-    (?: (?<![\w)\]}%]) [-+\N{MINUS SIGN}] )?+      # a sign, unless it stands between operands: 5-3 holds 5 and 3
-    (?: [0-9]{1,3}+ (?: ,[0-9]{3} )+ (?![0-9])     # 1,234,567
-      | [0-9]++                                    # 1234
-      | (?<![\w.]) (?= \.[0-9] )                   # .5
-    )
-    (?: \.[0-9]++ )?+                              # so the full stop of "7." is not part of it
-    (?: [eE] [-+]? [0-9]{1,3}+ (?![0-9]) )?
-    (?: (?<=[0-9]) / (?=0*[1-9]) [0-9]++ (?![.,]?[0-9]) )?   # 3/4, but nothing divided by zero
-    """,
-    re.VERBOSE,
-)
-"""A number in running text. Without nested repetition, so that it reads any text in linear time."""
-MAX_CHARACTERS = 1000
-"""Longer numbers equal nothing: exact arithmetic on them would be a way to stall us."""
 
 
 def exact(answer: str, reference: str) -> float:
     """1 if both texts are equal but for white space around them."""
     return float(answer.strip() == reference.strip())
-
-
-def numbers(text: str) -> Iterator[str]:
-    """Every number in a text, as it is written there."""
-    return (match.group() for match in NUMBER.finditer(text))
 
 
 def numeric(answer: str, reference: str, pick: Pick) -> float:
@@ -49,7 +27,7 @@ def numeric(answer: str, reference: str, pick: Pick) -> float:
     if len(wanted) != 1:
         raise ValueError(f"the reference answer {reference[:80]!r} holds {len(wanted)} numbers instead of one")
     found = _picked(numbers(answer), pick)
-    return float(found is not None and _value(found) == _value(wanted[0]) is not None)
+    return float(found is not None and value(found) == value(wanted[0]) is not None)
 
 
 def regex(answer: str, reference: str, pattern: str, pick: Pick, compare: Compare) -> float:
@@ -85,11 +63,3 @@ def _picked(found: Iterator[str], pick: Pick) -> str | None:
             return None
         last = another
     return last
-
-
-def _value(number: str) -> Fraction | None:
-    """Its exact value, or none where it is too long to be meant."""
-    if len(number) > MAX_CHARACTERS:
-        return None
-    numerator, _, denominator = number.replace(",", "").replace("\N{MINUS SIGN}", "-").partition("/")
-    return Fraction(Decimal(numerator)) / int(denominator or 1)

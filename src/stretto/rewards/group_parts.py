@@ -41,7 +41,7 @@ def form(kind: str, pool: Pool) -> Form:
     if kind in pool.functions:
         return form_of(Parameters.of(pool.functions[kind]))
     node = definition(kind, pool.paths)
-    return form_of(written(node) if isinstance(node, ast.FunctionDef) else None)
+    return form_of(written(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else None)
 
 
 def build_group(part: RewardPart, pool: Pool) -> GroupVerdict:

@@ -232,6 +232,8 @@ def _arc(part: ArcReward, sandbox: Sandbox) -> Verdict:
         tags = trajectory.prompt.tags
         if not {"train", "test", "family"} <= tags.keys():
             raise VerdictError(f"prompt {trajectory.prompt.id} is not of an arc source, so it has no grids")
+        if not tags["test"]:
+            raise VerdictError(f"prompt {trajectory.prompt.id} has no test pair, so there is nothing to find")
         pairs = [*(tags["train"] if part.pairs == "all" else ()), *tags["test"]]
         score = await grid_score(observed(trajectory).answer, pairs, sandbox, _limits(part))
         return score.reward(valid=part.valid, cells=part.cells)

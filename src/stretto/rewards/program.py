@@ -3,7 +3,8 @@
 The program gets the inputs of the tests and never what is expected of it. The tests are in a column of the row, in the
 forms that datasets have: `[{"input": text, "output": text}]` for programs that read and print, and
 `[{"call": name, "args": [...], "expected": value}]` for functions; also `{"inputs": [...], "outputs": [...]}`, with
-`fn_name` for functions, as APPS and TACO have it.
+`fn_name` for functions, as APPS and TACO have it: there the arguments may be a text with the JSON of one on each line,
+and what is expected may stand in a list of one, as their own evaluators take it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.errors import VerdictError
+from stretto.readings import dedented
 from stretto.sandbox.isolated.programs import Sandbox
 from stretto.sandbox.isolated.records import CallResult, Calls, ProgramLimits
 
-FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([A-Za-z0-9_+-]*)[^\n]*$", re.MULTILINE)
+FENCE = re.compile(r"^([ \t]*)(?:```|~~~)[ \t]*([A-Za-z0-9_+-]*)[^\n]*$", re.MULTILINE)
 """A line that opens or closes a block of code."""
 PYTHON = frozenset({"", "python", "py", "python3"})
 """What blocks of a program are marked with."""
@@ -37,6 +40,8 @@ class ProgramTests:
     """Texts to read, or arguments: a list, or a mapping of names."""
     outputs: tuple[Any, ...]
     """Texts that should be printed, or values that should be returned."""
+    wrapped: bool = False
+    """True if a value that should be returned may also be the one that a list of one holds."""
 
     @classmethod
     def read(cls, value: Any) -> ProgramTests:
@@ -46,7 +51,10 @@ class ProgramTests:
             inputs, outputs, function = value["inputs"], value["outputs"], value.get("fn_name")
             if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
                 raise ValueError("inputs and outputs are not lists of the same length")
-            found = cls(function=function, inputs=tuple(inputs), outputs=tuple(outputs))
+            if function:
+                outputs = [_stated(*each) for each in zip(inputs, outputs, strict=True)]
+                inputs = [_arguments(each) for each in inputs]
+            found = cls(function=function, inputs=tuple(inputs), outputs=tuple(outputs), wrapped=bool(function))
         elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
             found = cls._of_list(value)
         else:
@@ -82,6 +90,27 @@ def _loaded(value: Any) -> Any:
         raise ValueError(f"they are no JSON: {error}") from None
 
 
+def _arguments(given: Any) -> Any:
+    """Arguments as they are, or those that a text has, one on each line."""
+    if not isinstance(given, str):
+        return given
+    found = []
+    for number, line in enumerate(given.split("\n"), 1):
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            raise ValueError(f"line {number} of an input is no JSON") from None
+    return found
+
+
+def _stated(given: Any, expected: Any) -> Any:
+    """What is expected; beside arguments that are a text it is JSON too, if it can be."""
+    if isinstance(given, str) and isinstance(expected, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(expected)
+    return expected
+
+
 def program_in(answer: str) -> str | None:
     """The last block of code in an answer; one that is not closed goes to the end. None where there is no block.
 
@@ -90,8 +119,9 @@ def program_in(answer: str) -> str | None:
     fences = list(FENCE.finditer(answer))
     for place in range((len(fences) - 1) // 2 * 2, -1, -2):
         end = fences[place + 1].start() if place + 1 < len(fences) else len(answer)
-        if fences[place].group(1).lower() in PYTHON:
-            return answer[fences[place].end() : end].strip("\n")
+        indentation, language = fences[place].groups()
+        if language.lower() in PYTHON:
+            return dedented(answer[fences[place].end() : end].strip("\n"), indentation)
     return None
 
 
@@ -109,7 +139,7 @@ async def passed(
     else:
         calls = Calls(function=tests.function, arguments=tests.inputs)
         result = await sandbox.run_program(program, calls=calls, limits=limits)
-        right = [_judge(call) and same(call.value, wanted) for call, wanted in _pairs(result.calls, tests)]
+        right = [_judge(call) and _returned(call.value, wanted, tests) for call, wanted in _pairs(result.calls, tests)]
     share = sum(right) / len(tests.inputs)
     return float(share == 1.0) if all_or_nothing else share
 
@@ -139,6 +169,12 @@ def _judge(call: CallResult) -> bool:
 
 def _pairs(calls: tuple[CallResult, ...], tests: ProgramTests) -> list[tuple[CallResult, Any]]:
     return list(zip(calls, tests.outputs, strict=True))
+
+
+def _returned(value: Any, expected: Any, tests: ProgramTests) -> bool:
+    """True if a function has returned what it should."""
+    unwrapped = tests.wrapped and isinstance(expected, list) and len(expected) == 1
+    return same(value, expected) or (unwrapped and same(value, expected[0]))
 
 
 def same(value: Any, expected: Any) -> bool:

@@ -7,17 +7,21 @@
 
 Only names tell them apart: by position, a function of verl's would be given an answer for its data source. `call` runs
 in a worker process, where the function is at hand; `written` reads the same from a syntax tree and runs nothing.
-Functions of TRL's and verl's are given one answer at a time.
+Functions of TRL's and verl's are given one answer at a time. Any of them may be async.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
-from typing import Any, Literal
+from functools import cache, partial
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import asyncio
 
 Form = Literal["stretto", "group", "trl", "verl"]
 
@@ -146,22 +150,75 @@ def call(function: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
             "its file does not show that; write it, or a function that calls it, into a file beside the recipe"
         )
     if form == "group":
-        found = function(answers, prompt, signals)
+        found = _awaited(function(answers, prompt, signals))
         if isinstance(found, str | Mapping) or not hasattr(found, "__len__") or len(found) != len(answers):
             raise TypeError(f"the function returned {found!r:.80}, and no list with a number for each answer")
         return list(found)
     if form == "stretto" or parameters is None:
-        return function(answers[0], prompt, signals[0])
+        return _awaited(function(answers[0], prompt, signals[0]))
     if form == "verl":
-        return _score_of(function(**_taken(parameters, _verl_columns(answers[0], prompt))))
-    columns = _trl_columns(parameters, answers[0], prompt, chats=reads_chats(getattr(function, "__code__", None)))
-    return _only(function(**_taken(parameters, columns)))
+        return _score_of(_awaited(function(**_taken(parameters, _verl_columns(parameters, answers[0], prompt)))))
+    columns = _trl_columns(parameters, answers[0], prompt, chats=reads_chats(function))
+    return _only(_awaited(function(**_taken(parameters, columns))))
 
 
-def reads_chats(code: CodeType | None) -> bool:
-    """True for a function that reads the content of messages, as TRL's do where the data are chats."""
-    constants = code.co_consts if code else ()
-    return "content" in constants or any(reads_chats(each) for each in constants if isinstance(each, CodeType))
+def _awaited(value: Any) -> Any:
+    """What a function returned, or, of an async one, what it comes to."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    return runner().run(wait())
+
+
+@cache
+def runner() -> asyncio.Runner:
+    """The event loop of this process's calls: one for all of them, so that they share what they keep there, such as the
+    servers of a sandbox or a client's connections."""
+    import asyncio  # only here: most functions are not async
+
+    return asyncio.Runner()
+
+
+def reads_chats(function: Callable[..., Any]) -> bool:
+    """True for a function that reads the content of messages, as TRL's do where the data are chats: itself, or in
+    functions of its file that it names."""
+    waiting: list[Any] = [function]
+    for value in waiting:
+        if (each := _function_of(value)) is None:
+            continue
+        names = set[str]()
+        for code in _codes(each.__code__):
+            if "content" in code.co_consts:
+                return True
+            names.update(code.co_names)
+        named = (each.__globals__.get(name) for name in names)
+        waiting += [other for other in named if _module(other) == each.__module__ and other not in waiting]
+    return False
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """The function that runs where this is called, or none where that is not written in Python."""
+    while isinstance(value, partial) or hasattr(value, "__wrapped__"):
+        value = value.func if isinstance(value, partial) else value.__wrapped__
+    value = getattr(value, "__func__", value)
+    found: Any = value if isinstance(value, FunctionType) else type(value).__call__
+    return found if isinstance(found, FunctionType) else None
+
+
+def _module(value: Any) -> str | None:
+    """The module that a function is written in."""
+    return value.__module__ if isinstance(value, FunctionType) else None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of those within it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
 
 
 def _taken(parameters: Parameters, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,13 +226,21 @@ def _taken(parameters: Parameters, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if parameters.words or name in parameters.named}
 
 
-def _verl_columns(answer: str, prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """What verl passes: columns of the data where they have these names."""
+def _verl_columns(parameters: Parameters, answer: str, prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """What verl passes: columns of the data where they have these names. verl's own data have the truth within one."""
     tags = prompt["tags"]
+    within = tags.get("reward_model")
+    told = (tags.get("ground_truth"), within.get("ground_truth") if isinstance(within, Mapping) else None)
+    truth = next((each for each in (*told, prompt["reference"]) if each is not None), None)
+    if truth is None and "ground_truth" in parameters.required:
+        raise TypeError(
+            "the function needs 'ground_truth', and this prompt has no column ground_truth, no "
+            "reward_model.ground_truth and no reference answer"
+        )
     return {
         "data_source": tags.get("data_source"),
         "solution_str": answer,
-        "ground_truth": tags.get("ground_truth", prompt["reference"]),
+        "ground_truth": truth,
         "extra_info": tags.get("extra_info", tags),
     }
 

@@ -132,6 +132,8 @@ def _wrong(task: Any) -> str | None:
     pairs = [*task["train"], *task["test"]]
     if len(task["train"]) < FEWEST:
         return f"it has fewer than {FEWEST} pairs to learn from"
+    if not task["test"]:
+        return "its list test is empty, so there is nothing to find"
     for pair in pairs:
         for side in ("input", "output"):
             grid = pair.get(side) if isinstance(pair, dict) else None

@@ -20,6 +20,11 @@ from stretto.types import Message, Prompt
 LONGEST_ID = 1000
 """Characters of an id, which every record of a run repeats."""
 
+TRUTH = "reward_model.ground_truth"
+"""Where verl's data have the reference answer."""
+ABSENT = object()
+"""What is not in a row."""
+
 ROLES = ("system", "user", "assistant", "tool")
 
 Row = Mapping[str, Any]
@@ -43,7 +48,7 @@ class Columns:
     id: str | None
     """Column of the id, or none: then the id is a hash of the row's content."""
     answer: str | None
-    """Column of the reference answer, or none."""
+    """Column of the reference answer, or column.key for a value within it, or none."""
     prompt: str | None
     """Column of the user's message, or none."""
     messages: str | None
@@ -58,22 +63,24 @@ class Columns:
         """Finds the columns in the first row. RowError naming what is missing and what there is."""
         named = source.columns
         for role, column in named.items():
-            if column not in first:
+            if (_within(first, column) is ABSENT) if role == "answer" else column not in first:
                 field = f"task.source.columns.{role}"
                 raise RowError(f"there is no column {column!r}", pick_one(column, first), field)
         if task.prompt is not None:
             wrong = next(template_problems(task.prompt, list(first)), None)
             if wrong is not None:
                 raise RowError(wrong.reason, wrong.fix, wrong.field)
-        whole = task.prompt is None and ("messages" in named or ("prompt" not in named and "prompt" not in first))
-        messages = named.get("messages", "messages") if whole else None
+        asked = named.get("prompt", "prompt")
+        chats = "messages" not in named and isinstance(first.get(asked), list)  # as TRL's and verl's data have it
+        whole = task.prompt is None and (chats or "messages" in named or (asked == "prompt" and asked not in first))
+        messages = (asked if chats else named.get("messages", "messages")) if whole else None
         if messages is not None and messages not in first:
             fix = f"name the column with the question here; {pick_one('prompt', first)}"
             raise RowError("there is no column 'prompt'", fix, "task.source.columns.prompt")
         return cls(
             id=named.get("id", "id" if "id" in first else None),
-            answer=named.get("answer", "answer" if "answer" in first else None),
-            prompt=named.get("prompt", "prompt") if task.prompt is None and not whole else None,
+            answer=named.get("answer", _answer_in(first)),
+            prompt=asked if task.prompt is None and not whole else None,
             messages=messages,
             template=task.prompt,
             system=task.system,
@@ -106,11 +113,11 @@ class Columns:
         return name
 
     def _reference(self, row: Row) -> str | None:
-        answer = None if self.answer is None else row.get(self.answer)
+        answer = ABSENT if self.answer is None else _within(row, self.answer)
         if isinstance(answer, list | dict):
-            fix = "write it as text, or name another column in task.source.columns.answer"
+            fix = "write it as text, or name another column, or column.key, in task.source.columns.answer"
             raise RowError(f"the answer in column {self.answer!r} is neither text nor a number", fix)
-        return None if answer is None else as_text(answer)
+        return None if answer is None or answer is ABSENT else as_text(answer)
 
     def _chat(self, row: Row) -> tuple[Message, ...]:
         if self.messages is not None:
@@ -144,6 +151,23 @@ def _column(row: Row, name: str) -> Any:
     if name not in row:
         raise RowError(f"there is no column {name!r}, which the first row has", pick_one(name, row))
     return row[name]
+
+
+def _within(row: Row, name: str) -> Any:
+    """What a column holds, or, named `column.key`, a value within it; ABSENT where there is none."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for key in name.split("."):
+        value = value.get(key, ABSENT) if isinstance(value, Mapping) else ABSENT
+    return value
+
+
+def _answer_in(first: Row) -> str | None:
+    """Where the reference answer is if nobody says it."""
+    if "answer" in first:
+        return "answer"
+    return TRUTH if isinstance(_within(first, TRUTH), str | int | float) else None
 
 
 def messages_in(value: Any, column: str) -> tuple[Message, ...]:

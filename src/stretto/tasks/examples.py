@@ -40,13 +40,11 @@ def reader_of(task: TaskSection, source: ColumnsSource, first: Row) -> RowReader
         return Questions(columns=Columns.of(task, source, first))
     pairs = PairColumns.of(dict(source.columns), source.ranking, first) if source.rows == "pairs" else None
     named = dict(source.columns)
-    asked = named.get("prompt", "prompt")
     if task.prompt is None and pairs is not None and pairs.question(first) is not None:
-        return Pairs(columns=_asking(task, source, {**first, QUESTION: pairs.question(first)}, QUESTION), pairs=pairs)
-    if task.prompt is None and "messages" not in named and isinstance(first.get(asked), list):
-        columns = _asking(task, source, first, asked)
-    else:
-        columns = Columns.of(task, source, first)
+        others = {key: name for key, name in source.columns.items() if key not in ("prompt", "messages")}
+        asking = source.model_copy(update={"columns": {**others, "messages": QUESTION}})
+        return Pairs(columns=Columns.of(task, asking, {**first, QUESTION: pairs.question(first)}), pairs=pairs)
+    columns = Columns.of(task, source, first)
     if pairs is not None:
         return Pairs(columns=columns, pairs=pairs)
     answer = named.get("answer")
@@ -61,12 +59,6 @@ def reader_of(task: TaskSection, source: ColumnsSource, first: Row) -> RowReader
 def _ends_with_an_answer(chat: Any) -> bool:
     last = chat[-1] if isinstance(chat, list) and chat else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
-
-
-def _asking(task: TaskSection, source: ColumnsSource, first: Row, column: str) -> Columns:
-    """Columns whose question is a chat in this column."""
-    others = {key: name for key, name in source.columns.items() if key not in ("prompt", "messages")}
-    return Columns.of(task, source.model_copy(update={"columns": {**others, "messages": column}}), first)
 
 
 class RowReader(Protocol):

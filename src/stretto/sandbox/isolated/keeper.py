@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from stretto.sandbox.isolated import child, filters, kernel
+from stretto.sandbox.isolated.processes import excess, family, threads_of, write
 from stretto.sandbox.isolated.scratch import remove
 
 MB = 2**20
@@ -94,7 +95,7 @@ def _kept(request: Mapping[str, Any], isolation: Isolation, scratch: str) -> dic
     os.close(writing)
     os.close(streams[0])
     with suppress(OSError):  # where memory runs out, the kernel is to take the program and nobody else
-        _write_proc(isolation.proc, f"{pid}/oom_score_adj", "1000")
+        write(isolation.proc, f"{pid}/oom_score_adj", "1000")
     try:
         lines, verdict, status, cpu = _watch(pid, reading, request["limits"], nonce, isolation, len(_calls(request)))
     except Unwanted:
@@ -162,7 +163,7 @@ def _become(
     """The new process: gives up what it could do harm with, in an order in which each step is still allowed."""
     leave = os._exit  # nothing that the program breaks may lead back to where this was called
     try:
-        others = 0 if isolation.namespaces or isolation.uid is not None else _processes_of(os.getuid(), isolation.proc)
+        others = 0 if isolation.namespaces or isolation.uid is not None else threads_of(os.getuid(), isolation.proc)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL if number != signal.SIGPIPE else signal.SIG_IGN)
         os.setsid()
@@ -214,8 +215,11 @@ def _watch(
     """Waits for the end of the program or makes it: its lines, our verdict if we did, its status, its CPU time."""
     began = call = time.monotonic()
     most = limits["output_kb"] * 1024 + 4096
-    buffer, verdict, size = b"", None, 0
+    buffer, size = b"", 0
+    verdict: str | None = None
     lines: list[str] = []
+    steps = _steps(calls)
+    due = next(steps)
     ended = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
     waiting = select.poll()
     waiting.register(reading, select.POLLIN)
@@ -230,8 +234,8 @@ def _watch(
             break
         if now - looked >= TICK:  # also while it writes without end
             looked = now
-            if _memory(pid, isolation.proc) > limits["memory_mb"] * MB:
-                verdict = "memory"
+            verdict = excess(limits["memory_mb"] * MB, limits["processes"], isolation.proc)
+            if verdict:
                 break
         ready = dict(waiting.poll(1000 * min(left, TICK if ended >= 0 else TICK / 10)))
         if reading in ready:
@@ -240,9 +244,11 @@ def _watch(
                 waiting.unregister(reading)
             buffer, size = buffer + more, size + len(more)
             *whole, buffer = buffer.split(b"\n")
-            mine = [line for line in whole if line.startswith(nonce.encode() + b" ")]
-            lines += [line[len(nonce) + 1 :].decode("ascii", "replace") for line in mine]
-            call = time.monotonic() if mine else call
+            for line in whole:
+                if line.startswith(nonce.encode() + b" "):
+                    lines.append(line[len(nonce) + 1 :].decode("ascii", "replace"))
+                    if lines[-1].startswith(due):
+                        call, due = time.monotonic(), next(steps, ())
             if size > most or len(lines) > calls + 4:
                 verdict = "error"
                 break
@@ -251,6 +257,16 @@ def _watch(
             break
     status, cpu = _bury(pid)
     return lines, verdict, status, cpu
+
+
+def _steps(calls: int) -> Iterator[tuple[str, ...]]:
+    """How the lines begin after which the clock of a call starts anew, in their order: a program that writes others to
+    its descriptor gains no time by them."""
+    yield ("begun 0 ",)
+    if calls:
+        yield ("loaded 0 ",)
+    for number in range(calls):
+        yield (f"value {number} ", f"raised {number} ")
 
 
 def _bury(pid: int) -> tuple[int, float]:
@@ -275,52 +291,6 @@ def _judged(status: int, cpu: float, limits: Mapping[str, Any], sizes: list[int]
     if status == -signal.SIGKILL:
         return "memory"
     return "ok" if status == 0 and max(sizes) < most else "error"
-
-
-def _read_proc(proc: int, path: str) -> str:
-    if proc < 0:
-        return ""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-        try:
-            return os.read(descriptor, 65536).decode("ascii", "replace")
-        finally:
-            os.close(descriptor)
-    return ""
-
-
-def _write_proc(proc: int, path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        os.write(descriptor, text.encode("ascii"))
-    finally:
-        os.close(descriptor)
-
-
-def family(pid: int, proc: int) -> Iterator[int]:
-    """The process and everything that it has started and that lives."""
-    yield pid
-    for each in _read_proc(proc, f"{pid}/task/{pid}/children").split():
-        yield from family(int(each), proc)
-
-
-def _memory(pid: int, proc: int) -> int:
-    """Bytes that a process and its family have to themselves."""
-    pages = 0
-    for each in family(pid, proc):
-        numbers = _read_proc(proc, f"{each}/statm").split()
-        pages += int(numbers[1]) - int(numbers[2]) if len(numbers) > 2 else 0
-    return pages * resource.getpagesize()
-
-
-def _processes_of(uid: int, proc: int) -> int:
-    """Threads of a user, because the limit on processes counts those; roughly, where programs share their user."""
-    count = 0
-    for name in os.listdir(proc) if proc >= 0 else ():
-        with suppress(OSError):
-            if name.isdigit() and os.stat(name, dir_fd=proc).st_uid == uid:
-                count += os.stat(f"{name}/task", dir_fd=proc).st_nlink - 2  # a folder for each thread
-    return count
 
 
 def _sweep(proc: int) -> None:
