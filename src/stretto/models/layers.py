@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 ROUTERS = ("Router", "Gating")
@@ -44,9 +45,11 @@ def linear_layers(network: nn.Module, head: nn.Module | None) -> Mapping[str, nn
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """True for a linear layer that computes as one, whatever its class."""
+    """True for a linear layer that computes as one, whatever its class; not where others read its weight past it."""
     kind = type(layer)
-    return isinstance(layer, nn.Linear) and (kind.forward is nn.Linear.forward or kind.__name__ in SAME_PRODUCT)
+    if not isinstance(layer, nn.Linear) or kind is NonDynamicallyQuantizableLinear:
+        return False
+    return kind.forward is nn.Linear.forward or kind.__name__ in SAME_PRODUCT
 
 
 def expert_names(network: nn.Module) -> list[tuple[str, str]]:
