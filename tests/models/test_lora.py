@@ -170,7 +170,7 @@ def test_what_chooses_among_experts_stays_as_it_is_and_all_else_is_adapted(quant
             assert not any(isinstance(network.get_submodule(name), kept) for name in router_names(network)), family
         routers, head = router_names(network), network.get_output_embeddings()
         layers, names = linear_layers(network, head), {name for name, _ in expert_names(network)}
-        assert routers and names, family
+        assert routers and bool(names) != quantised, family
         add_adapter(network, LORA, seed=0)
         trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
         assert not any(name.startswith(f"{router}.") for name in trained for router in routers), family

@@ -234,8 +234,8 @@ def test_linear_layers_of_another_class_are_stored_and_convolutions_are_not():
     for config, kind in ((falcon, "FalconLinear"), (conv, "Linear")):
         network = AutoModelForCausalLM.from_config(config)
         wanted = {name for name, layer in network.named_modules() if type(layer).__name__ == kind} - {"lm_head"}
-        states = torch.randn(3, 64)
         name = min(wanted)
+        states = torch.randn(3, network.get_submodule(name).in_features)
         expected = network.get_submodule(name)(states)
         quantise(network, "int8", CPU)
         assert {name for name, layer in network.named_modules() if isinstance(layer, QuantisedLinear)} == wanted
