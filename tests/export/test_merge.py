@@ -178,6 +178,7 @@ def test_a_model_on_few_bits_is_merged_as_the_run_read_it_or_onto_the_base_as_it
     assert pushed.merged and "frozen in int8" in (pushed.folder / "README.md").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")  # PEFT looks for layers of these names
 def test_adapters_of_experts_are_merged_and_gone_on_with(tmp_path):
     mixture_in(tmp_path / "mixture")
     run = run_of(tmp_path, tmp_path / "mixture", model__adapter=ADAPTER)
