@@ -180,7 +180,8 @@ def test_what_chooses_among_experts_stays_as_it_is_and_all_else_is_adapted(quant
 
 
 def test_layers_of_a_mixture_that_peft_would_take_for_others_are_adapted_where_they_are_named():
-    for targets, ends in ((("gate_proj", "q_b_proj"), {"gate_proj", "q_b_proj"}), ("attention", {"self_attn"})):
+    named = {("gate_proj",): {"gate_proj"}, ("gate_proj", "q_b_proj"): {"gate_proj", "q_b_proj"}}
+    for targets, ends in {**named, "attention": {"self_attn"}}.items():
         network = mixture("deepseek_v3")
         add_adapter(network, Adapter(rank=2, targets=targets), seed=0)
         trained = [name.partition(".lora_")[0] for name, weight in network.named_parameters() if weight.requires_grad]

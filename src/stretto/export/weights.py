@@ -142,6 +142,7 @@ class TrainedWeights:
     def __init__(self, model: SavedModel, policy: Policy, plain: bool = False) -> None:
         """Of a run's policy; with `plain` on the base as it is stored, though it was trained on in few bits."""
         self.stored = StoredWeights(model.folder)
+        self._known = frozenset(self.stored.names)
         self.network = policy.network
         self._made = OrderedDict[tuple[str, str], Mapping[str, Tensor]]()
         self.updates: dict[str, Update] = {}
@@ -153,7 +154,7 @@ class TrainedWeights:
         for name, layer in {} if plain else narrow_layers(policy.network).items():
             names, make = self._parts_of("base", name, wide_shape(layer), partial(wide, layer))
             self._narrow |= dict.fromkeys(names, make)
-        if missing := sorted((self.updates.keys() | self._narrow.keys()) - set(self.stored.names)):
+        if missing := sorted((self.updates.keys() | self._narrow.keys()) - self._known):
             reason = f"{model.folder} stores {missing[0]} under another name than the adapter has; this family is not"
             fix = "merge it with PEFT: AutoPeftModelForCausalLM.from_pretrained(…).merge_and_unload()"
             raise RecipeError.of("model.name", f"{reason} available yet", fix)
@@ -175,7 +176,7 @@ class TrainedWeights:
     def parts(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         """What is stored of a parameter, by the names of files."""
         found: Mapping[str, Tensor] = revert_weight_conversion(self.network, {name: tensor})
-        return {name: tensor} if name in self.stored.names and found.keys() - set(self.stored.names) else found
+        return {name: tensor} if name in self._known and found.keys() - self._known else found
 
     def _parts_of(
         self, what: str, name: str, shape: tuple[int, ...], read: Callable[[], Tensor]

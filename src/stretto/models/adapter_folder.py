@@ -127,7 +127,7 @@ def read_adapter(name: str, folder: Path) -> AdapterFacts:
     names = [targets] if isinstance(targets, str) else targets
     held = [] if parameters is None else parameters
     lists = all(isinstance(each, list) and all(map(_is_name, each)) for each in (names, held))
-    if not whole or not scaled or not lists or not names:
+    if not whole or not scaled or not lists or not (names or held):
         raise _refusal(name, f"is an adapter whose {CONFIG} has no usable r, lora_alpha and target_modules")
     layers = {each.removesuffix(".weight") for each in held if each.endswith(".weight")}
     experts = sorted(each for each in held if not each.endswith(".weight"))
@@ -141,7 +141,7 @@ def read_adapter(name: str, folder: Path) -> AdapterFacts:
         base=base,
         rank=int(rank or 0),
         alpha=float(alpha or 0),
-        targets=tuple(sorted({*names, *layers})),
+        targets=tuple(sorted({*(names or ()), *layers})),
         experts=tuple(experts),
         quantize=_made_on(folder),
     )

@@ -59,7 +59,7 @@ def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any
         adapted: Any = get_peft_model(network, config, autocast_adapter_dtype=False)
         _add_hidden(network, section, targets)
     written = adapted.peft_config["default"]
-    written.target_parameters = targets.parameters or None
+    written.target_modules, written.target_parameters = set(targets.modules), targets.parameters or None
     _settle(network, section, targets)
     return adapted
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from peft import LoraConfig
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 
@@ -38,7 +39,8 @@ class Targets:
         return LoraConfig(
             r=rank,
             lora_alpha=alpha,
-            target_modules=list(self.modules),
+            # An adapter may have hidden layers alone.
+            target_modules=list(self.modules) if self.modules or self.experts else DUMMY_TARGET_MODULES,
             target_parameters=list(self.experts) or None,
             rank_pattern={name: count * rank for name, count in times.items()},
             alpha_pattern={name: count * alpha for name, count in times.items()},
