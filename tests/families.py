@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import (
@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from stretto.models.lora import add_adapter
+from stretto.models.lora_targets import targets_of
 from stretto.models.scratch import character_tokenizer
 from stretto.recipe.schema import Adapter
 from tiny import VOCABULARY, finished, policy_from
@@ -145,7 +146,9 @@ def twins(family, *, adapter=False, dtype=torch.float64):
 
 def adapt(network):
     """PEFT's own layers with the same adapter as `LORA`, in the type of the network."""
-    config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=LORA.targets, task_type="CAUSAL_LM")
+    targets = targets_of(LORA.targets, network, network.get_output_embeddings())
+    config = targets.config(LORA.rank, LORA.alpha, "CAUSAL_LM")
+    config.target_parameters = targets.parameters or None  # as it is written down
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         get_peft_model(network, config, autocast_adapter_dtype=False)

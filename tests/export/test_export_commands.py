@@ -20,8 +20,8 @@ def wrong(monkeypatch):
     """Twice the update is merged."""
     right = weights.adapter_updates
 
-    def doubled(facts):
-        return {name: replace(update, scale=2 * update.scale) for name, update in right(facts).items()}
+    def doubled(*given):
+        return {name: replace(update, scale=2 * update.scale) for name, update in right(*given).items()}
 
     monkeypatch.setattr(weights, "adapter_updates", doubled)
 

@@ -71,8 +71,8 @@ def test_the_command_tells_of_a_file_or_keeps_none(run, tmp_path, capsys, monkey
     assert model.startswith(f"model   {tmp_path / 'two.gguf'}  (bf16, ") and proof.startswith("proof   ")
     right = weights.adapter_updates
 
-    def another(facts):
-        return {name: replace(update, up=torch.ones_like(update.up)) for name, update in right(facts).items()}
+    def another(*given):
+        return {name: replace(update, up=torch.ones_like(update.up)) for name, update in right(*given).items()}
 
     monkeypatch.setattr(weights, "adapter_updates", another)
     assert main([*made, str(tmp_path / "three.gguf")]) == 1

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from functools import partial
 
 import pytest
 import torch
@@ -9,13 +10,18 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from exported import LEARNS, edited, trained
-from running import start
+from exported import ADAPTER, LEARNS, edited, lora_run, run_of, trained
+from families import mixture_in
+from running import recipe_in, start
 from stretto.api import exports as api
 from stretto.errors import ExportError, RecipeError
 from stretto.export.merge import lost_share, merge
 from stretto.export.proof import ask_run, prove
 from stretto.export.weights import AdapterUpdate, TrainedWeights
+from stretto.models.load import load
+from stretto.models.quantised import QuantisedLinear
+from stretto.models.source import locate
+from tiny import CPU
 
 
 def modes(folder):
@@ -45,8 +51,8 @@ def test_a_merged_model_is_the_one_that_peft_would_make_and_answers_as_the_run(r
 class Spoiled(TrainedWeights):
     """Weights with one update that is not the adapter's."""
 
-    def __init__(self, model, spoil):
-        super().__init__(model)
+    def __init__(self, model, policy, plain, spoil):
+        super().__init__(model, policy, plain)
         name = sorted(self.updates)[0]
         spoil(self.updates, name)
 
@@ -82,7 +88,7 @@ def test_a_weight_without_an_adapter_that_is_not_the_bases_is_refused(run, tmp_p
 @pytest.mark.parametrize("spoil", [leave_out, scale, swap])
 def test_a_broken_merge_is_refused_and_not_kept(run, tmp_path, spoil, dtype):
     with pytest.raises(ExportError, match="update is missing or too much"):
-        merge(trained(run), tmp_path / "m", dtype=dtype, most=3, note=print, make=lambda model: Spoiled(model, spoil))
+        merge(trained(run), tmp_path / "m", dtype=dtype, most=3, note=print, make=partial(Spoiled, spoil=spoil))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,7 +124,7 @@ def test_what_rounding_loses_is_measured_and_decides_the_type(tmp_path):
         model__adapter={"rank": 2, "alpha": 2.0},
         model__dtype="bfloat16",
     ).folder
-    weights = TrainedWeights(trained(young))
+    weights = TrainedWeights(trained(young), trained(young).load("float32"))
     assert lost_share(weights, torch.bfloat16) > 0.5 and lost_share(weights, torch.float32) < 0.1
     told = []
     merged = api.merge(young, prompts=2, note=told.append)
@@ -139,5 +145,54 @@ def test_what_cannot_be_merged_is_refused_with_what_to_do(run, tmp_path):
         api.merge(run, step="7", to=tmp_path / "m")
     with pytest.raises(RecipeError, match="is no step"):
         api.merge(run, step="last", to=tmp_path / "m")
+    with pytest.raises(RecipeError, match="--plain-base: asks for the base as it is stored"):
+        api.merge(run, plain_base=True, to=tmp_path / "m")
     with pytest.raises(RecipeError, match="is none of them"):
         api.merge(run, dtype="int3", to=tmp_path / "m")
+
+
+def weights_in(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_a_model_on_few_bits_is_merged_as_the_run_read_it_or_onto_the_base_as_it_is_stored(tmp_path):
+    run, told = lora_run(tmp_path, model__quantize="int8"), []
+    wide = api.merge(run, prompts=3, to=tmp_path / "wide", note=told.append)
+    assert wide.proof.equal == 3 and wide.proof.logprob_max < 1e-3 and wide.proof.unexplained < 1e-3
+    plain = api.merge(run, prompts=3, to=tmp_path / "plain", plain_base=True, note=told.append)
+    assert plain.proof.logprob_mean > 10 * wide.proof.logprob_mean and plain.proof.unexplained < 1e-3
+    assert "as the run has read it in int8" in told[0] and "what int8 rounds off" in told[1]
+    adapted = AutoPeftModelForCausalLM.from_pretrained(run / "checkpoints" / "step-000002").merge_and_unload()
+    for name, weight in weights_in(plain.folder).items():
+        torch.testing.assert_close(weight, adapted.state_dict()[name], rtol=1e-6, atol=1e-6)
+    layers = dict(trained(run).load("float32").network.named_modules())
+    name = next(name for name, layer in layers.items() if isinstance(layer, QuantisedLinear))
+    layer, name = layers[name.removesuffix(".base_layer")], name.removesuffix(".base_layer")
+    expected = layer.base_layer.wide(torch.float32) + layer.get_delta_weight("default")
+    torch.testing.assert_close(weights_in(wide.folder)[f"{name}.weight"], expected, rtol=1e-6, atol=1e-6)
+    asked = ask_run(trained(run), trained(run).load("float32"), most=1)
+    session = api.chat(run, temperature=0.0)
+    assert session.say(asked.prompts[0].messages[-1]["content"]).text == asked.texts[0]
+    session.close()
+    pushed = api.push(run, to="org/tiny", dry_run=True, prompts=1)
+    assert pushed.merged and "frozen in int8" in (pushed.folder / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")  # PEFT looks for layers of these names
+def test_adapters_of_experts_are_merged_and_gone_on_with(tmp_path):
+    mixture_in(tmp_path / "mixture")
+    run = run_of(tmp_path, tmp_path / "mixture", model__adapter=ADAPTER)
+    made = api.merge(run, prompts=3)
+    assert made.proof.equal == made.proof.prompts == 3 and made.proof.unexplained < 1e-3
+    checkpoint = run / "checkpoints" / "step-000002"
+    adapted = AutoPeftModelForCausalLM.from_pretrained(checkpoint).merge_and_unload().state_dict()
+    mine, before = weights_in(made.folder), weights_in(tmp_path / "mixture")
+    for name, weight in mine.items():
+        torch.testing.assert_close(weight, adapted[name], rtol=1e-6, atol=1e-6)
+        assert torch.equal(weight, before[name]) != ("proj" in name), f"{name}: experts and no router have moved"
+    recipe = recipe_in(tmp_path, model__name=str(checkpoint), model__scratch=None, model__adapter=ADAPTER)
+    files = locate(recipe.model.name, tmp_path)
+    assert files.adapter.refused(recipe.model.adapter) is None and "all-linear" in files.adapter.written
+    went = dict(load(recipe.model, files, seed=9, device=CPU).network.named_parameters())
+    for name, weight in trained(run).load("float32").network.named_parameters():
+        assert torch.equal(weight, went[name]), name

@@ -15,7 +15,7 @@ from running import recipe_in
 from stretto.api import exports as api
 from stretto.errors import ExportError, RecipeError
 from stretto.export.card import CardFacts, quoted, write_card
-from stretto.export.push import HuggingFaceHub
+from stretto.export.push import HuggingFaceHub, push
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -103,6 +103,13 @@ def test_an_adapter_of_a_model_of_the_hub_is_pushed_as_one_that_names_it(cached,
     front, body = card(whole.folder)
     assert whole.merged and (front["base_model"], front["base_model_relation"]) == (cached, "finetune")
     assert f"made from `{cached}`" in body
+    # As if the base had been in few bits, which whoever loads the adapter has not.
+    model, told = trained(run), []
+    section = model.recipe.model.model_copy(update={"quantize": "int8"})
+    files = replace(model.files, adapter=replace(model.files.adapter, quantize="int8"))
+    model = replace(model, recipe=model.recipe.model_copy(update={"model": section}), files=files)
+    apart = push(model, "org/tiny", licence="mit", merged=False, private=False, hub=None, most=2, note=told.append)
+    assert not apart.merged and apart.proof.logprob_mean > 1e-5 and "not as int8 rounds it" in told[0]
 
 
 def test_a_model_of_the_hub_that_was_trained_as_a_whole_is_named_as_the_base(cached, tmp_path):

@@ -100,6 +100,8 @@ def test_its_base_is_found_after_the_run_was_moved(run, tmp_path):
         ({"use_dora": True}, "use_dora: True"),
         ({"use_rslora": True}, "use_rslora: True"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"alpha_pattern": {".*\\.gate_up_proj": 16.0}}, "alpha_pattern"),
+        ({"target_parameters": ["down_proj", "mlp.gate.weight"]}, "chooses among experts"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: pissa"),
         ({"r": 0}, "no usable r"),
@@ -146,3 +148,15 @@ def test_weights_that_are_not_those_of_the_recipe_are_refused_when_they_are_read
     few = recipe.model.model_copy(update={"adapter": recipe.model.adapter.model_copy(update={"targets": ("q_proj",)})})
     with pytest.raises(RecipeError, match="weights for no layer of"):
         load(few, files, seed=0, device=CPU)
+
+
+def test_who_goes_on_with_an_adapter_on_other_bits_than_it_was_made_on_is_told(run, tmp_path):
+    saved = shutil.copytree(run / SAVED, tmp_path / "adapter")
+    recipe, files = going_on(tmp_path, saved)
+    assert files.adapter.quantize == "none" and files.adapter.other_base("none") is None
+    path = saved / "state" / "recipe.json"
+    made = json.loads(path.read_text())
+    path.write_text(json.dumps(made | {"model": made["model"] | {"quantize": "nf4"}}))
+    recipe, files = going_on(tmp_path, saved)
+    with pytest.warns(UserWarning, match="trained on a base in nf4, and this one is in full; model.quantize: nf4"):
+        load(recipe.model, files, seed=0, device=CPU)

@@ -6,17 +6,22 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from families import SIZES
 from stretto.algorithms.base import build
 from stretto.errors import RecipeError
+from stretto.models.layers import expert_names, linear_layers, router_names
 from stretto.models.logprob_head import Head, chunk_logits
-from stretto.models.lora import add_adapter, linear_names
+from stretto.models.lora import add_adapter
+from stretto.models.merged import merged
+from stretto.models.quantised import QuantisedExperts, QuantisedLinear, quantise
 from stretto.recipe.schema import Adapter, AlgorithmSection, Optimizer
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.packing import pack
 from stretto.training.trainer import Trainer
-from tiny import SETTINGS, VOCABULARY, credited, policy_from, random_groups, sample, scratch_policy
+from tiny import CPU, SETTINGS, VOCABULARY, credited, policy_from, random_groups, sample, scratch_policy
 
 RLOO = build(AlgorithmSection(name="rloo"))
 SAMPLES = credited(RLOO, random_groups(1))
@@ -122,10 +127,79 @@ def test_an_untied_head_is_neither_listed_nor_adapted():
         tie_word_embeddings=False,
     )
     policy = policy_from(config)
-    assert linear_names(policy.network, policy.network.get_output_embeddings()) == NAMES
+    layers = linear_layers(policy.network, policy.network.get_output_embeddings())
+    assert sorted({name.rpartition(".")[2] for name in layers}) == NAMES
     add_adapter(policy.network, LORA, seed=0)
     assert not any("lm_head" in name for name in policy.trained())
     assert isinstance(policy.head(), Head)
+
+
+MIXTURES = {
+    "qwen3_moe": {"moe_intermediate_size": 16},
+    "qwen2_moe": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "deepseek_v3": {
+        "moe_intermediate_size": 16, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "n_group": 1,
+        "topk_group": 1, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
+    },
+    "afmoe": {"moe_intermediate_size": 16, "num_dense_layers": 1},
+    "hunyuan_v1_moe": {"moe_topk": 2},
+    "mixtral": {}, "olmoe": {}, "phimoe": {}, "granitemoe": {}, "jetmoe": {"kv_channels": 8}, "gpt_oss": {},
+}  # fmt: skip
+"""Mixtures of tiny sizes. Their routers are classes of their own, with a linear layer inside or none, and subclasses of
+linear layers."""
+PLAIN = MIXTURES.keys() - {"jetmoe", "gpt_oss"}
+
+
+def mixture(family):
+    """A tiny one."""
+    counted = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    accepted = {"jetmoe": {"num_local_experts", "num_experts_per_tok"}}.get(family, counted)
+    counted = {name: count for name, count in counted.items() if name in accepted}
+    config = AutoConfig.for_model(family, **(SIZES | {"head_dim": 8} | counted | MIXTURES[family]))
+    return AutoModelForCausalLM.from_config(config).requires_grad_(False)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.filterwarnings("ignore:experts")
+def test_what_chooses_among_experts_stays_as_it_is_and_all_else_is_adapted(quantised):
+    for family in sorted(PLAIN if quantised else MIXTURES):
+        network = mixture(family)
+        if quantised:
+            quantise(network, "int8", CPU)
+            kept = (QuantisedLinear, QuantisedExperts)
+            assert not any(isinstance(network.get_submodule(name), kept) for name in router_names(network)), family
+        routers, head = router_names(network), network.get_output_embeddings()
+        layers, names = linear_layers(network, head), {name for name, _ in expert_names(network)}
+        assert routers and bool(names) != quantised, family
+        add_adapter(network, LORA, seed=0)
+        trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
+        assert not any(name.startswith(f"{router}.") for name in trained for router in routers), family
+        assert all(f"{name}.lora_A.default.weight" in trained for name in layers), family
+        adapted = {name for name in names if f"{name}.lora_A.default.weight" in trained}
+        assert adapted == (names if family in PLAIN and not quantised else set()), family
+
+
+def test_layers_of_a_mixture_that_peft_would_take_for_others_are_adapted_where_they_are_named():
+    named = {("gate_proj",): {"gate_proj"}, ("gate_proj", "q_b_proj"): {"gate_proj", "q_b_proj"}}
+    for targets, ends in {**named, "attention": {"self_attn"}}.items():
+        network = mixture("deepseek_v3")
+        add_adapter(network, Adapter(rank=2, targets=targets), seed=0)
+        trained = [name.partition(".lora_")[0] for name, weight in network.named_parameters() if weight.requires_grad]
+        assert trained and all(ends & set(name.split(".")) for name in trained)
+        assert not any("experts" in name.split(".") for name in trained)
+
+
+def test_what_a_mixture_amounts_to_is_what_peft_merges():
+    for family in ("qwen3_moe", "deepseek_v3"):
+        network = mixture(family)
+        adapted = add_adapter(network, LORA, seed=0)
+        for name, weight in network.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(weight, std=0.3)
+        found, expected = merged(network), adapted.merge_and_unload().state_dict()
+        assert found.keys() == expected.keys()
+        for name, weight in expected.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPT2Config,
+    GptOssConfig,
+    Lfm2Config,
+    LlamaConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from alone import ROUNDING, alone, drained
 from families import LORA, SIZES, adapt, padded_step, sharpen
@@ -211,7 +220,23 @@ def test_who_adapts_all_layers_is_told_that_experts_in_few_bits_are_not_among_th
     assert not any("experts" in name for name, weight in network.named_parameters() if weight.requires_grad)
 
 
-def test_experts_that_are_stored_another_way_are_refused():
-    sizes = WIDE | {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}
-    with pytest.raises(RecipeError, match="GptOssExperts"):
-        quantise(AutoModelForCausalLM.from_config(GptOssConfig(**sizes)), "int8", CPU)
+def test_what_cannot_be_stored_in_few_bits_is_refused():
+    experts = GptOssConfig(**WIDE, num_local_experts=2, num_experts_per_tok=1, head_dim=16)
+    conv = GPT2Config(vocab_size=16, n_embd=32, n_layer=1, n_head=2, n_positions=32)
+    for config, reason in ((experts, "GptOssExperts"), (conv, r"only 0% of the weights.* stored as in Conv1D")):
+        with pytest.raises(RecipeError, match=reason):
+            quantise(AutoModelForCausalLM.from_config(config), "int8", CPU)
+
+
+def test_linear_layers_of_another_class_are_stored_and_convolutions_are_not():
+    falcon = FalconConfig(vocab_size=16, hidden_size=64, num_hidden_layers=1, num_attention_heads=2)
+    conv = Lfm2Config(**WIDE, layer_types=["conv", "full_attention"])
+    for config, kind in ((falcon, "FalconLinear"), (conv, "Linear")):
+        network = AutoModelForCausalLM.from_config(config)
+        wanted = {name for name, layer in network.named_modules() if type(layer).__name__ == kind} - {"lm_head"}
+        name = min(wanted)
+        states = torch.randn(3, network.get_submodule(name).in_features)
+        expected = network.get_submodule(name)(states).detach()
+        quantise(network, "int8", CPU)
+        assert {name for name, layer in network.named_modules() if isinstance(layer, QuantisedLinear)} == wanted
+        assert distance({"": expected}, {"": network.get_submodule(name)(states).detach()}) < 0.02

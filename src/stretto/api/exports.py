@@ -30,13 +30,15 @@ def merge(
     to: str | os.PathLike[str] | None = None,
     step: str = "newest",
     dtype: str = "auto",
+    plain_base: bool = False,
     prompts: int = 100,
     note: Note = lambda text: None,
 ) -> Merged:
     """Writes the whole model that a run's adapter and its base amount to, proved to answer as the run does.
 
     `to` is by default RUN/merged/step-NNNNNN. `dtype` auto is the base's, or float32 where that would round away what
-    was trained. ExportError, and nothing is kept, if the proof fails.
+    was trained. A base in few bits is written as the run has read it, or with `plain_base` as it is stored.
+    ExportError, and nothing is kept, if the proof fails.
     """
     from stretto.export.merge import merge as merged
     from stretto.export.saved_model import find
@@ -45,7 +47,7 @@ def merge(
     _refuse_count(prompts)
     model = find(place_of(run), step, note=note)
     target = Path(to) if to is not None else model.run / "merged" / model.checkpoint.name
-    return merged(model, target, dtype=dtype, most=prompts, note=note)
+    return merged(model, target, dtype=dtype, plain=plain_base, most=prompts, note=note)
 
 
 def export_gguf(
@@ -54,12 +56,13 @@ def export_gguf(
     to: str | os.PathLike[str] | None = None,
     step: str = "newest",
     quantise: str = "auto",
+    plain_base: bool = False,
     prompts: int = 100,
     note: Note = lambda text: None,
 ) -> GgufExport:
     """Writes a run's model as one GGUF file for llama.cpp and its relatives, read back and compared with the run.
 
-    `to` is by default RUN/gguf/step-NNNNNN-TYPE.gguf.
+    `to` is by default RUN/gguf/step-NNNNNN-TYPE.gguf. `plain_base` is as for `merge`.
     """
     from stretto.export.gguf_file import TYPES, export
     from stretto.export.saved_model import find
@@ -67,7 +70,7 @@ def export_gguf(
     _refuse("--quantise", quantise, ("auto", *TYPES))
     _refuse_count(prompts)
     model = find(place_of(run), step, note=note)
-    return export(model, None if to is None else Path(to), kind=quantise, most=prompts, note=note)
+    return export(model, None if to is None else Path(to), kind=quantise, plain=plain_base, most=prompts, note=note)
 
 
 def push(
@@ -77,6 +80,7 @@ def push(
     step: str = "newest",
     licence: str | None = None,
     merged: bool = False,
+    plain_base: bool = False,
     private: bool = False,
     dry_run: bool = False,
     prompts: int = 100,
@@ -85,7 +89,8 @@ def push(
 ) -> Pushed:
     """Publishes a run's model with a model card as `to` (ORG/NAME) on a hub, by default Hugging Face's.
 
-    With `dry_run` the folder is written and nothing is sent. An adapter whose base others cannot get is merged first.
+    With `dry_run` the folder is written and nothing is sent. An adapter whose base others cannot get is merged first;
+    `plain_base` is then as for `merge`.
     """
     from stretto.export.push import HuggingFaceHub
     from stretto.export.push import push as pushed
@@ -94,7 +99,10 @@ def push(
     _refuse_count(prompts)
     model = find(place_of(run), step, note=note)
     chosen = None if dry_run else hub or HuggingFaceHub()
-    return pushed(model, to, licence=licence, merged=merged, private=private, hub=chosen, most=prompts, note=note)
+    return pushed(
+        model, to, licence=licence, merged=merged, plain=plain_base, private=private, hub=chosen, most=prompts,
+        note=note,
+    )  # fmt: skip
 
 
 def chat(

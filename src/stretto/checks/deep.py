@@ -24,8 +24,8 @@ from stretto.environments.rows import row_tokens
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.models.load import describe, refuse_moving_positions, refuse_unknown_attention
 from stretto.models.load_errors import reading_model
-from stretto.models.lora import target_problems
-from stretto.models.quantised import expert_problems
+from stretto.models.lora_targets import target_problems
+from stretto.models.quantised import quantise_problems
 from stretto.models.scratch import UNKNOWN, character_tokenizer, configuration
 from stretto.models.source import ModelFiles, facts, locate
 from stretto.models.stop_tokens import generation_stop_tokens, stop_tokens
@@ -86,7 +86,7 @@ def deep_problems(recipe: Recipe, root: Path) -> list[Problem]:
     if recipe.model.adapter is not None:
         problems += target_problems(recipe.model.adapter.targets, network, network.get_output_embeddings())
     if recipe.model.quantize != "none":
-        problems += expert_problems(network)
+        problems += quantise_problems(network)
     return problems + shared_matrix_problems(recipe, network)
 
 

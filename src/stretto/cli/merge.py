@@ -14,6 +14,7 @@ from stretto.errors import RecipeError
 RUN = typer.Argument(metavar="RUN", help="The folder of a run.")
 STEP = typer.Option(metavar="N", help="The checkpoint: its step, newest or best.")
 PROMPTS = typer.Option(metavar="N", help="Held-out prompts to compare with the run on.")
+PLAIN_BASE = typer.Option("--plain-base", help="After training on a base in few bits: the base as it is stored.")
 JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
 
@@ -26,11 +27,12 @@ def merge(
     dtype: Annotated[
         str, typer.Option(help="Type of the weights: auto, float32, bfloat16, float16. auto keeps what was trained.")
     ] = "auto",
+    plain_base: Annotated[bool, PLAIN_BASE] = False,
     prompts: Annotated[int, PROMPTS] = 100,
     json: Annotated[bool, JSON] = False,
 ) -> None:
     """Merge a run's adapter into its base: a whole model, proved to answer as the run does. Needs no GPU."""
-    merged = api.merge(run, to=to, step=step, dtype=dtype, prompts=prompts, note=render.note)
+    merged = api.merge(run, to=to, step=step, dtype=dtype, plain_base=plain_base, prompts=prompts, note=render.note)
     if json:
         render.document(merged.document())
         return
@@ -52,6 +54,7 @@ def export(
         Path | None, typer.Option(metavar="FILE", help="The file to write; default: RUN/gguf/step-NNNNNN-TYPE.gguf.")
     ] = None,
     step: Annotated[str, STEP] = "newest",
+    plain_base: Annotated[bool, PLAIN_BASE] = False,
     prompts: Annotated[int, PROMPTS] = 100,
     json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -59,7 +62,9 @@ def export(
     if not gguf:
         fix = "add --gguf; for transformers and vLLM, `stretto merge` makes a folder"
         raise RecipeError.of("stretto export", "does not say which format", fix)
-    written = api.export_gguf(run, to=to, step=step, quantise=quantise, prompts=prompts, note=render.note)
+    written = api.export_gguf(
+        run, to=to, step=step, quantise=quantise, plain_base=plain_base, prompts=prompts, note=render.note
+    )
     if json:
         render.document(written.document())
         return

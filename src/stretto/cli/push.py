@@ -9,6 +9,7 @@ import typer
 
 from stretto.api import exports as api
 from stretto.cli import render
+from stretto.cli.merge import PLAIN_BASE
 
 
 def push(
@@ -19,6 +20,7 @@ def push(
         str | None, typer.Option("--licence", "--license", metavar="ID", help="Its licence, such as apache-2.0.")
     ] = None,
     merged: Annotated[bool, typer.Option("--merged", help="A whole model where the run trained an adapter.")] = False,
+    plain_base: Annotated[bool, PLAIN_BASE] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder and send nothing.")] = False,
     prompts: Annotated[int, typer.Option(metavar="N", help="Held-out prompts to compare with the run on.")] = 100,
@@ -30,6 +32,7 @@ def push(
         step=step,
         licence=licence,
         merged=merged,
+        plain_base=plain_base,
         private=private,
         dry_run=dry_run,
         prompts=prompts,

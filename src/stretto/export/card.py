@@ -131,6 +131,8 @@ def _training(model: SavedModel) -> Iterator[str]:
     where = f"{source.kind}, {_code(str(named))}" if named else source.kind
     yield f"{_unit(model).capitalize()}s: {where}. The objective:"
     yield quoted(objective(model.recipe), "text")
+    if (kind := model.recipe.model.quantize) != "none":
+        yield f"The base was frozen in {kind} meanwhile. How far these files are from that is said below."
 
 
 def _rewards(model: SavedModel) -> Iterator[str]:

@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from stretto.errors import RecipeError
 from stretto.export.gguf_tokenizer import GgufVocabulary, vocabulary_of
-from stretto.export.merge import AUTO, Note, choose_dtype, settle
+from stretto.export.merge import AUTO, Note, choose_dtype, settle, tell_base
 from stretto.export.proof import ExportProof, RunAnswers, ask_run, prove, refuse_other_base, unexplained_share
 from stretto.export.saved_model import SavedModel
 from stretto.export.weights import TrainedWeights
@@ -76,17 +76,20 @@ def export(
     target: Path | None,
     *,
     kind: str,
+    plain: bool = False,
     most: int,
     note: Note,
     make: Callable[[Any, str], GgufLayout] | None = None,
 ) -> GgufExport:
     """Writes the file once it is proved to be the run's model; nothing is kept of one that is not.
 
-    `make` makes the layout, from configuration and type; a test can make a wrong one.
+    `plain` is as for `merge`. `make` makes the layout, from configuration and type; a test can make a wrong one.
     """
     config = AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
     refuse_family(config)
-    weights = TrainedWeights(model)
+    tell_base(model, plain, note)
+    policy = model.load("float32")
+    weights = TrainedWeights(model, policy, plain)
     if kind == AUTO:
         kind = OF_DTYPE[choose_dtype(weights, AUTO, note)[0]]
     target = target or model.run / "gguf" / f"{model.checkpoint.name}-{kind}.gguf"
@@ -95,7 +98,6 @@ def export(
     if target.suffix != ".gguf":
         raise RecipeError.of("--to", f"{target} does not end in .gguf", "name the file MODEL.gguf")
     draft = target.with_name(f".{target.stem}.partial.gguf")
-    policy = model.load("float32")
     vocabulary = vocabulary_of(policy.tokenizer, size=config.vocab_size)
     run = ask_run(model, policy, most=most)
     with storing(target):
@@ -105,10 +107,10 @@ def export(
             write(draft, layout, weights, header=partial(write_header, model, policy, run, vocabulary))
             compared = layout.reading(draft)
             if kind in WHOLE:
-                refuse_other_base(policy, weights.stored, layout.written(weights), *compared)
-            unexplained = unexplained_share(policy, *compared)
-            del policy
-            proof = prove(run, draft, exact=kind == "f32", unexplained=unexplained)
+                refuse_other_base(weights, layout.written(weights), *compared)
+            unexplained = unexplained_share(policy, weights, *compared)
+            del policy, weights
+            proof = prove(run, draft, exact=kind == "f32" and not plain, unexplained=unexplained)
             settle(draft, target)
         finally:
             draft.unlink(missing_ok=True)

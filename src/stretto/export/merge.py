@@ -62,20 +62,24 @@ def merge(
     target: Path,
     *,
     dtype: str = AUTO,
+    plain: bool = False,
     most: int = MOST_PROMPTS,
     note: Note,
-    make: Callable[[SavedModel], TrainedWeights] = TrainedWeights,
+    make: Callable[[SavedModel, Policy, bool], TrainedWeights] = TrainedWeights,
 ) -> Merged:
     """Writes the whole model to a folder that does not exist yet, once it is proved to be the run's.
 
-    `make` makes the weights that are written; a test can make wrong ones.
+    `plain` takes the base as it is stored where it was trained on in few bits. `make` makes the weights that are
+    written; a test can make wrong ones.
     """
     if model.files.adapter is None:
         reason = f"{model.checkpoint} is a whole model already, because the run trained all of it"
         raise RecipeError.of(str(model.run), reason, "use that folder as it is")
     if target.exists():
         raise RecipeError.of("--to", f"{target} exists already", "name another folder, or remove it")
-    weights = make(model)
+    tell_base(model, plain, note)
+    policy = model.load("float32")
+    weights = make(model, policy, plain)
     chosen, lost = choose_dtype(weights, dtype, note)
     draft = target.with_name(f".{target.name}.partial")
     with storing(target):
@@ -83,15 +87,14 @@ def merge(
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         try:
             draft.mkdir()
-            policy = model.load("float32")
             run = ask_run(model, policy, most=most)
             write_weights(weights, draft, DTYPES[chosen])
             write_settings(model, policy, draft, chosen)
             compared = StoredWeights(draft).read, lambda _, weight: stored_as(weight, DTYPES[chosen])
-            refuse_other_base(policy, StoredWeights(model.folder), weights.names, *compared)
-            unexplained = unexplained_share(policy, *compared)
-            del policy
-            proof = prove(run, draft, exact=chosen in ("float32", "float64"), unexplained=unexplained)
+            refuse_other_base(weights, weights.names, *compared)
+            unexplained = unexplained_share(policy, weights, *compared)
+            del policy, weights
+            proof = prove(run, draft, exact=chosen in ("float32", "float64") and not plain, unexplained=unexplained)
             merged = Merged(folder=target, step=model.step, dtype=chosen, lost=lost, proof=proof)
             (draft / PROOF).write_text(to_json(merged.document(), indent=2), encoding="ascii")
             settle(draft, target)
@@ -99,6 +102,25 @@ def merge(
             shutil.rmtree(draft, ignore_errors=True)
             raise
     return merged
+
+
+def tell_base(model: SavedModel, plain: bool, note: Note) -> None:
+    """Says what becomes of a base in few bits."""
+    refuse_plain(model, plain)
+    kind = model.recipe.model.quantize
+    if kind == "none":
+        return
+    if plain:
+        note(f"trained on the base in {kind} and put on it as it is stored: answers differ by what {kind} rounds off")
+    else:
+        note(f"the base is written as the run has read it in {kind}, made wide; --plain-base takes it as it is stored")
+
+
+def refuse_plain(model: SavedModel, plain: bool) -> None:
+    """RecipeError if the base as it is stored is asked for where there is no other."""
+    if plain and model.recipe.model.quantize == "none":
+        reason = "asks for the base as it is stored, and the run has trained on no other"
+        raise RecipeError.of("--plain-base", reason, "leave it out")
 
 
 def settle(draft: Path, target: Path) -> None:

@@ -23,9 +23,10 @@ from stretto.engines.base import Completion, Request
 from stretto.environments.render import Renderer
 from stretto.errors import ExportError
 from stretto.export.saved_model import SavedModel
-from stretto.export.weights import StoredWeights
+from stretto.export.weights import TrainedWeights
 from stretto.models.gguf_header import read_ends
 from stretto.models.load import Policy, quietly_once
+from stretto.models.merged import adapted_layers
 from stretto.recipe.schema import NativeEngineSection
 from stretto.types import Prompt
 from stretto.workers.models import native_engine
@@ -211,7 +212,7 @@ def _source(export: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def unexplained_share(
-    policy: Policy, read: Callable[[str], Tensor], stored: Callable[[str, Tensor], Tensor]
+    policy: Policy, weights: TrainedWeights, read: Callable[[str], Tensor], stored: Callable[[str, Tensor], Tensor]
 ) -> float | None:
     """How much of an export differs from what PEFT itself makes of base and adapter, relative to the update's norm;
     none without an adapter. A second arithmetic, so that a mistake in the first is found whatever rounding hides.
@@ -219,12 +220,12 @@ def unexplained_share(
     `read` gives a weight as the export holds it, `stored` what it should hold of one.
     """
     off = update = 0.0
-    layers = _adapted(policy)
+    layers = adapted_layers(policy.network)
     for name, layer in layers.items():
-        delta = layer.get_delta_weight("default")
-        expected = stored(f"{name}.weight", layer.get_base_layer().weight + delta)
-        off += float((read(f"{name}.weight").double() - expected.double()).square().sum())
-        update += float(delta.double().square().sum())
+        for part, delta in weights.parts(name, layer.get_delta_weight("default").float()).items():
+            expected = stored(part, weights.base(part).float() + delta)
+            off += float((read(part).double() - expected.double()).square().sum())
+            update += float(delta.double().square().sum())
     if not layers:
         return None
     return (off / update) ** 0.5 if update else float(off > 0)
@@ -232,8 +233,7 @@ def unexplained_share(
 
 @torch.no_grad()
 def refuse_other_base(
-    policy: Policy,
-    base: StoredWeights,
+    weights: TrainedWeights,
     names: Iterable[str],
     read: Callable[[str], Tensor],
     stored: Callable[[str, Tensor], Tensor],
@@ -243,12 +243,7 @@ def refuse_other_base(
 
     `read` and `stored` are as above.
     """
-    adapted = {f"{name}.weight" for name in _adapted(policy)}
     for name in names:
-        if name not in adapted and not torch.equal(read(name), stored(name, base.read(name))):
-            raise ExportError(f"{name}, which no adapter changes, is not that of {base.folder}; nothing was kept")
-
-
-def _adapted(policy: Policy) -> dict[str, Any]:
-    """The layers that have an adapter, by name."""
-    return {name: layer for name, layer in policy.network.named_modules() if hasattr(layer, "get_delta_weight")}
+        if name not in weights.updates and not torch.equal(read(name), stored(name, weights.base(name))):
+            folder = weights.stored.folder
+            raise ExportError(f"{name}, which no adapter changes, is not that of {folder}; nothing was kept")

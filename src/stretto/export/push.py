@@ -14,7 +14,7 @@ from typing import Protocol
 
 from stretto.errors import ExportError
 from stretto.export.card import CardFacts, recipe_text, refuse_names, write_card
-from stretto.export.merge import AUTO, PROOF, Note, merge, settle, write_ends
+from stretto.export.merge import AUTO, PROOF, Note, merge, refuse_plain, settle, write_ends
 from stretto.export.proof import ExportProof, ask_run, prove
 from stretto.export.saved_model import SavedModel
 from stretto.storage.atomic import storing
@@ -77,13 +77,15 @@ def push(
     *,
     licence: str | None,
     merged: bool,
+    plain: bool = False,
     private: bool,
     hub: Hub | None,
     most: int,
     note: Note,
 ) -> Pushed:
-    """Makes the folder and uploads it; without a hub it is only made."""
+    """Makes the folder and uploads it; without a hub it is only made. `plain` is as for `merge`."""
     refuse_names(repo, licence)
+    refuse_plain(model, plain)
     if licence is None:
         note("the card states no licence, so nobody may use the model; --licence apache-2.0, or that of its base, does")
     adapter = model.files.adapter is not None
@@ -96,7 +98,7 @@ def push(
         for old in (draft, folder):
             shutil.rmtree(old, ignore_errors=True)
         try:
-            proof, stop = _fill(model, draft, merge_it=adapter and merged, most=most, note=note)
+            proof, stop = _fill(model, draft, merge_it=adapter and merged, plain=plain, most=most, note=note)
             facts = CardFacts(repo=repo, licence=licence, merged=adapter and merged, proof=proof, stop=stop)
             (draft / "README.md").write_text(write_card(model, facts), encoding="utf-8")
             (draft / "recipe.yaml").write_text(recipe_text(model), encoding="utf-8")
@@ -110,11 +112,11 @@ def push(
 
 
 def _fill(
-    model: SavedModel, draft: Path, *, merge_it: bool, most: int, note: Note
+    model: SavedModel, draft: Path, *, merge_it: bool, plain: bool, most: int, note: Note
 ) -> tuple[ExportProof, frozenset[int]]:
     """The model's files, proved; and the tokens that end its answers."""
     if merge_it:
-        proof = merge(model, draft, dtype=AUTO, most=most, note=note).proof
+        proof = merge(model, draft, dtype=AUTO, plain=plain, most=most, note=note).proof
         (draft / PROOF).unlink()  # it names folders of this machine; the card says the rest
         return proof, ends_of(draft)
     shutil.copytree(model.checkpoint, draft, ignore=shutil.ignore_patterns(STATE, "README.md"))
@@ -126,7 +128,10 @@ def _fill(
     run = ask_run(model, policy, most=most)
     write_ends(model.folder, policy, draft)
     del policy
-    return prove(run, draft, exact=True), run.stop
+    kind = model.recipe.model.quantize
+    if kind != "none":
+        note(f"whoever loads it has the base as it is stored, not as {kind} rounds it; --merged writes the latter")
+    return prove(run, draft, exact=kind == "none"), run.stop
 
 
 def ends_of(folder: Path) -> frozenset[int]:

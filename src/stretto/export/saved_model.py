@@ -98,9 +98,6 @@ def find(run: Path, which: str = NEWEST, *, note: Callable[[str], None] = lambda
         reason = f"a reward model answers nothing, and {run} has trained one"
         fix = "name a checkpoint of it, a folder that transformers reads as a sequence classifier, as"
         raise RecipeError.of("algorithm.name", reason, f"{fix} roles.reward_model.name")
-    if recipe.model.quantize != "none":
-        reason = f"{run} was trained on a base in {recipe.model.quantize}; using its model outside is not available yet"
-        raise RecipeError.of("model.quantize", reason, "load the checkpoint with PEFT on the quantised base")
     checkpoints = Checkpoints(run / "checkpoints", keep=recipe.checkpoint.keep, best=recipe.checkpoint.best)
     checkpoint = _chosen(run, checkpoints, which, note)
     point_adapters(run, recipe, root)

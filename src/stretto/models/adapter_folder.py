@@ -1,13 +1,14 @@
 """What an adapter's folder says of itself: how large the adapter is, and which model it adapts.
 
-PEFT describes an adapter in `adapter_config.json`. Only plain LoRA is continued here; what else an adapter may be is
-refused by name, because weights that are left out would change what the model says without a sound. Nothing of the
-adapter's weights is read.
+PEFT describes an adapter in `adapter_config.json`. Only plain LoRA is continued here, on experts too; what else an
+adapter may be is refused by name, because weights that are left out would change what the model says without a sound.
+Nothing of the adapter's weights is read.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,26 @@ from stretto.recipe.schema import Adapter
 FIELD = "model.name"
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+ROUTERS = ("gate", "router")
+"""What is called so in a mixture chooses among experts, and is not adapted here."""
+FUSED = {"gate_up_proj": 2}
+"""Parameter of experts -> how many matrices it holds, each of which has an adapter of the recipe's rank. PEFT writes
+them as one of so many times the rank."""
+RECIPE = Path("state", "recipe.json")
+"""In the checkpoint of a run, the run's recipe."""
 LARGEST = 2**20
 """Bytes of a description; real ones have a thousand."""
 
 PLAIN = {
     "use_rslora": (False, None),
     "use_dora": (False, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
     "modules_to_save": ([], None),
     "bias": ("none", None),
     "lora_bias": (False, None),
     "layers_to_transform": ([], None),
     "trainable_token_indices": ([], {}, None),
-    "target_parameters": ([], None),
     "exclude_modules": ([], None),
-    "fan_in_fan_out": (False, None),
+    "fan_in_fan_out": (False, True, None),
     "init_lora_weights": (True, False, "gaussian", None),
 }
 """Key of an adapter's description -> the values with which it is the plain kind that stretto itself makes."""
@@ -53,11 +58,16 @@ class AdapterFacts:
     """The update is scaled by alpha / rank."""
     targets: tuple[str, ...]
     """Last parts of the names of the layers that it adapts."""
+    experts: tuple[str, ...] = ()
+    """Names of the parameters of experts that it adapts."""
+    quantize: str | None = None
+    """What the run that made it has said as `model.quantize`; none if a run does not say so."""
 
     def refused(self, section: Adapter | None) -> Problem | None:
         """Why a recipe's `model.adapter` cannot go on with this one, or none.
 
-        `all-linear` may be the names that it stood for; whether it was is known when the weights are read.
+        `all-linear` and `attention` may be the names that they stood for; whether they were is known when the weights
+        are read.
         """
         if section is None:
             reason = f"is null, which trains a whole model, and model.name is an adapter of {self.base}"
@@ -68,17 +78,27 @@ class AdapterFacts:
             for key, mine, theirs in (("rank", self.rank, section.rank), ("alpha", self.alpha, section.alpha))
             if mine != theirs
         ]
-        if section.targets != "all-linear" and set(section.targets) != set(self.targets):
-            differs.append(f"the targets {', '.join(self.targets)}")
+        named = not isinstance(section.targets, str)
+        if named and (self.experts or set(section.targets) != set(self.targets)):
+            differs.append(f"the targets {', '.join((*self.targets, *self.experts))}")
         if not differs:
             return None
         reason = f"the adapter of model.name, which training would go on with, has {' and '.join(differs)}"
         return Problem(field="model.adapter", reason=reason, fix=f"write {self.written}")
 
+    def other_base(self, quantize: str) -> str | None:
+        """What to say if its base is stored in other bits than it was: it makes up for what those rounded off."""
+        if self.quantize in (None, quantize):
+            return None
+        was, now = (f"in {kind}" if kind != "none" else "in full" for kind in (self.quantize, quantize))
+        fix = f"model.quantize: {self.quantize} goes on with the model that it was"
+        return f"the adapter was trained on a base {was}, and this one is {now}; {fix}"
+
     @property
     def written(self) -> str:
         """The adapter as a recipe describes it."""
-        return f"{{rank: {self.rank}, alpha: {self.alpha:g}, targets: [{', '.join(self.targets)}]}}"
+        targets = "all-linear" if self.experts else f"[{', '.join(self.targets)}]"
+        return f"{{rank: {self.rank}, alpha: {self.alpha:g}, targets: {targets}}}"
 
 
 def is_adapter(folder: Path) -> bool:
@@ -95,8 +115,8 @@ def read_adapter(name: str, folder: Path) -> AdapterFacts:
     for key, allowed in PLAIN.items():
         if key in config and config[key] not in allowed:
             raise _refusal(name, f"is an adapter with {key}: {str(config[key])[:60]}")
-    base, rank, alpha, targets = (
-        config.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha", "target_modules")
+    base, rank, alpha, targets, parameters = (
+        config.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha", "target_modules", "target_parameters")
     )
     if not isinstance(base, str) or not base:
         reason = f"{name} is an adapter that does not say what it adapts"
@@ -105,13 +125,44 @@ def read_adapter(name: str, folder: Path) -> AdapterFacts:
     whole = isinstance(rank, int) and not isinstance(rank, bool) and 0 < rank < 2**16
     scaled = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha < 2**20
     names = [targets] if isinstance(targets, str) else targets
-    if not whole or not scaled or not isinstance(names, list) or not all(_is_name(each) for each in names) or not names:
+    held = [] if parameters is None else parameters
+    lists = all(isinstance(each, list) and all(map(_is_name, each)) for each in (names, held))
+    if not whole or not scaled or not lists or not (names or held):
         raise _refusal(name, f"is an adapter whose {CONFIG} has no usable r, lora_alpha and target_modules")
+    layers = {each.removesuffix(".weight") for each in held if each.endswith(".weight")}
+    experts = sorted(each for each in held if not each.endswith(".weight"))
+    if any(each.rpartition(".")[2] in ROUTERS for each in layers):
+        raise _refusal(name, f"is an adapter of what chooses among experts ({', '.join(held)[:60]})")
+    _refuse_patterns(name, config, experts)
     if not any((folder / file).is_file() for file in WEIGHTS):
         raise RecipeError.of(FIELD, f"{name} is an adapter without {WEIGHTS[0]}", "copy the whole folder")
     return AdapterFacts(
-        folder=folder, base=base, rank=int(rank or 0), alpha=float(alpha or 0), targets=tuple(sorted(names))
+        folder=folder,
+        base=base,
+        rank=int(rank or 0),
+        alpha=float(alpha or 0),
+        targets=tuple(sorted({*(names or ()), *layers})),
+        experts=tuple(experts),
+        quantize=_made_on(folder),
     )
+
+
+def _refuse_patterns(name: str, config: dict[str, Any], experts: Sequence[str]) -> None:
+    """Other ranks for some layers are those of experts alone, whose fused matrices have the rank of each together."""
+    ranks, alphas = (config.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+    usual = {rf".*\.{each}": FUSED[each] for each in experts if each in FUSED}
+    for key, found, each in (("rank_pattern", ranks, config["r"]), ("alpha_pattern", alphas, config["lora_alpha"])):
+        if found != {pattern: count * each for pattern, count in usual.items()}:
+            raise _refusal(name, f"is an adapter with {key}: {str(found)[:60]}")
+
+
+def _made_on(folder: Path) -> str | None:
+    """`model.quantize` of the run whose checkpoint it is."""
+    try:
+        found = json.loads((folder / RECIPE).read_text("utf-8"))["model"]["quantize"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _is_name(target: object) -> bool:

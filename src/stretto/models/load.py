@@ -199,6 +199,8 @@ def load(
         raise RecipeError(problem)
     if section.adapter is None:
         return policy
+    if files.adapter is not None and (told := files.adapter.other_base(section.quantize)) is not None:
+        warnings.warn(told, stacklevel=2)
     adapted = add_adapter(network, section.adapter, seed=seed)
     if files.adapter is not None:
         fill_adapter(adapted, files.adapter)

@@ -7,20 +7,21 @@ model with the adapter switched off, so it costs no memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from peft import get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stretto.errors import Problem, RecipeError
+from stretto.errors import RecipeError
 from stretto.kernels.cpu.backward import take_over_adapters
 from stretto.models.adapter_folder import AdapterFacts
 from stretto.models.load_errors import reading_model
+from stretto.models.lora_targets import Targets, target_problems, targets_of
 from stretto.models.quantised import QuantisedExperts
 from stretto.recipe.schema import Adapter
 
@@ -47,53 +48,19 @@ def active_pairs(layer: Any) -> Iterator[tuple[Tensor, Tensor, float]]:
                 yield each.lora_A[name].weight, each.lora_B[name].weight, each.scaling[name]
 
 
-def linear_names(network: nn.Module, head: nn.Module | None) -> list[str]:
-    """Last parts of the names of the linear layers, the head left out."""
-    names = {
-        name.rpartition(".")[2]
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
-    }
-    return sorted(names)
-
-
-def attention_names(network: nn.Module) -> list[str]:
-    """Last parts of the names of the linear layers inside attention."""
-    paths = [name.split(".") for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    return sorted({path[-1] for path in paths if any("attn" in part or "attention" in part for part in path[:-1])})
-
-
-def target_problems(targets: str | Iterable[str], network: nn.Module, head: nn.Module | None) -> list[Problem]:
-    """A target that matches no layer would train nothing without a word, and so would the head.
-
-    The head is left out because log-probabilities are taken from its weight, past any adapter around it.
-    """
-    if targets == "attention" and not attention_names(network):
-        reason = "the model has no linear layers that are called attention"
-        return [Problem(field="model.adapter.targets", reason=reason, fix="use all-linear, or name layers")]
-    if isinstance(targets, str):
-        return []
-    known = linear_names(network, head)
-    full = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and module is not head]
-    return [
-        Problem(
-            field="model.adapter.targets",
-            reason=f"{target!r} matches no linear layer of the model",
-            fix=f"use all-linear, or some of {', '.join(known)}",
-        )
-        for target in targets
-        if not any(name == target or name.endswith(f".{target}") for name in full)
-    ]
-
-
 def add_adapter(network: PreTrainedModel, section: Adapter, *, seed: int) -> Any:
     """Puts LoRA layers inside the network and returns PEFT's wrapper; the adapter computes in the network's type."""
-    problems = target_problems(section.targets, network, network.get_output_embeddings())
-    if problems:
+    head = network.get_output_embeddings()
+    if problems := target_problems(section.targets, network, head):
         raise RecipeError(*problems)
+    targets = targets_of(section.targets, network, head)
     with _drawing(seed):
-        adapted = get_peft_model(network, _config(section, network, task="CAUSAL_LM"), autocast_adapter_dtype=False)
-    _settle(network, section)
+        config = targets.config(section.rank, section.alpha, "CAUSAL_LM")
+        adapted: Any = get_peft_model(network, config, autocast_adapter_dtype=False)
+        _add_hidden(network, section, targets)
+    written = adapted.peft_config["default"]
+    written.target_modules, written.target_parameters = set(targets.modules), targets.parameters or None
+    _settle(network, section, targets)
     return adapted
 
 
@@ -101,22 +68,21 @@ def inject_adapter(decoder: PreTrainedModel, section: Adapter, *, seed: int) -> 
     """The same inside a decoder that has no head of a language model; nothing is wrapped around it."""
     if problems := target_problems(section.targets, decoder, None):
         raise RecipeError(*problems)
+    targets = targets_of(section.targets, decoder, None)
     with _drawing(seed):
-        inject_adapter_in_model(_config(section, decoder, task=None), decoder)
-    _settle(decoder, section)
+        inject_adapter_in_model(targets.config(section.rank, section.alpha, None), decoder)
+        _add_hidden(decoder, section, targets)
+    _settle(decoder, section, targets)
 
 
-def _config(section: Adapter, network: nn.Module, *, task: str | None) -> LoraConfig:
-    chosen = section.targets
-    targets = attention_names(network) if chosen == "attention" else chosen if chosen == "all-linear" else list(chosen)
-    return LoraConfig(
-        r=section.rank,
-        lora_alpha=section.alpha,
-        target_modules=targets,
-        lora_dropout=0.0,
-        bias="none",
-        task_type=task,
-    )
+def _add_hidden(network: nn.Module, section: Adapter, targets: Targets) -> None:
+    """Adapters for layers that PEFT would take for others; it renames only what it knows to be of transformers."""
+    if targets.hidden:
+        holder = nn.Module()
+        holder.network = network
+        names = tuple(f"network.{name}" for name in targets.hidden)
+        plain = Targets(modules=names, hidden={}, experts=(), left=None)
+        inject_adapter_in_model(plain.config(section.rank, section.alpha, None), holder)
 
 
 @contextmanager
@@ -128,14 +94,16 @@ def _drawing(seed: int) -> Iterator[None]:
         yield
 
 
-def _settle(network: PreTrainedModel, section: Adapter) -> None:
+def _settle(network: PreTrainedModel, section: Adapter, targets: Targets) -> None:
     """Brings adapters to the network's type, and their layers to our backward."""
     for name, weight in network.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.to(network.dtype)
     take_over_adapters(network)
-    if section.targets == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules()):
-        warnings.warn("experts in few bits stay as they are; all other linear layers are adapted", stacklevel=3)
+    few = section.targets == "all-linear" and any(isinstance(module, QuantisedExperts) for module in network.modules())
+    if few or targets.left:
+        which = "in few bits" if few else f"stored as in {targets.left}"
+        warnings.warn(f"experts {which} stay as they are; all other linear layers are adapted", stacklevel=3)
 
 
 def fill_adapter(adapted: Any, facts: AdapterFacts) -> None:

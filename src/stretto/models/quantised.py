@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from stretto.errors import Problem, RecipeError
 from stretto.extras import install
 from stretto.models.converted import settle
+from stretto.models.layers import expert_names, has_plain_experts, is_plain, linear_layers
 
 BLOCK, NESTED = 64, 256
 """Weights of NF4 that share a scale, and scales that share one of their own."""
@@ -234,22 +235,23 @@ class QuantisedExperts(nn.Module):
 
 
 def quantise(network: Any, kind: str, device: torch.device) -> None:
-    """Stores every linear layer of a network and all experts in few bits on a device, one after the other; not the
-    head."""
+    """Stores every linear layer of a network and all experts in few bits on a device, one after the other; neither the
+    head nor what chooses among experts."""
     if kind == "nf4":
         refuse_missing()
-    if problems := expert_problems(network):
+    if problems := quantise_problems(network):
         raise RecipeError(*problems)
-    head = network.get_output_embeddings()
-    for parent in list(network.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and layer is not head:
-                setattr(parent, name, settle(QuantisedLinear(layer, kind, device)))
-        for name in experts_in(parent):
-            weights = getattr(parent, name)
-            delattr(parent, name)
-            setattr(parent, name, settle(QuantisedExperts(weights, kind, device)))
-            network.set_experts_implementation("eager")  # one by one, as they are made wide
+    for path, layer in linear_layers(network, network.get_output_embeddings()).items():
+        if is_plain(layer):
+            parent, _, name = path.rpartition(".")
+            narrow = settle(QuantisedLinear(cast(nn.Linear, layer), kind, device))
+            setattr(network.get_submodule(parent), name, narrow)
+    for path, name in expert_names(network):
+        parent = network.get_submodule(path)
+        weights = getattr(parent, name)
+        delattr(parent, name)
+        setattr(parent, name, settle(QuantisedExperts(weights, kind, device)))
+        network.set_experts_implementation("eager")  # one by one, as they are made wide
 
 
 def refuse_missing() -> None:
@@ -263,17 +265,29 @@ def refuse_missing() -> None:
         ) from error
 
 
-def experts_in(module: nn.Module) -> list[str]:
-    """Names of a module's own parameters that hold all experts."""
-    return [name for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3]
-
-
-def expert_problems(network: nn.Module) -> list[Problem]:
-    """Experts are most of a mixture's weights; those that are not plain products of one expert's rows are refused."""
-    for module in network.modules():
-        if experts_in(module) and (getattr(module, "is_transposed", True) or getattr(module, "has_bias", True)):
+def quantise_problems(network: Any) -> list[Problem]:
+    """Experts are most of a mixture's weights; those that are not plain products of one expert's rows are refused, and
+    so is a model most of whose layers are something else."""
+    held = [(network.get_submodule(path), name) for path, name in expert_names(network)]
+    for module, _ in held:
+        if not has_plain_experts(module):
             reason = (
                 f"experts stored as in {type(module).__name__} are not quantised yet, and they are most of the model"
             )
             return [Problem(field="model.quantize", reason=reason, fix="use none, or another model")]
-    return []
+    linear = linear_layers(network, head := network.get_output_embeddings())
+    narrow = sum(cast(Tensor, layer.weight).numel() for layer in linear.values() if is_plain(layer))
+    narrow += sum(getattr(module, name).numel() for module, name in held)
+    whole = sum(
+        weight.numel()
+        for module in network.modules()
+        if module is not head and not isinstance(module, nn.Embedding)
+        for weight in module.parameters(recurse=False)
+        if weight.dim() > 1
+    )
+    if 2 * narrow > whole:
+        return []
+    others = sorted({type(layer).__name__ for layer in linear.values() if not is_plain(layer)})
+    where = f", which are stored as in {', '.join(others)}" if others else ""
+    reason = f"only {narrow / max(1, whole):.0%} of the weights of its layers can be quantised yet{where}"
+    return [Problem(field="model.quantize", reason=reason, fix="use none, or another model")]

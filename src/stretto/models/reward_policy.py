@@ -9,14 +9,12 @@ an adapter is merged into a copy for that, in fp32, because rounding would lose 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -25,7 +23,7 @@ from stretto.errors import RecipeError
 from stretto.models.load import Policy, load
 from stretto.models.load_errors import reading_model
 from stretto.models.logprob_head import accum_dtype
-from stretto.models.quantised import QuantisedExperts, QuantisedLinear
+from stretto.models.merged import merged
 from stretto.models.reading import at_the_end
 from stretto.models.source import ModelFiles
 from stretto.recipe.schema import ModelSection
@@ -102,31 +100,3 @@ def classifier_around(network: PreTrainedModel, *, padding: int | None) -> tuple
     setattr(classifier, heads[0][0], head)
     classifier.generation_config = network.generation_config  # knows which tokens end the answers that are read
     return classifier.train(), head
-
-
-def merged(network: PreTrainedModel) -> Mapping[str, Tensor]:
-    """The weights in fp32 as if there had never been an adapter nor few bits: each with what its own adapter adds."""
-    adapted = {
-        f"{name}.base_layer.weight": each for name, each in network.named_modules() if isinstance(each, LoraLayer)
-    }
-    found = {}
-    for name, tensor in _widened(network):
-        added = adapted[name].get_delta_weight("default").float() if name in adapted else 0.0
-        found[name.replace(".base_layer.", ".")] = tensor.detach().float() + added
-    return found
-
-
-def _widened(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """What of a network was there before adapters, by name; what is stored in few bits as the trainer reads it."""
-    stored = {
-        name: each for name, each in network.named_modules() if isinstance(each, QuantisedLinear | QuantisedExperts)
-    }
-    for name, layer in stored.items():
-        if isinstance(layer, QuantisedLinear):
-            yield f"{name}.weight", layer.wide(torch.float32)
-        else:
-            yield name, torch.stack([layer[index].wide(torch.float32) for index in range(len(layer.weight))])
-    for name, tensor in network.state_dict().items():
-        parent, _, leaf = name.rpartition(".")
-        if "lora_" not in name and not (parent in stored and leaf in ("weight", "scales")):
-            yield name, tensor

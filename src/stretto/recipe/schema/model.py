@@ -58,7 +58,8 @@ class Adapter(Section):
     alpha: Positive = 32.0
     """The update is scaled by alpha / rank."""
     targets: Literal["all-linear", "attention"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
-    """Names of the linear layers to adapt, all of them except the head, or those of attention alone."""
+    """Names of the linear layers to adapt, or those of attention alone, or all of them and experts. Neither the head
+    nor a router is adapted."""
 
 
 class Shape(Section):
