@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -570,7 +571,13 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     }
 
 
-def test_vllm_has_room_for_adapters_up_to_a_rank():
+def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_no_mixture(tmp_path):
+    scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
     recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
-    (problem,) = vllm_can_do_it(recipe, CheckContext(root=Path.cwd(), probes=PROBES, prompts=(), complete=True))
+    (problem,) = vllm_can_do_it(recipe, scene)
     assert problem.field == "model.adapter.rank" and "512 is the highest" in problem.reason
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "num_local_experts": 4}')
+    recipe = Recipe(model=ModelSection(name=str(tmp_path)), engine=VllmEngineSection())
+    (problem,) = vllm_can_do_it(recipe, scene)
+    assert problem.field == "engine.kind" and "a mixture of experts" in problem.reason
+    assert not list(vllm_can_do_it(recipe, replace(scene, planning=True)))
