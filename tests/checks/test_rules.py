@@ -34,6 +34,8 @@ def cells(generate, train, more=""):
 
 
 LANE = cells("0, 1", "2").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
+EXACT = "algorithm={name: distill, top_k: 2}"
+SLICES = cells("0", "0, 1", "}, {role: reference, devices: [localhost/cpu:1]").replace("4xcpu", "2xcpu")
 SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prompts: 10}}"
 GAMES = [SOURCE % "number", "environment={kind: game}"]
 CODES = [SOURCE % "code"]
@@ -132,6 +134,7 @@ WRONG = [
     (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
     (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
+    ([EXACT, "roles.teacher.name=causal", SLICES], "algorithm.top_k", "in slices is not available yet"),
     (["rewards=[{kind: kimi}]", "evaluate.every=0"], "rewards.0.kind", "no other part judges"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["placement={nccl: true, cluster: 2xcpu}"], "placement.nccl", "names none"),

@@ -77,6 +77,8 @@ class StepWorkload:
     """True if advantages are whitened over all trained tokens."""
     taught: bool = False
     """True if what is asked as the reference is a teacher."""
+    exact: bool = False
+    """True if the loss asks for other tokens of a place than the one that was sampled."""
     barrier: bool = False
     """True if credit needs every group."""
     staleness: int = 0
@@ -225,6 +227,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         acceptance=acceptance,
         whitens=algorithm.whitens,
         taught=recipe.roles.teacher is not None,
+        exact=getattr(recipe.algorithm, "top_k", None) is not None,
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
