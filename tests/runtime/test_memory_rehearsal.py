@@ -69,7 +69,8 @@ async def asking(prompt, model):
 PLAYED = {
     "model__scratch": {"layers": 1, "width": 16, "heads": 2, "warmup_steps": 1, "characters": "0123<>=?"},
     "model__scratch__context": 32,
-    "task": {"source": {"kind": "synthetic", "name": "number", "range": [0, 3], "count": 30}, "prompt": "?"},
+    "task__source": {"kind": "synthetic", "name": "number", "range": [0, 3], "count": 30},
+    "task__prompt": "?",
     "environment": {"kind": "game", "game": "number", "range": [0, 3], "turns": 2, "higher": ">", "lower": "<"},
     "environment__right": "=",
     "environment__invalid": "?",
@@ -88,8 +89,8 @@ def test_a_game_needs_no_room_for_a_conversation_that_it_cannot_have(tmp_path, m
 
 def test_a_conversation_that_may_never_come_is_a_warning(tmp_path):
     told = []
-    (tmp_path / "mine.py").write_text(ASKING)
-    own = {"environment": {"kind": "mine:asking"}, "at": lambda name, *values: told.append(str(values))}
+    (tmp_path / "asked_env.py").write_text(ASKING)
+    own = {"environment": {"kind": "asked_env:asking"}, "at": lambda name, *values: told.append(str(values))}
     start(tmp_path, engine=with_room_for(20), batch__token_budget=16, **own, **TRIED)
     assert "memory: conversations of up to" in "".join(told)
 
