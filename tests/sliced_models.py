@@ -41,6 +41,7 @@ LORA = Adapter(rank=3, alpha=4)
 CRITICS = {
     "full": {},
     "adapter": {"adapter": LORA},
+    "adapter on a base in few bits": {"adapter": LORA, "quantize": "int8"},
     "half precision": {"dtype": torch.bfloat16},
     "recomputed": {"checkpointing": True},
     "a head with a bias": {"bias": True},
@@ -50,10 +51,10 @@ SMALL = {"layers": 3, "width": 12}
 """Of some tensors one process has more than the other, and of a head one has nothing."""
 
 
-def critic_of(*, adapter=None, dtype=torch.float64, bias=False, **settings):
+def critic_of(*, adapter=None, dtype=torch.float64, bias=False, quantize="none", **settings):
     """A critic on a tiny model's base, whose head says something."""
-    section = scratch_model(**SMALL, dtype=str(dtype).removeprefix("torch."))
-    base = base_network(section, SCRATCH_FILES, seed=3, device=CPU, base=None)
+    section = scratch_model(**SMALL, dtype=str(dtype).removeprefix("torch."), quantize=quantize)
+    base = base_network(section, SCRATCH_FILES, seed=3, device=CPU, base=None, as_stored=True)
     model = load_value_model(SCRATCH_FILES, base=base, adapter=adapter, shared=None, dtype=dtype, device=CPU, seed=3)
     if bias:
         wide = model.scalar.weight.dtype

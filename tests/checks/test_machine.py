@@ -178,6 +178,15 @@ def test_shared_memory_matters_to_several_processes():
     assert resources.memory_is_shared(setting(shared=None, recipe=on("2xcpu"))) is None
 
 
+def test_shared_memory_matters_to_vllm_on_one_device_too(monkeypatch):
+    monkeypatch.setattr(resources, "parameters", lambda name, root: 2**30)
+    recipe = {"engine": {"kind": "vllm"}}
+    told = failed(resources.engine_files_have_room(setting(shared=64 * 2**20, recipe=recipe)))
+    assert "files of 2.50 GB" in told and "--shm-size=4g" in told
+    assert resources.engine_files_have_room(setting(recipe=recipe)).ok
+    assert resources.engine_files_have_room(setting(recipe=on("2xcpu"))) is None
+
+
 def test_disk_has_room_for_what_is_kept(tmp_path, monkeypatch, billion):
     monkeypatch.chdir(tmp_path)
     none = {"guards": {"min_disk_gb": 0}}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def cells(generate, train, more=""):
 
 
 LANE = cells("0, 1", "2").replace("}, {role: train", ", mesh: {tp: 2}}, {role: train")
+EXACT = "algorithm={name: distill, top_k: 2}"
+SLICES = cells("0", "0, 1", "}, {role: reference, devices: [localhost/cpu:1]").replace("4xcpu", "2xcpu")
 SOURCE = "task={source: {kind: synthetic, name: %s}, prompt: '1', holdout: {prompts: 10}}"
 GAMES = [SOURCE % "number", "environment={kind: game}"]
 CODES = [SOURCE % "code"]
@@ -146,6 +149,7 @@ WRONG = [
     (["engine={kind: 'file_engine:make', top_p: 0.9}"], "engine.top_p", "another distribution"),
     (["task.template={enable_thinking: false}"], "task.template", "no effect on a scratch model"),
     (["task.chat_template=none.jinja"], "task.chat_template", "no effect on a scratch model"),
+    ([EXACT, "roles.teacher.name=causal", SLICES], "algorithm.top_k", "in slices is not available yet"),
     (["rewards=[{kind: kimi}]", "evaluate.every=0"], "rewards.0.kind", "no other part judges"),
     (["engine.graphs=true", "placement.cluster=1xcpu"], "engine.graphs", "names none"),
     (["placement={nccl: true, cluster: 2xcpu}"], "placement.nccl", "names none"),
@@ -587,7 +591,13 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     }
 
 
-def test_vllm_has_room_for_adapters_up_to_a_rank():
+def test_vllm_has_room_for_adapters_up_to_a_rank_and_for_no_mixture(tmp_path):
+    scene = CheckContext(root=tmp_path, probes=PROBES, prompts=(), complete=True)
     recipe = Recipe(model=ModelSection(name="some/model", adapter=Adapter(rank=513)), engine=VllmEngineSection())
-    (problem,) = vllm_can_do_it(recipe, CheckContext(root=Path.cwd(), probes=PROBES, prompts=(), complete=True))
+    (problem,) = vllm_can_do_it(recipe, scene)
     assert problem.field == "model.adapter.rank" and "512 is the highest" in problem.reason
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral", "num_local_experts": 4}')
+    recipe = Recipe(model=ModelSection(name=str(tmp_path)), engine=VllmEngineSection())
+    (problem,) = vllm_can_do_it(recipe, scene)
+    assert problem.field == "engine.kind" and "a mixture of experts" in problem.reason
+    assert not list(vllm_can_do_it(recipe, replace(scene, planning=True)))

@@ -122,9 +122,12 @@ def test_messages_are_as_wide_as_the_model_computes():
     assert costs.messages(DENSE, site(tp=8), load, 1.0, "float32") == pytest.approx(2 * narrow)
 
 
-def test_a_quantised_engine_reads_fewer_bytes():
-    ticks = [Costs().tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "fp8", "nf4")]
-    assert ticks == sorted(ticks, reverse=True)
+def test_a_base_in_few_bits_is_smaller_and_moves_more_bytes_because_each_product_makes_it_wide():
+    ticks = [Costs().tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "nf4", "int8")]
+    held = [Costs().weight_bytes(DENSE, site(), math.inf, p) for p in ("bfloat16", "int8", "nf4")]
+    assert ticks == sorted(ticks) and held == sorted(held, reverse=True)
+    bf16, narrow = (Costs(widens=False).tick(DENSE, site(), 1, 100, precision=p) for p in ("bfloat16", "nf4"))
+    assert narrow < bf16 == ticks[0], "an engine whose kernels read few bits"
 
 
 def test_decoding_has_a_floor_that_no_number_of_ranks_removes():

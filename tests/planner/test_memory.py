@@ -2,11 +2,16 @@
 
 import pytest
 
+from planning import setting_of
 from stretto.placement.devices import GB, find_device
+from stretto.planner.candidate import Candidate
 from stretto.planner.cost import memory
 from stretto.planner.cost.memory import RankMemory
+from stretto.planner.cost.memory_fit import MemoryFits
 from stretto.planner.cost.mesh import Mesh, Site
 from stretto.planner.cost.shapes import named_shape
+from stretto.planner.workload import adapted
+from stretto.recipe.schema import Adapter
 
 H100 = find_device("H100")
 SHAPE = named_shape("qwen3-4b")
@@ -45,6 +50,40 @@ def test_a_quantised_base_is_a_quarter_but_for_embedding_and_head():
     whole, quarter = (memory.states(SHAPE, site(), adapter=16, base=base).weights for base in ("bfloat16", "nf4"))
     plain = 2 * SHAPE.embedding_params * (1 if SHAPE.tied else 2)
     assert quarter - plain < 0.3 * (whole - plain)
+
+
+def test_an_adapter_has_the_parameters_of_the_layers_that_it_sits_on():
+    shape, few = named_shape("qwen3-30b-a3b"), Adapter(targets=("q_proj", "down_proj"))
+    attention = adapted(shape, Adapter(targets="attention"), few_bits=False)
+    common = adapted(shape, Adapter(), few_bits=True)  # experts in few bits stay as they are
+    assert adapted(shape, Adapter(), few_bits=False).linear_inputs == shape.linear_inputs
+    expert = 3 * (shape.hidden + shape.expert_ffn)
+    assert shape.linear_inputs - common.linear_inputs == shape.moe_layers * shape.experts * expert
+    assert common.linear_inputs == attention.linear_inputs == common.active_inputs  # it has no other linear layers
+    named = adapted(SHAPE, few, few_bits=False).linear_inputs
+    assert named == SHAPE.layers * (2 * SHAPE.hidden + SHAPE.heads * SHAPE.head_dim + SHAPE.ffn)
+
+
+def test_a_base_in_few_bits_is_made_wide_one_matrix_at_a_time():
+    plain, few = (memory.training(SHAPE, site(), 4096, adapter=16, base=base) for base in ("bfloat16", "nf4"))
+    assert few.gathered - plain.gathered == 6 * SHAPE.hidden * SHAPE.ffn
+
+
+def test_a_head_that_is_trained_has_its_gradient_in_fp32_beside_each_chunks():
+    full, lora = (memory.training(SHAPE, site(), 4096, adapter=rank) for rank in (0, 16))
+    assert full.head - lora.head == 6 * SHAPE.embedding_params
+
+
+def test_a_base_that_a_critics_adapter_shares_is_there_once():
+    roles = ("generate", "train", "fit", "value")
+    told = {"roles": roles, "adapter": 16, "critic_adapter": 8, "reading": frozenset({"generate", "value"})}
+    choice = Candidate(strategy="flatten", devices=1, recompute=True, budget=4096)
+    shared, apart = (
+        MemoryFits(setting_of("1xH100", base="nf4", critic_shares=shares, **told)).room(choice).sides[0].phases["train"]
+        for shares in (True, False)
+    )
+    whole = memory.weights(named_shape("qwen2.5-3b"), site())
+    assert apart.weights - shared.weights == pytest.approx(whole)
 
 
 def test_experts_are_spread_over_their_own_ranks():

@@ -60,9 +60,10 @@ def test_these_say_what_they_wait_for(choice, told):
     assert told in list(Candidate(**choice).waits_for(workload(**REFERRED)))
 
 
-def test_lanes_of_vllm_wait():
+def test_lanes_of_vllm_and_an_exact_kl_in_slices_wait():
     lane = Candidate(**CUT, lane=ModelSplit(tp=2))
     assert list(lane.waits_for(workload(engine="vllm"))) == ["vllm on several devices together"]
+    assert list(Candidate(**CUT).waits_for(workload(exact=True))) == ["the exact KL of a model in slices"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 from running import lines, metrics, samples, start, tensors
 from stretto.engines.native.engine import NativeEngine
 from stretto.errors import GuardError
-from stretto.runtime.memory_rehearsal import largest_by_doubling, largest_by_halving
+from stretto.recipe.schema import Recipe
+from stretto.runtime.memory_rehearsal import largest_by_doubling, largest_by_halving, smaller
 
 TRIED = {"guards__rehearsal": True, "run__steps": 2}
 
@@ -45,10 +46,61 @@ def test_a_budget_that_is_left_open_becomes_one_that_fits(tmp_path):
     assert "tokens fit" in "".join(told)
 
 
-def test_a_conversation_that_does_not_fit_alone_is_refused_with_the_largest_part_of_what_stays(tmp_path):
-    with pytest.raises(GuardError, match=r"nor does a single conversation .* the largest part is optimizer") as refused:
+def test_a_conversation_that_does_not_fit_alone_is_refused_with_what_is_too_large(tmp_path, monkeypatch):
+    with pytest.raises(GuardError, match=r"nor does a single conversation .* its activations are too large") as refused:
         start(tmp_path, engine=with_room_for(3), **TRIED)
-    assert "adamw8bit" in str(refused.value)
+    assert "lower engine.max_new_tokens" in str(refused.value)
+    monkeypatch.setattr("stretto.workers.rehearsal.memory_of", lambda device: 0)
+    with pytest.raises(
+        GuardError, match=r"the largest part is optimizer\n    fix: optimizer.name: adamw8bit"
+    ) as refused:
+        start(tmp_path, engine=with_room_for(3), **TRIED)
+    assert "model.adapter" in str(refused.value)
+
+
+ASKING = """
+from stretto.types import Outcome
+
+async def asking(prompt, model):
+    return Outcome(answer=(await model.chat(list(prompt.messages))).text)
+"""
+"""An environment of which nobody knows how often it asks."""
+
+PLAYED = {
+    "model__scratch": {"layers": 1, "width": 16, "heads": 2, "warmup_steps": 1, "characters": "0123<>=?"},
+    "model__scratch__context": 32,
+    "task__source": {"kind": "synthetic", "name": "number", "range": [0, 3], "count": 30},
+    "task__prompt": "?",
+    "environment": {"kind": "game", "game": "number", "range": [0, 3], "turns": 2, "higher": ">", "lower": "<"},
+    "environment__right": "=",
+    "environment__invalid": "?",
+    "rewards": [{"name": "won", "kind": "signal", "signal": "won"}],
+    "engine__max_new_tokens": 2,
+    "evaluate__every": 0,
+}
+
+
+def test_a_game_needs_no_room_for_a_conversation_that_it_cannot_have(tmp_path, monkeypatch):
+    monkeypatch.setattr("stretto.runtime.rehearsed_rows.TOLD", 4)
+    with pytest.raises(GuardError, match=r"activations are too large\n.*or environment.turns"):
+        start(tmp_path, engine=with_room_for(10), **PLAYED, **TRIED)
+    assert start(tmp_path, engine=with_room_for(20), **PLAYED, **TRIED, batch__token_budget=16).folder
+
+
+def test_a_conversation_that_may_never_come_is_a_warning(tmp_path):
+    told = []
+    (tmp_path / "asked_env.py").write_text(ASKING)
+    own = {"environment": {"kind": "asked_env:asking"}, "at": lambda name, *values: told.append(str(values))}
+    start(tmp_path, engine=with_room_for(20), batch__token_budget=16, **own, **TRIED)
+    assert "memory: conversations of up to" in "".join(told)
+
+
+def test_what_makes_a_part_smaller_is_nothing_that_a_recipe_has():
+    model = {"name": "a", "quantize": "nf4", "adapter": {"rank": 8}}
+    recipe = Recipe.model_validate({"model": model, "task": {"prompt": "{a}"}, "optimizer": {"name": "adamw8bit"}})
+    assert smaller("weights", recipe, "train") == "a smaller model"
+    assert smaller("gradients", recipe, "train") == "a lower model.adapter.rank, or a smaller model"
+    assert smaller("optimizer", recipe, "train") == "a lower model.adapter.rank, or a smaller model"
 
 
 CRITIC = {

@@ -108,6 +108,21 @@ def test_an_adapter_on_the_base_of_the_policys_adapter_has_the_same_tensors():
     assert distance(one, other) < 1e-12
 
 
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_base_in_few_bits_is_shared_too(kind):
+    section = scratch_model(adapter=LORA, quantize=kind)
+    policy = load(section, SCRATCH_FILES, seed=3, device=CPU)
+    base = base_network(section, SCRATCH_FILES, seed=3, device=CPU, base=None, as_stored=True)
+    dtype = policy.dtype
+    model = load_value_model(SCRATCH_FILES, base=base, adapter=LORA, shared=policy, dtype=dtype, device=CPU, seed=3)
+    theirs = {id(weight) for weight in policy.network.parameters() if not weight.requires_grad}
+    frozen = {name: weight for name, weight in model.parameters().items() if not weight.requires_grad}
+    assert any(weight.dtype == torch.uint8 for weight in frozen.values())
+    assert all(id(weight) in theirs for weight in frozen.values())
+    gradients, _ = trained(model, credited(PPO, random_groups(7)))
+    assert all("lora_" in name or name.startswith("head") for name in gradients)
+
+
 def test_a_critic_begins_by_saying_nothing():
     base = base_network(scratch_model(), SCRATCH_FILES, seed=3, device=CPU, base=None)
     model = load_value_model(

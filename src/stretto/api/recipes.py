@@ -129,6 +129,10 @@ def _too_wide(recipe: Recipe, plan: Plan) -> Iterable[Problem]:
             yield from _lane_problems(recipe, cell)
         elif cell.role == "train":
             yield from _not_trained(cell, wide)
+            if getattr(recipe.algorithm, "top_k", None):
+                reason = f"{cell.name}: the exact KL of a model in slices is not available yet"
+                fix = "leave it out, or give each train cell one device"
+                yield Problem(field="algorithm.top_k", reason=reason, fix=fix)
         elif cell.role == "reference" and trains is not None and recipe.roles.teacher is None:
             if cell.mesh != trains.mesh:
                 reason = f"{cell.name} is cut with {trains.name}, and has another mesh"

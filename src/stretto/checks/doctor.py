@@ -37,6 +37,7 @@ CHECKS: tuple[Function, ...] = (
     network.cluster_has_a_token,
     programs.ray_is_installed,
     engine_python.vllm_is_installed,
+    resources.engine_files_have_room,
     programs.sandbox_locks_in,
 )
 """In the order in which they are shown."""
@@ -54,6 +55,7 @@ TOLD_AT_START: tuple[Function, ...] = (
     devices.no_device_is_forgotten,
     network.cluster_has_a_token,
     programs.sandbox_locks_in,
+    resources.engine_files_have_room,
 )
 """Checks at the start of every run, which goes on whatever they say."""
 

@@ -54,6 +54,11 @@ class MemoryEnvironment:
         _, found, known = "".join(pieces[: turn + 1]).rpartition(mark)
         return known.partition(",")[0] if found else self.section.empty
 
+    def openings(self, prompt: Prompt) -> Iterator[list[Message]]:
+        """What the model is shown of the first piece, and so of each, without a memory."""
+        first = next(chunks(self._document(prompt), self.section.chunk))
+        yield self._chat(prompt, self.section.update, asked(prompt), self.section.empty, first)
+
     def _document(self, prompt: Prompt) -> str:
         text = prompt.tags.get(self.section.document)
         if not isinstance(text, str) or not text:

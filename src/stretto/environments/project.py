@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from stretto.environments.base import Model
 from stretto.errors import RolloutError
@@ -43,8 +43,7 @@ class ProjectEnvironment:
         """One trajectory: a conversation per file."""
         notes, written, missing, cut = self.section.empty, dict[str, str](), 0, 0
         for name, task in self.files(prompt):
-            texts = {"goal": str(prompt.messages[-1]["content"]), "notes": notes, "name": name, "file": task}
-            reply = await model.chat(self._chat(prompt, texts))
+            reply = await model.chat(self._chat(prompt, notes, name, task))
             code, notes = taken_apart(reply.text)
             missing += code is None
             cut += reply.stop == "length"
@@ -57,6 +56,11 @@ class ProjectEnvironment:
         }
         return Outcome(answer=bundled(written), signals=signals)
 
+    def openings(self, prompt: Prompt) -> Iterator[list[Message]]:
+        """What the model is shown for each file, without notes."""
+        for name, task in self.files(prompt):
+            yield self._chat(prompt, self.section.empty, name, task)
+
     def files(self, prompt: Prompt) -> list[tuple[str, str]]:
         """(name, what it is to be) of every file. RolloutError where the column holds something else."""
         rows = prompt.tags.get(self.section.files)
@@ -67,7 +71,8 @@ class ProjectEnvironment:
             '[{"name": "parse.py", "task": "..."}]'
         )
 
-    def _chat(self, prompt: Prompt, texts: Mapping[str, str]) -> list[Message]:
+    def _chat(self, prompt: Prompt, notes: str, name: str, task: str) -> list[Message]:
+        texts = {"goal": str(prompt.messages[-1]["content"]), "notes": notes, "name": name, "file": task}
         told = re.sub(r"\{(goal|notes|name|file)\}", lambda match: texts[match[1]], self.section.write)
         return [*prompt.messages[:-1], {"role": "user", "content": told}]
 

@@ -19,12 +19,15 @@ LAYERS, HEADS, WIDTH, WIDE, TOKENS, LONG, EXPERTS = (
 )  # fmt: skip
 """The least and the most of each: some ten times what the largest models have."""
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""How a config.json of a mixture says how many experts it has."""
+
 BOUNDS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), HEADS),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), WIDTH),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim"), WIDE),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), EXPERTS),
+    **dict.fromkeys(EXPERT_KEYS, EXPERTS),
     **dict.fromkeys(CONTEXT_KEYS, LONG),
     "vocab_size": TOKENS,
 }

@@ -170,10 +170,17 @@ def concerning(field: str) -> Iterator[None]:
 
 
 def base_network(
-    section: ModelSection, files: ModelFiles, *, seed: int, device: torch.device, base: Path | None
+    section: ModelSection,
+    files: ModelFiles,
+    *,
+    seed: int,
+    device: torch.device,
+    base: Path | None,
+    as_stored: bool = False,
 ) -> Base:
-    """How the network that is trained is loaded once more."""
-    plain = section.model_copy(update={"adapter": None, "quantize": "none"})
+    """How the network that is trained is loaded once more; `as_stored` in as few bits as the policy's, which stay as
+    they are."""
+    plain = section.model_copy(update={"adapter": None} | ({} if as_stored else {"quantize": "none"}))
     return lambda: load(plain, replace(files, adapter=None), seed=seed, device=device, base=base).network
 
 

@@ -18,7 +18,14 @@ from typing import Any, Literal
 from stretto.errors import RecipeError
 from stretto.models import gguf_header as gguf
 from stretto.models.adapter_folder import AdapterFacts, is_adapter, read_adapter
-from stretto.models.plausible import CONTEXT_KEYS, TOKEN_KEYS, implausible, implausible_gguf, wrong_token_id
+from stretto.models.plausible import (
+    CONTEXT_KEYS,
+    EXPERT_KEYS,
+    TOKEN_KEYS,
+    implausible,
+    implausible_gguf,
+    wrong_token_id,
+)
 from stretto.recipe.validation_errors import nearest
 
 FIELD = "model.name"
@@ -90,6 +97,8 @@ class ModelFacts:
     """Transformers' classes for it."""
     labels: int | None = None
     """Labels of a classifier, if its files say so."""
+    mixture: bool = False
+    """True if its files say that layers have several experts."""
 
 
 def locate(name: str, root: Path) -> ModelFiles:
@@ -130,7 +139,8 @@ def facts(files: ModelFiles) -> ModelFacts | None:
                 raise ValueError(why)
         except (OSError, ValueError) as error:
             raise RecipeError.of(FIELD, f"{files.name} is not a GGUF file that can be read: {error}", FORMS) from None
-        return ModelFacts(family=header.architecture, context=header.context)
+        mixture = gguf.read_sizes(files.gguf).get("expert_count", 0) > 1
+        return ModelFacts(family=header.architecture, context=header.context, mixture=mixture)
     config = files.config
     return _read_config(files.name, config) if config else None
 
@@ -218,7 +228,8 @@ def _read_config(name: str, path: Path) -> ModelFacts:
         raise RecipeError.of(FIELD, f"the config.json of {name} cannot be right: {why}", fix)
     _refuse_settings(name, path.parent)
     text = config.get("text_config")
-    sizes = [part.get(key) for part in (config, text if isinstance(text, dict) else {}) for key in CONTEXT_KEYS]
+    sections = (config, text if isinstance(text, dict) else {})
+    sizes = [part.get(key) for part in sections for key in CONTEXT_KEYS]
     context = next((size for size in sizes if isinstance(size, int) and size > 0), None)
     named, labels = config.get("architectures"), config.get("id2label")
     return ModelFacts(
@@ -226,6 +237,7 @@ def _read_config(name: str, path: Path) -> ModelFacts:
         context=context,
         architectures=tuple(map(str, named)) if isinstance(named, list) else (),
         labels=len(labels) if isinstance(labels, dict) else None,
+        mixture=any((part.get(key) or 0) > 1 for part in sections for key in EXPERT_KEYS),
     )
 
 

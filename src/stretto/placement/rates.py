@@ -67,8 +67,6 @@ class Rates:
     four."""
     update: float = 0.03
     """Seconds that an optimizer update takes besides, per doubling of ranks: launches, norms, the slowest."""
-    fp8_gain: float = 1.6
-    """How much faster than bf16 large products in fp8 are."""
 
     @classmethod
     def of(cls, measured: Mapping[str, float], *, kind: DeviceKind = DeviceKind.GPU, field: str = "rates") -> Rates:
@@ -88,7 +86,7 @@ class Rates:
 
 
 DIVISORS = (
-    "matmul_share", "attention_share", "decode_share", "link_share", "nic_share", "host_share", "gather", "fp8_gain",
+    "matmul_share", "attention_share", "decode_share", "link_share", "nic_share", "host_share", "gather",
 )  # fmt: skip
 """Rates that something is divided by."""
 

@@ -20,7 +20,6 @@ from stretto.placement.plan import Plan
 from stretto.placement.rates import Rates
 from stretto.planner.candidate import Candidate
 from stretto.planner.cost.decode_time import decode
-from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.stage_times import PlanDurations, StageTimes
 from stretto.planner.problem import PlanningProblem
 from stretto.scheduler.asyncio_driver import EventLog
@@ -125,7 +124,7 @@ Known = Sequence[tuple[MeasuredStep, Sequence[MeasuredSeconds]]]
 def _pairs(known: Known, rates: Rates) -> Iterator[tuple[MeasuredStep, float, float]]:
     """(step, measured, predicted) of every part."""
     for seen, of_it in known:
-        setting = replace(seen.setting, costs=Costs(rates=rates))
+        setting = replace(seen.setting, costs=replace(seen.setting.costs, rates=rates))
         priced = PlanDurations(StageTimes(setting), seen.choice, seen.plan)
         for part in of_it:
             yield seen, part.seconds, part.predicted(priced)

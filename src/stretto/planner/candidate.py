@@ -170,6 +170,7 @@ class Candidate:
             (any(split.width > split.dp for split in frozen), "frozen models that are cut in more than slices"),
             (self._values_apart(workload), "values of a critic in slices where it is not trained"),
             (own_reference and workload.adapter > 0 and not workload.taught, "a reference of its own"),
+            (workload.exact and self.train.width > 1, "the exact KL of a model in slices"),
             (workload.engine == "vllm" and workload.base != workload.precision, "vLLM on a quantised base"),
         )
         yield from dict.fromkeys(what for asked, what in told if asked)

@@ -85,7 +85,7 @@ class PlanningProblem:
     def of(cls, workload: StepWorkload, cluster: Cluster, *, source: str | None = None) -> PlanningProblem:
         """The problem with the cluster's own constants, where it has any."""
         kind = cluster.hosts[0].device.kind
-        costs = Costs(rates=Rates.of(cluster.rates, kind=kind))
+        costs = Costs(rates=Rates.of(cluster.rates, kind=kind), widens=workload.engine != "vllm")
         return cls(workload=workload, cluster=cluster, costs=costs, source=source)
 
     def repriced(self, costs: Costs) -> PlanningProblem:

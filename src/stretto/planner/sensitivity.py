@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stretto.planner.cost.seconds import Costs
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.estimate import estimate
 from stretto.planner.problem import PlanningProblem
@@ -173,7 +172,7 @@ class _Ahead:
     def _prices(self, constant: PriceConstant, factor: float) -> StageTimes:
         rates = self.setting.costs.rates
         changed = {name: factor * getattr(rates, name) for name in constant.rates}
-        return StageTimes(self.setting.repriced(Costs(rates=replace(rates, **changed))))
+        return StageTimes(self.setting.repriced(replace(self.setting.costs, rates=replace(rates, **changed))))
 
     def by_closed_forms(self, constant: PriceConstant, factor: float) -> float:
         """Seconds; below zero where the second plan is first."""

@@ -21,7 +21,7 @@ from stretto.planner.model_shapes import shape_of_model
 from stretto.planner.rounds import ASSUMED_ACCEPTANCE, DrawnRounds, draw_rounds
 from stretto.planner.run_lengths import RecordedAnswers, recorded_answers
 from stretto.plugins import is_plugin
-from stretto.recipe.schema import Recipe, RoleModel
+from stretto.recipe.schema import Adapter, Recipe, RoleModel
 from stretto.scheduler.batch_rules import RoundRule
 from stretto.scheduler.records import FORWARD, UPDATE, role_of
 
@@ -57,6 +57,8 @@ class StepWorkload:
     """Precision of frozen weights below an adapter."""
     optimizer: str = "adamw"
     """Name of the optimizer."""
+    critic_shares: bool = False
+    """True if that LoRA sits on the policy's own base."""
     critic_optimizer: str = "adamw"
     """That of a critic that is trained."""
     recompute: bool | None = None
@@ -77,6 +79,8 @@ class StepWorkload:
     """True if advantages are whitened over all trained tokens."""
     taught: bool = False
     """True if what is asked as the reference is a teacher."""
+    exact: bool = False
+    """True if the loss asks for other tokens of a place than the one that was sampled."""
     barrier: bool = False
     """True if credit needs every group."""
     staleness: int = 0
@@ -188,6 +192,7 @@ class StepWorkload:
     def precision_of(self, stage: str) -> Precision:
         """How the weights of a stage's role are stored where they are not trained."""
         same = {"generate", "train"} if self.taught else {"generate", "train", "reference"}
+        same |= {"fit", "value"} if self.critic_shares else set()
         return self.base if self.adapter and role_of(stage) in same else self.precision
 
 
@@ -212,6 +217,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         lengths=lengths,
         adapter=adapter.rank if adapter else 0,
         critic_adapter=critic.adapter.rank if (critic := recipe.roles.critic) and critic.adapter else 0,
+        critic_shares=recipe.critic_shares_base,
         critic_optimizer=critic.optimizer.name if critic and critic.optimizer else "adamw",
         reading=frozenset(borrowed & shapes.keys()),
         precision=recipe.model.dtype,
@@ -225,6 +231,7 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         acceptance=acceptance,
         whitens=algorithm.whitens,
         taught=recipe.roles.teacher is not None,
+        exact=getattr(recipe.algorithm, "top_k", None) is not None,
         barrier=algorithm.scope == "batch",
         staleness=recipe.placement.staleness,
         engine=recipe.engine.kind,
@@ -233,6 +240,15 @@ def workload_of(recipe: Recipe, root: Path) -> StepWorkload:
         seed=recipe.seed,
         assumed=assumed,
     )
+
+
+def adapted(shape: ModelShape, adapter: Adapter | None, *, few_bits: bool) -> ModelShape:
+    """A shape that knows where its adapter sits."""
+    if adapter is None:
+        return shape
+    chosen = {"all-linear": None, "attention": ("attention",)}
+    targets = chosen[adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
+    return replace(shape, adapted=targets, adapts_experts=not few_bits)
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
@@ -247,6 +263,7 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     """Role -> shape. A model that is asked for without name or shape is like the policy."""
     policy = shape_of_model(recipe.model, root, field="model")
     assert policy is not None  # a model has a name
+    policy = adapted(policy, recipe.model.adapter, few_bits=recipe.model.quantize != "none")
     needs, roles = facts_of(recipe.algorithm.name).needs, recipe.roles
 
     def other(section: RoleModel, field: str) -> ModelShape:
@@ -260,7 +277,8 @@ def _shapes(recipe: Recipe, root: Path) -> dict[str, ModelShape]:
     if roles.reward_model is not None:
         shapes["reward"] = other(roles.reward_model, "roles.reward_model")
     if roles.critic is not None:
-        critic = other(roles.critic, "roles.critic")
+        few_bits = recipe.critic_shares_base and recipe.model.quantize != "none"
+        critic = adapted(other(roles.critic, "roles.critic"), roles.critic.adapter, few_bits=few_bits)
         shapes |= {"value": critic} if roles.critic.optimizer is None else {"value": critic, "fit": critic}
     return shapes
 

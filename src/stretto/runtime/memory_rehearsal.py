@@ -4,7 +4,8 @@ Nothing of it leaves a trace in weights, optimizer or run folder. Where the larg
 tokens that does is found: by halving the difference on a device that trains alone, and by doubling in a cell of
 several, whose processes wait for each other in vain once one of them has failed. A recipe that leaves its token budget
 open goes on with what was found; one that names it is refused, with the number that fits and the part of memory that is
-too large. `guards.rehearsal` says whether it is done.
+too large. Where nobody knows how long conversations become (`rehearsed_rows`), a run goes on and says what may not fit.
+`guards.rehearsal` says whether it is done.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.environments.rows import row_tokens
-from stretto.errors import GuardError, RolloutError
+from stretto.errors import GuardError
 from stretto.placement.devices import kind_of
 from stretto.placement.plan import Cell
+from stretto.recipe.schema import Recipe
 from stretto.runtime.base_copy import Note
+from stretto.runtime.rehearsed_rows import LargestRow, Talks, largest_row
 from stretto.runtime.runtime import Runtime
-from stretto.runtime.training_data import TrainingData
 from stretto.scheduler.records import UPDATE
-from stretto.tasks.examples import chats_of
 from stretto.types import Conversation, Sample
 
 Fits = Callable[[int], Awaitable[bool]]
@@ -40,53 +40,34 @@ async def rehearse_if_asked(parts: Runtime, note: Note) -> None:
 
 async def rehearse(parts: Runtime, note: Note) -> None:
     """Raises a GuardError with what is too large and what fits, or tells what it took."""
-    begun, group, found = time.monotonic(), parts.worker_group, ""
-    talks = await largest_trajectory(parts)
-    length = sum(map(len, talks))
+    begun, group, notes = time.monotonic(), parts.worker_group, list[str]()
+    row = await largest_row(parts)
+    batch = parts.recipe.batch
     for cell in (each for each in parts.plan.cells if each.role in UPDATE):
         budget = parts.budgets[cell.devices[0]]
-        wanted = min(max(1, budget // length), parts.recipe.batch.prompts * parts.recipe.batch.samples)
+        asked = max(1, budget // row.tokens)
+        wanted = row.wanted(budget, batch.prompts * batch.samples)
+        if len(cell.devices) > 1:  # a failure at what may never come could not be told from one that matters
+            wanted = min(wanted, asked)
         search = largest_by_doubling if len(cell.devices) > 1 else largest_by_halving
-        most = await search(_tried(parts, cell, talks), wanted)
-        if most < wanted:
-            told = _too_large(cell, await group.rehearsal.held(cell.name), length=length, most=most, wanted=wanted)
-            if most == 0 or parts.recipe.batch.token_budget != "auto":
+        most = await search(_tried(parts, cell, row), wanted)
+        if most < min(wanted, asked):
+            told = await _too_large(parts, cell, length=row.tokens, most=most, wanted=wanted)
+            if most == 0 or batch.token_budget != "auto":
                 raise GuardError(told)
-            await group.rehearsal.limit(cell.name, most * length)
-            found = f"; {told}"
+            await group.rehearsal.limit(cell.name, most * row.tokens)
+            notes.append(told)
+        elif most < wanted:
+            notes.append(
+                f"memory: conversations of up to {most * row.tokens} tokens fit {', '.join(cell.devices)}; one that "
+                "its environment makes longer may end the run"
+            )
     await group.rehearsal.update()
     await parts.fetch()
     group.files.forget()
     peaks = await parts.memory()
     measured = ", ".join(f"{device} {peak:.3g} GB" for device, peak in peaks.items())
-    note(f"rehearsal: {time.monotonic() - begun:.1f} s, at most {measured}{found}")
-
-
-Talks = Sequence[NDArray[np.bool_]]
-"""Of each conversation of a trajectory that must lie in one row: which of its tokens are trained."""
-
-
-async def largest_trajectory(parts: Runtime) -> Talks:
-    """The longest that the recipe can train on."""
-    recipe, context = parts.recipe, parts.context
-    longest, said = context, recipe.engine.max_new_tokens
-    if recipe.environment.kind != "single_turn":
-        said = said if parts.data is None else context
-    elif parts.data is not None:
-        return await _longest_row(parts, parts.data)
-    else:
-        lengths = parts.renderer.lengths([prompt.messages for prompt in parts.prompts.prompts])
-        longest = min(context, said + max((n for n in lengths if not isinstance(n, RolloutError)), default=0))
-    return [np.arange(longest) >= max(1, longest - said)]
-
-
-async def _longest_row(parts: Runtime, data: TrainingData) -> Talks:
-    """That of the rows of the task."""
-    prompts = parts.prompts.prompts
-    lengths = list(row_tokens(parts.renderer, [chats_of(prompt) for prompt in prompts], most=0))
-    told = [0 if isinstance(length, RolloutError) else length for length in lengths]
-    talks = [talk.trained for talk in await data.conversations(parts, prompts[int(np.argmax(told))])]
-    return talks if parts.algorithm.whole else [max(talks, key=len)]
+    note(f"rehearsal: {time.monotonic() - begun:.1f} s, at most {measured}{''.join(f'; {each}' for each in notes)}")
 
 
 async def largest_by_halving(fits: Fits, wanted: int) -> int:
@@ -110,22 +91,22 @@ async def largest_by_doubling(fits: Fits, wanted: int) -> int:
     return most
 
 
-def _tried(parts: Runtime, cell: Cell, talks: Talks) -> Fits:
+def _tried(parts: Runtime, cell: Cell, row: LargestRow) -> Fits:
     """Trains rows on a cell; each of its devices has one."""
 
     async def fits(count: int) -> bool:
-        samples = made_up(parts, talks, count * cell.row_ranks)
-        return await parts.worker_group.rehearsal.try_row(cell.name, samples, count * sum(map(len, talks)))
+        samples = made_up(parts, row.trajectories(count) * cell.row_ranks)
+        return await parts.worker_group.rehearsal.try_row(cell.name, samples, count * row.tokens)
 
     return fits
 
 
-def made_up(parts: Runtime, talks: Talks, count: int) -> list[Sample]:
-    """So many trajectories of random tokens, which have nothing in common, as long as may be."""
+def made_up(parts: Runtime, trajectories: Sequence[Talks]) -> list[Sample]:
+    """Trajectories of random tokens, which have nothing in common."""
     noise = np.random.default_rng(parts.recipe.seed)
     return [
         _sample(parts, trained, noise, key=("rehearsal", 0, index, place))
-        for index in range(count)
+        for index, talks in enumerate(trajectories)
         for place, trained in enumerate(talks)
     ]
 
@@ -162,19 +143,44 @@ def _candidates(places: int, named: int) -> NDArray[np.float64]:
     return np.tile([*np.full(named + 1, -math.log(named + 1)), *range(named)], (places, 1))
 
 
-def _too_large(cell: Cell, held: dict[str, float], *, length: int, most: int, wanted: int) -> str:
+async def _too_large(parts: Runtime, cell: Cell, *, length: int, most: int, wanted: int) -> str:
     """What does not fit, beside what, and what to do."""
+    rehearsal, recipe = parts.worker_group.rehearsal, parts.recipe
+    held, room = await rehearsal.held(cell.name), await rehearsal.device_gb(cell.name)
     beside = ", ".join(f"{name} {size:.3g} GB" for name, size in held.items())
     row = f"memory: a row of {wanted * length} tokens does not fit {', '.join(cell.devices)} beside {beside}"
+    # One device that may recompute has tried that by itself.
+    open_ = recipe.optimizer.checkpointing is False or (
+        recipe.optimizer.checkpointing == "auto" and len(cell.devices) > 1
+    )
+    again = ", or optimizer.checkpointing: true" if open_ else ""
     if most:
         return (
             f"{row}; its activations are too large, and {most * length} tokens fit\n"
-            f"    fix: batch.token_budget: {most * length}, or optimizer.checkpointing: true"
+            f"    fix: batch.token_budget: {most * length}{again}"
         )
+    lower = "lower engine.max_new_tokens"
+    if getattr(recipe.environment, "turns", None):
+        lower += " or environment.turns"
+    row = f"{row}, nor does a single conversation of {length}"
     largest = max(held, key=lambda name: held[name])
-    lower = {"weights": "model.quantize: nf4 with an adapter, or a smaller model", "gradients": "model.adapter"}
-    lower["optimizer"] = "optimizer.name: adamw8bit, or model.adapter"
-    return (
-        f"{row}, nor does a single conversation of {length}; of what stays the largest part is {largest}\n"
-        f"    fix: {lower[largest]}; or lower engine.max_new_tokens"
-    )
+    if held[largest] < room - sum(held.values()):
+        return f"{row}; its activations are too large\n    fix: {lower}{again}, or a smaller model"
+    fixes = smaller(largest, recipe, cell.role)
+    return f"{row}; of what stays the largest part is {largest}\n    fix: {fixes}; or {lower}"
+
+
+def smaller(part: str, recipe: Recipe, role: str) -> str:
+    """What makes a part of what stays smaller, of what a recipe does not do already."""
+    critic = recipe.roles.critic if role == "fit" else None
+    adapter, where = (recipe.model.adapter, "model") if critic is None else (critic.adapter, "roles.critic")
+    optimizer = recipe.optimizer if critic is None else critic.optimizer
+    fixes = []
+    if part == "optimizer" and optimizer is not None and optimizer.name != "adamw8bit":
+        fixes.append(f"{'' if critic is None else 'roles.critic.'}optimizer.name: adamw8bit")
+    few_bits = part == "weights" and critic is None and recipe.engine.kind == "native"
+    if few_bits and recipe.model.quantize in ("none", "int8", "fp8"):
+        fixes.append("model.quantize: nf4" + (" with an adapter" if adapter is None else ""))
+    if part != "weights":
+        fixes.append(f"{where}.adapter" if adapter is None else f"a lower {where}.adapter.rank")
+    return ", or ".join([*fixes, "a smaller model"])

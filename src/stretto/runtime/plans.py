@@ -8,7 +8,6 @@ import torch
 
 from stretto.algorithms.base import Algorithm
 from stretto.algorithms.catalog import learns_from_rows
-from stretto.errors import RecipeError
 from stretto.placement.build import devices_for, plan_of
 from stretto.placement.plan import Cell, Plan
 from stretto.placement.strategies import DEFAULT
@@ -18,7 +17,7 @@ from stretto.recipe.schema import Placement, Recipe
 
 def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
     """Where everything lives, with so many devices in a training cell that a strategy makes."""
-    plan = plan_of(
+    return plan_of(
         recipe.placement,
         roles=roles_of(recipe),
         devices=devices_of(recipe.placement),
@@ -27,10 +26,6 @@ def make_plan(recipe: Recipe, *, width: int = 1) -> Plan:
         engine=recipe.engine.kind,
         updates=recipe.batch.updates_a_step,
     )
-    if getattr(recipe.algorithm, "top_k", None) and any(c.role == "train" and len(c.devices) > 1 for c in plan.cells):
-        reason = "the exact KL of a model in slices is not available yet"
-        raise RecipeError.of("algorithm.top_k", reason, "leave it out, or give each train cell one device")
-    return plan
 
 
 def sampling_plan(recipe: Recipe) -> Plan:

@@ -150,7 +150,7 @@ def load_critic(spec: WorkerSpec, policy: Policy) -> ValueModel | None:
     device = spec.device_of("fit")
     return load_value_model(
         locate(section.name, spec.root),
-        base=_base_of(spec, device),
+        base=_base_of(spec, device, as_stored=recipe.critic_shares_base),
         adapter=section.adapter,
         shared=policy if policy.device == device else None,
         dtype=DTYPES[recipe.model.dtype],
@@ -184,10 +184,10 @@ def critic_settings(spec: WorkerSpec) -> dict[str, Any]:
     return settings_of(spec.recipe, spec.token_budget) | {"clip": critic_optimizer(spec).clip, "gae": gae}
 
 
-def _base_of(spec: WorkerSpec, device: torch.device) -> Base:
+def _base_of(spec: WorkerSpec, device: torch.device, *, as_stored: bool = False) -> Base:
     """How the network that is trained is loaded once more."""
     recipe, files = spec.recipe, locate(spec.recipe.model.name, spec.root)
-    return base_network(recipe.model, files, seed=recipe.seed, device=device, base=spec.base)
+    return base_network(recipe.model, files, seed=recipe.seed, device=device, base=spec.base, as_stored=as_stored)
 
 
 def load_gauges(spec: WorkerSpec) -> dict[str, FrozenScorer]:

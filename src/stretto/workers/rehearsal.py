@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stretto.engines.native.cache import memory_of
 from stretto.errors import TrainingError
-from stretto.training.rehearsal import held_gb, row_fits
+from stretto.training.rehearsal import GB, held_gb, row_fits
 from stretto.training.trainer import Trainer
 from stretto.types import Sample
 from stretto.workers.api import CRITIC, MODELS, TRAINS
 from stretto.workers.offload import FITTED, UPDATE, Offloader
 from stretto.workers.scatter_gather import raise_first
+from stretto.workers.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from stretto.workers.worker_group import WorkerGroup
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 class RehearsalCalls:
     """The part of a worker that tries things."""
 
+    assignment: WorkerSpec
     sleepers: Offloader
 
     def trained(self, model: str) -> Trainer:
@@ -39,6 +42,10 @@ class RehearsalCalls:
     def held(self, model: str) -> dict[str, float]:
         """GB of what stays while rows come and go, by what it is for."""
         return held_gb(self.trained(model))
+
+    def device_gb(self) -> float:
+        """GB of the device's memory."""
+        return memory_of(self.assignment.torch_device) / GB
 
     def try_update(self, model: str) -> None:
         """Makes what an update needs, and no update; for an optimizer that made none yet."""
@@ -79,6 +86,11 @@ class Rehearsal:
         """GB of what stays on the first device of a training cell, by what it is for."""
         group = self.worker_group
         return await group.worker(group.device[cell], group.patience.train).held(self._trained(cell))
+
+    async def device_gb(self, cell: str) -> float:
+        """GB of memory that the first device of a training cell has."""
+        group = self.worker_group
+        return await group.worker(group.device[cell], group.patience.train).device_gb()
 
     async def update(self) -> None:
         """Updates that change nothing, and a publish of the weights as they are."""

@@ -16,6 +16,7 @@ from stretto.checks.machine.engine_python import VLLM, engine_python
 from stretto.engines.native.cache import CACHE_SHARE, memory_of, token_bytes
 from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
 from stretto.engines.vllm.process import PROGRAM, EngineProcess, EngineTransport
+from stretto.engines.vllm.published import base_tensors
 from stretto.errors import RecipeError
 from stretto.models.load import Policy
 from stretto.recipe.schema import VllmEngineSection
@@ -25,6 +26,9 @@ EARLIER = 0.9
 """The process is given this share of a deadline, so that what is said when it passes has the engine's last lines."""
 
 GB = 2**30
+
+SLACK = 2 * GB
+"""What vLLM takes of a GPU besides weights and cache, about: its context, activations and recorded graphs."""
 
 
 def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmEngine:
@@ -43,23 +47,33 @@ def vllm_engine(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
             publish=EARLIER * given.publish,
             first=EARLIER * left,
         ),
+        share=lambda: asked_share(spec.torch_device, weight_bytes(policy) + settings.cache_bytes),
     )
 
 
 def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) -> VllmSettings:
-    """What vLLM is started with; a RecipeError if its cache is too small, or larger than what is free."""
+    """What vLLM is started with; a RecipeError if its cache is too small, or larger than what is free beside its own
+    weights."""
     device, answer = spec.torch_device, section.max_new_tokens
     share = CACHE_SHARE if section.memory_share == "auto" else float(section.memory_share)
-    every, each, free = memory_of(device), token_bytes(policy), free_memory(device)
+    every, each, free, weights = memory_of(device), token_bytes(policy), free_memory(device), weight_bytes(policy)
+    room = max(0, free - weights - (SLACK if device.type == "cuda" else 0))
+    left = f"{free / GB:.1f} GB are free, of which vLLM's own weights take {weights / GB:.1f} GB"
+    least = 2 * answer * each
     size = int(every * share)
     if section.memory_share == "auto":
-        size = min(size, free // 2)
-    if size // each < 2 * answer:
+        size = min(size, room // 2)
+        if room // 2 < least:
+            reason = f"{left}; what remains is too little for a cache of {2 * answer} tokens"
+            raise RecipeError.of(
+                "engine.memory_share", reason, "stop what else uses the device, or engine.kind: native"
+            )
+    if size < least:
         reason = f"{share:g} of the memory holds {size // each} tokens, too few for a prompt and an answer of {answer}"
-        raise RecipeError.of("engine.memory_share", reason, f"use at least {2 * answer * each / every:.2g}")
-    if size > free:
-        reason = f"{share:g} of the memory is {size / GB:.1f} GB, and {free / GB:.1f} GB are free"
-        raise RecipeError.of("engine.memory_share", reason, f"use at most {int(100 * free / every) / 100:g}, or auto")
+        raise RecipeError.of("engine.memory_share", reason, f"use at least {least / every:.2g}")
+    if size > room:
+        reason = f"{share:g} of the memory is {size / GB:.1f} GB, and {left}"
+        raise RecipeError.of("engine.memory_share", reason, f"use at most {int(100 * room / every) / 100:g}, or auto")
     return VllmSettings(
         versions=VLLM,
         dtype=str(policy.dtype).removeprefix("torch."),
@@ -68,6 +82,26 @@ def settings_of(policy: Policy, section: VllmEngineSection, spec: WorkerSpec) ->
         rank=None if policy.adapted is None else policy.adapted.peft_config["default"].r,
         device=device.type,
     )
+
+
+def weight_bytes(policy: Policy) -> int:
+    """What vLLM's own copy of the weights takes."""
+    return sum(tensor.nbytes for tensor in base_tensors(policy).values())
+
+
+def asked_share(device: torch.device, needed: int) -> float | None:
+    """The share of a GPU that vLLM is to ask for when it starts: what it needs, and never what others have.
+
+    Without one it asks for nearly all, and does not start beside others, however small its cache.
+    """
+    if device.type != "cuda":
+        return None
+    return share_of(needed + SLACK, free=free_memory(device), total=memory_of(device))
+
+
+def share_of(needed: int, *, free: int, total: int) -> float:
+    """The same, in numbers. A GB is left, since what is free changes while vLLM starts."""
+    return max(GB, min(needed, free - GB)) / total
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,15 +1,20 @@
 """The engine around vLLM's process: versions, proofs, deaths. The process is a fake that keeps what it is sent."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from fake_vllm import FakeHost
 from stretto.engines.base import Request
-from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings, equal
-from stretto.errors import EngineDiedError, EngineError, WeightsError
-from stretto.recipe.schema import Adapter
+from stretto.engines.vllm.engine import VllmDeadlines, VllmEngine, VllmSettings
+from stretto.engines.vllm.published import equal
+from stretto.errors import EngineDiedError, EngineError, RecipeError, WeightsError
+from stretto.recipe.schema import Adapter, VllmEngineSection
 from stretto.types import Weights
+from stretto.workers import vllm as workers
+from stretto.workers.vllm import asked_share, share_of
 from tiny import scratch_policy
 
 SETTINGS = VllmSettings(
@@ -154,6 +159,16 @@ def test_whatever_does_not_arrive_is_caught_at_the_same_publish(spoil, adapter, 
         published(engine, 1)
 
 
+def test_a_family_that_vllm_stores_under_other_names_is_the_recipes_problem():
+    def renamed(what, arguments, host):
+        if what == "read":
+            arguments["names"] = [name for name in arguments["names"] if "up_proj" not in name]
+
+    engine = engine_of(FakeHost(renamed))
+    with pytest.raises(RecipeError, match=r"engine.kind: .*under other names, and has no .*up_proj(?s:.*)kind: native"):
+        engine.checksums(())
+
+
 @pytest.mark.parametrize("then", ["generate", "publish"])
 def test_weights_that_did_not_survive_a_sleep_are_caught_before_anything_is_generated(then):
     def forgets(what, arguments, host):
@@ -244,3 +259,31 @@ def test_a_slot_may_be_larger_than_its_adapter_and_is_empty_there():
     assert not equal(slot, mine)
     assert not equal(mine[:1], mine) and not equal(None, mine) and not equal(mine.bfloat16(), mine)
     assert equal(torch.tensor([1e-40]), torch.tensor([0.0])) and not equal(torch.tensor([1e-30]), torch.tensor([0.0]))
+
+
+GB = 2**30
+
+
+def test_vllm_asks_for_no_more_of_a_gpu_than_it_needs_and_than_is_free():
+    assert share_of(20 * GB, free=79 * GB, total=80 * GB) == 0.25
+    assert share_of(70 * GB, free=41 * GB, total=80 * GB) == 0.5
+    assert asked_share(torch.device("cpu"), GB) is None
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "told"),
+    [(14, "auto", None), (14, 0.2, None), (14, 0.5, "use at most 0.33"), (4, "auto", "what remains is too little")],
+)
+def test_what_vllm_needs_for_its_weights_is_no_room_for_a_cache(free, share, told, monkeypatch):
+    policy = scratch_policy(dtype="bfloat16")
+    named = {"memory_of": 24 * GB, "free_memory": free * GB, "weight_bytes": 4 * GB}
+    for name, size in named.items():
+        monkeypatch.setattr(workers, name, lambda _, size=size: size)
+    section = VllmEngineSection(max_new_tokens=8, memory_share=share)
+    spec = SimpleNamespace(torch_device=torch.device("cuda", 0))
+    if told:
+        with pytest.raises(RecipeError, match=f"vLLM's own weights take 4.0 GB(?s:.*){told}"):
+            workers.settings_of(policy, section, spec)
+        return
+    size = workers.settings_of(policy, section, spec).cache_bytes
+    assert size == 4 * GB if share == "auto" else size == int(0.2 * 24 * GB)

@@ -1,5 +1,7 @@
 """Tensors in a file that two processes map."""
 
+import resource
+
 import pytest
 import torch
 
@@ -20,6 +22,16 @@ def test_tensors_come_back_to_the_bit_whatever_their_type_and_shape(tmp_path):
         assert (held[name].dtype, held[name].shape) == (tensor.dtype, tensor.shape)
         assert held[name].flatten().view(torch.uint8).tolist() == tensor.flatten().view(torch.uint8).tolist()
     assert all(row[3] % 64 == 0 for row in table)
+
+
+def test_a_bucket_for_which_there_is_no_room_is_an_error_and_no_death(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_bucket(tmp_path / "bucket", {"x": torch.zeros(1 << 15)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("row", [["x", "float32", [3], 64], ["x", "float32", [99], 0], ["x", "float32", [1], -4]])

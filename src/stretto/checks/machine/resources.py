@@ -17,6 +17,10 @@ SHARED = GB
 """Bytes of /dev/shm that processes need to hand each other tensors. A container has 64 MB unless told otherwise."""
 
 
+BUCKET = GB // 2
+"""Bytes of weights that vLLM is given at once."""
+
+
 def threads_have_cores(setting: MachineCheck) -> Check:
     """More threads than cores wait for each other at every operation. What is not said is picked by what is free."""
     machine = setting.machine
@@ -53,6 +57,21 @@ def memory_is_shared(setting: MachineCheck) -> Check | None:
         return Check(name="shared memory", ok=True, text=f"{shared / GB:.1f} GB free in /dev/shm")
     text = f"{shared / GB:.2f} GB free in /dev/shm, and several processes need at least {SHARED / GB:.0f} GB"
     return Check(name="shared memory", ok=False, text=text, fix="start the container with --shm-size=8g, or clear it")
+
+
+def engine_files_have_room(setting: MachineCheck) -> Check | None:
+    """vLLM is given weights in files of /dev/shm, each worker its own: all at its start, and a bucket at a publish."""
+    recipe, shared = setting.recipe, setting.machine.shared
+    if recipe is None or recipe.engine.kind != "vllm" or shared is None:
+        return None
+    if (count := parameters(recipe.model.name, setting.root)) is None:
+        return None
+    need = setting.devices * (count * WIDTHS[recipe.model.dtype] + BUCKET)
+    told = f"{shared / GB:.2f} GB free in /dev/shm, and vLLM is given its weights in files of {need / GB:.2f} GB there"
+    if shared >= need:
+        return Check(name="engine files", ok=True, text=told)
+    fix = f"start the container with --shm-size={-(-need // GB) + 1}g; they go by way of a slower disk otherwise"
+    return Check(name="engine files", ok=False, text=told, fix=fix)
 
 
 def disk_has_room(setting: MachineCheck) -> Check | None:

@@ -13,18 +13,26 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
+from safetensors import SafetensorError
 
 from stretto.engines.base import Completion, Request
-from stretto.engines.vllm.memory_folder import new_folder
+from stretto.engines.vllm.memory_folder import new_folder, no_room
 from stretto.engines.vllm.process import EngineTransport
-from stretto.engines.vllm.published import adapter_tensors, base_tensors, head_tensor, write_adapter, write_base
+from stretto.engines.vllm.published import (
+    adapter_tensors,
+    base_tensors,
+    equal,
+    file_bytes,
+    head_tensor,
+    write_adapter,
+    write_base,
+)
 from stretto.engines.vllm.tensor_file import read_bucket, write_bucket
-from stretto.errors import EngineDiedError, EngineError
+from stretto.errors import EngineDiedError, EngineError, RecipeError
 from stretto.models.load import Policy
 from stretto.types import Receipt, Weights
 from stretto.weights.carrier import buckets
@@ -88,8 +96,11 @@ class VllmEngine:
         name: str,
         settings: VllmSettings,
         deadlines: VllmDeadlines,
+        share: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`start` starts a process, `name` is what messages call it."""
+        """`start` starts a process, `name` is what messages call it, `share` says what part of its GPU's memory a
+        process may ask for when it is started."""
+        self.share = share
         self.policy, self.start, self.name, self.settings, self.patience = policy, start, name, settings, deadlines
         self.version = self.kv_tokens = 0
         # What the process is told the weights are called, all that it was ever told, and how often.
@@ -102,7 +113,8 @@ class VllmEngine:
         self.slept = False
         # Whether what is not published is still to be compared.
         self.unproved = True
-        self.room = new_folder()
+        self.size = file_bytes(base_tensors(policy), BUCKET)
+        self.room = new_folder(self.size)
         self.process: EngineTransport | None = None
         try:
             self._begin(deadlines.first)
@@ -206,14 +218,15 @@ class VllmEngine:
         if self.policy.adapted is not None:
             folder = self.room / "adapter"
             shutil.rmtree(folder, ignore_errors=True)
-            write_adapter(self.policy, folder)
+            self._written(lambda: write_adapter(self.policy, folder))
             told = {"name": self.called, "number": self.publishes, "folder": str(folder)}
             self._call("adapter", self.patience.publish, **told)
             return
         self._call("begin", self.patience.publish, name=self.called)
         path = self.room / "weights"
         for bucket in buckets(base_tensors(self.policy), BUCKET):
-            self._call("load", self.patience.publish, path=str(path), table=write_bucket(path, bucket))
+            table = self._written(partial(write_bucket, path, bucket))
+            self._call("load", self.patience.publish, path=str(path), table=table)
         self._call("finish", self.patience.publish)
         path.unlink()
 
@@ -222,16 +235,20 @@ class VllmEngine:
         full = self.policy.adapted is None
         base = {**base_tensors(self.policy), **head_tensor(self.policy)} if full or whole else {}
         expected = {**adapter_tensors(self.policy), **base}
-        wrong: dict[str, str] = {}
+        wrong, missing = dict[str, str](), list[str]()
         path = self.room / "held"
         for bucket in buckets(expected, BUCKET):
             told = self._call("read", self.patience.publish, path=str(path), names=list(bucket))
             held = dict(read_bucket(path, told["table"])) if told["table"] else {}
             for name, tensor in bucket.items():
                 if not equal(held.get(name), tensor):
+                    missing += [name] * (name not in held)
                     mine = checksum(held[name].contiguous()) if name in held else "nothing"
                     wrong[name] = f"{mine} where {checksum(tensor)} was published"
             path.unlink(missing_ok=True)
+        if missing and not self.version:
+            reason = f"vLLM stores this model's family under other names, and has no {', '.join(missing[:3])}"
+            raise RecipeError.of("engine.kind", reason, "use engine.kind: native")
         if wrong:
             shown = "; ".join(f"{name} is {values}" for name, values in sorted(wrong.items())[:3])
             why = f"{len(wrong)} of {len(expected)} tensors of {self.name} are not those of {self.called}: {shown}"
@@ -296,33 +313,22 @@ class VllmEngine:
         self.names.clear()
         model = self.room / "model"
         shutil.rmtree(model, ignore_errors=True)
-        write_base(self.policy, model)
+        self._written(lambda: write_base(self.policy, model))
         try:
             self.process = self.start()
-            told = self._call("start", seconds, model=str(model), **asdict(self.settings))
+            told = self._call("start", seconds, model=str(model), share=self.share(), **asdict(self.settings))
         finally:
             shutil.rmtree(model, ignore_errors=True)
         self.kv_tokens = told["cache_tokens"]
         self._publish()
 
-
-def equal(held: Tensor | None, tensor: Tensor) -> bool:
-    """Whether an engine's tensor is the policy's; what is left over in it, of a larger slot, must be zero.
-
-    Numbers too small to be normal count as zero, as some processors' products take them for that.
-    """
-    if held is None or held.dtype != tensor.dtype or held.dim() != tensor.dim():
-        return False
-    if any(mine < theirs for mine, theirs in zip(held.shape, tensor.shape, strict=True)):
-        return False
-    inside = held[tuple(slice(size) for size in tensor.shape)]
-    if held.numel() != inside.numel() and held.count_nonzero() != inside.count_nonzero():
-        return False
-    tensor = tensor.to(held.device)
-    if torch.equal(inside, tensor):
-        return True
-    tiny = torch.finfo(tensor.dtype).tiny
-    return torch.equal(*(each.masked_fill(each.abs() < tiny, 0) for each in (inside, tensor)))
+    def _written(self, write: Callable[[], T]) -> T:
+        """What comes of writing files, for which there may be no room left."""
+        try:
+            return write()
+        except (OSError, SafetensorError) as error:
+            why = f"{self.name}: its weights cannot be written to {self.room}: {error}"
+            raise EngineError(f"{why}\n    fix: {no_room(self.size)}") from error
 
 
 def _row(request: Request) -> dict[str, Any]:

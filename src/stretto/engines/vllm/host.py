@@ -1,8 +1,7 @@
 """The engine's own process: the one file that imports vLLM, run by the Python that has it (`process` starts it).
 
-It answers one question after the other, and knows of the project only the tensor files beside it. What a rank of vLLM
-does with its tensors is in `TensorRpc`, which vLLM mixes into its workers. A matrix that a layer multiplies with is
-read back as the product with the identity, and so in whatever order, packing or copy the layer keeps it.
+It answers one question after the other, and knows of the project only the tensor files beside it. A matrix that a
+layer multiplies with is read back as the product with the identity, and so in whatever order the layer keeps it.
 """
 
 from __future__ import annotations
@@ -58,9 +57,8 @@ class EngineHost:
     def __init__(self) -> None:
         self.engine: Any = None
         self.lora: Any = None
-        self.name = ""
+        self.name, self.count = "", 0
         self.answers: dict[str, RunningRequest] = {}
-        self.count = 0
 
     def start(self, *, model: str, versions: Sequence[str], **settings: Any) -> dict[str, Any]:
         """Loads vLLM and the model."""
@@ -107,8 +105,7 @@ class EngineHost:
 
     def step(self, *, seconds: float) -> dict[str, Any]:
         """Decodes until something ends or the time is over."""
-        end = time.monotonic() + seconds
-        done: list[dict[str, Any]] = []
+        end, done = time.monotonic() + seconds, list[dict[str, Any]]()
         while self.answers and not done:
             for output in self.engine.step():
                 answer = self.answers.get(output.request_id)
@@ -191,7 +188,7 @@ class EngineHost:
 
 
 def arguments_of(
-    *, dtype: str, context: int, cache_bytes: int, rank: int | None, device: str, devices: int
+    *, dtype: str, context: int, cache_bytes: int, rank: int | None, device: str, devices: int, share: float | None
 ) -> dict[str, Any]:
     """What vLLM is started with."""
     told: dict[str, Any] = {
@@ -205,6 +202,7 @@ def arguments_of(
         "enable_prefix_caching": True,
         "tensor_parallel_size": devices,
         "worker_extension_cls": "host.TensorRpc",
+        "kv_cache_memory_bytes": cache_bytes,
     }
     if rank is not None:
         room = next((size for size in RANKS if size >= rank), None)
@@ -212,10 +210,9 @@ def arguments_of(
             reason = f"vLLM has no room for adapters of rank {rank}; {RANKS[-1]} is the highest"
             raise Refused("model.adapter.rank", reason, f"use {RANKS[-1]} or less, or engine.kind: native")
         told |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 1}
-    told["kv_cache_memory_bytes"] = cache_bytes
     # vLLM takes back what it drew before all parts of a prompt were computed, which generators of CPUs cannot.
     whole = {"enforce_eager": True, "enable_chunked_prefill": False}
-    return told | (whole if device == "cpu" else {"enable_sleep_mode": True})
+    return told | (whole if device == "cpu" else {"enable_sleep_mode": True, "gpu_memory_utilization": share})
 
 
 class TensorRpc:
@@ -250,7 +247,7 @@ class TensorRpc:
         with self._loading():
             model = self.model_runner.model
             finalize_layerwise_reload(model, self.model_config)
-            if getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+            if getattr(self.model_config.hf_text_config, "tie_word_embeddings", False) and hasattr(model, "lm_head"):
                 # vLLM reloads the embedding alone: on a CPU the head would multiply with its copy of the old one.
                 (table,) = (each for path, each in model.named_modules() if path.endswith("embed_tokens"))
                 model.lm_head.tie_weights(table)
@@ -275,7 +272,8 @@ class TensorRpc:
         """Tensors under the names of the model's own files, at least those that are wanted."""
         model = self.model_runner.model
         packed = getattr(model, "packed_modules_mapping", {})
-        for path, module in model.named_modules(remove_duplicate=False):
+        modules = dict(model.named_modules(remove_duplicate=False))
+        for path, module in modules.items():
             if path.endswith(".base_layer"):
                 continue
             parent, _, last = path.rpartition(".")
@@ -285,12 +283,15 @@ class TensorRpc:
                 yield from self._of_layer(parts, base)
                 if base is not module:
                     yield from self._of_adapter(parts, module)
+        if "lm_head.weight" in wanted and not any(path.endswith("lm_head") for path in modules):
+            table = next(each for path, each in modules.items() if path.endswith("embed_tokens"))  # multiplied with
+            yield from self._of_layer(["lm_head"], getattr(table, "base_layer", table))
 
     def _of_layer(self, parts: Sequence[str], layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """What one layer has: matrices by their product, whatever else as it lies there."""
         whole = dict(layer.named_parameters(recurse=False))
         if hasattr(layer, "embedding_dim"):  # rows are looked up; the head multiplies with them
-            rows = layer.org_vocab_size
+            rows = getattr(layer, "org_vocab_size", len(layer.weight))  # positions are no vocabulary
             whole["weight"] = (product(layer, layer.embedding_dim) if parts == ["lm_head"] else layer.weight)[:rows]
         elif hasattr(layer, "input_size_per_partition"):
             whole["weight"] = product(layer, layer.input_size_per_partition)
@@ -328,9 +329,8 @@ def end_with(parent: int) -> None:
 
 def main() -> None:
     """Answers until nobody asks any more."""
-    connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
+    connection, parent, host = Connection(int(sys.argv[1])), int(sys.argv[2]), EngineHost()
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    host = EngineHost()
     while True:
         try:
             asked = json.loads(connection.recv_bytes())

@@ -13,6 +13,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from stretto.errors import RecipeError
+
+GB = 2**30
+
 SHARED = Path("/dev/shm")
 """Where files lie in memory."""
 
@@ -23,16 +27,30 @@ _held: dict[Path, int] = {}
 """Folder -> descriptor of its lock, open as long as this process lives."""
 
 
-def new_folder() -> Path:
-    """A folder which this user alone may read; in memory, where the system has a place for that."""
-    place = Path(SHARED if os.access(SHARED, os.W_OK) else tempfile.gettempdir())
-    for left in place.glob(f"{PREFIX}*"):
+def new_folder(size: int) -> Path:
+    """A folder which this user alone may read, with room for so many bytes: in memory, or else on a disk.
+
+    A RecipeError where neither has it.
+    """
+    places = [place for place in (SHARED, Path(tempfile.gettempdir())) if os.access(place, os.W_OK)]
+    for left in (each for place in places for each in place.glob(f"{PREFIX}*")):
         with suppress(OSError):  # it is in use, was just made, or is somebody else's
             os.close(_locked(left / LOCK, os.O_RDWR))
             shutil.rmtree(left, ignore_errors=True)
+    free = {place: shutil.disk_usage(place).free for place in places}
+    place = next((place for place in places if free[place] >= size), None)
+    if place is None:
+        told = " and ".join(f"{place} has {room / GB:.2f} GB" for place, room in free.items())
+        reason = f"weights go to vLLM by way of files of {size / GB:.2f} GB, and {told or 'no folder is writable'}"
+        raise RecipeError.of("engine.kind", reason, no_room(size))
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
     _held[folder] = _locked(folder / LOCK, os.O_RDWR | os.O_CREAT)
     return folder
+
+
+def no_room(size: int) -> str:
+    """What to do where files of so many bytes have no room."""
+    return f"docker run --shm-size={-(-size // GB) + 1}g, or clear {SHARED}; or engine.kind: native"
 
 
 def _locked(path: Path, how: int) -> int:

@@ -36,6 +36,12 @@ def base_tensors(policy: Policy) -> dict[str, Tensor]:
     }
 
 
+def file_bytes(tensors: Mapping[str, Tensor], bucket: int) -> int:
+    """What is in files at once, at most: all weights while a process starts, and what travels."""
+    sizes = [tensor.nbytes for tensor in tensors.values()]
+    return sum(sizes) + max(min(bucket, sum(sizes)), *sizes)
+
+
 def head_tensor(policy: Policy) -> dict[str, Tensor]:
     """The head under its own name: an engine may multiply with a copy of it, also where it is the embedding."""
     return {HEAD: policy.head().weight.detach()}
@@ -54,6 +60,25 @@ def adapter_scale(policy: Policy) -> float:
     """What the product of A and B is multiplied with."""
     config = policy.adapted.peft_config["default"]
     return float(config.lora_alpha / config.r)
+
+
+def equal(held: Tensor | None, tensor: Tensor) -> bool:
+    """Whether an engine's tensor is the policy's; what is left over in it, of a larger slot, must be zero.
+
+    Numbers too small to be normal count as zero, as some processors' products take them for that.
+    """
+    if held is None or held.dtype != tensor.dtype or held.dim() != tensor.dim():
+        return False
+    if any(mine < theirs for mine, theirs in zip(held.shape, tensor.shape, strict=True)):
+        return False
+    inside = held[tuple(slice(size) for size in tensor.shape)]
+    if held.numel() != inside.numel() and held.count_nonzero() != inside.count_nonzero():
+        return False
+    tensor = tensor.to(held.device)
+    if torch.equal(inside, tensor):
+        return True
+    tiny = torch.finfo(tensor.dtype).tiny
+    return torch.equal(*(each.masked_fill(each.abs() < tiny, 0) for each in (inside, tensor)))
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:

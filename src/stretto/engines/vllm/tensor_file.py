@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,17 @@ Row = Sequence[Any]
 
 
 def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> list[Row]:
-    """Writes tensors into a file; returns the table."""
+    """Writes tensors into a file; returns the table. An OSError where there is no room for it."""
     table: list[Row] = []
     size = 0
     for name, tensor in tensors.items():
         table.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size])
         size += -(-tensor.nbytes // ALIGNED) * ALIGNED
     with path.open("wb") as file:
-        file.truncate(max(size, ALIGNED))
+        if hasattr(os, "posix_fallocate"):  # where memory has no room for a page, writing to it would end the process
+            os.posix_fallocate(file.fileno(), 0, max(size, ALIGNED))
+        else:
+            file.truncate(max(size, ALIGNED))
     for (_, mapped), tensor in zip(read_bucket(path, table), tensors.values(), strict=True):
         mapped.copy_(tensor.detach())
     return table

@@ -51,7 +51,7 @@ class RankMemory(NamedTuple):
     head: float = 0.0
     """Logits and what is made of them."""
     gathered: float = 0.0
-    """Weights gathered from shards, gradients before they are scattered, a hand-over in flight."""
+    """Weights gathered from shards or made wide, gradients before they are scattered, a hand-over in flight."""
     cache: float = 0.0
     """Keys and values."""
     context: float = 0.0
@@ -163,10 +163,27 @@ def activations(
     return own * (width(precision) * shape.hidden * inputs + LIVE * layer)
 
 
-def head(shape: ModelShape, site: Site, tokens: float, *, chunked: bool = True) -> float:
-    """Logits of a micro-batch, or of one chunk of it where their backward recomputes them (Wijmans et al. 2024)."""
+def head(
+    shape: ModelShape,
+    site: Site,
+    tokens: float,
+    *,
+    chunked: bool = True,
+    trained: bool = False,
+    precision: Precision = "bfloat16",
+) -> float:
+    """Logits of a micro-batch, or of one chunk of it where their backward recomputes them (Wijmans et al. 2024).
+
+    Where the head is trained, its gradient is summed over chunks in fp32, and each chunk's comes beside it.
+    """
     whole = tokens / site.mesh.cp * shape.vocab / site.mesh.tp * HEAD_BYTES
-    return min(whole, HEAD_CHUNK) if chunked else whole
+    gradient = (4 + width(precision)) * shape.embedding_params / site.mesh.tp if trained and site.mesh.zero < 3 else 0.0
+    return (min(whole, HEAD_CHUNK) if chunked else whole) + gradient
+
+
+def widened(shape: ModelShape, site: Site, precision: Precision) -> float:
+    """A matrix of a base in few bits while it is multiplied with: in fp32, and in the type of the product."""
+    return 6.0 * shape.largest_matrix / site.mesh.tp if BYTES[precision] < 2 else 0.0
 
 
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
@@ -200,8 +217,8 @@ def training(
     """Everything that training holds at its peak, micro-batches being of this many tokens per data parallel rank."""
     return states(shape, site, adapter=adapter, base=base, optimizer=optimizer) + RankMemory(
         activations=activations(shape, site, tokens, kind),
-        head=head(shape, site, tokens, chunked=chunked),
-        gathered=gathered(shape, site, trained=not adapter),
+        head=head(shape, site, tokens, chunked=chunked, trained=not adapter),
+        gathered=gathered(shape, site, trained=not adapter) + widened(shape, site, base),
         context=CONTEXT,
     )
 
@@ -213,7 +230,7 @@ def scoring(shape: ModelShape, site: Site, tokens: float, *, precision: Precisio
         weights=weights(shape, site, precision),
         activations=own * (2 * width(precision) * shape.hidden + layer_bytes(shape, precision)),
         head=head(shape, site, tokens),
-        gathered=gathered(shape, site, trained=False),
+        gathered=gathered(shape, site, trained=False) + widened(shape, site, precision),
         context=CONTEXT,
     )
 
@@ -223,7 +240,7 @@ def generating(shape: ModelShape, site: Site, tokens: float, *, precision: Preci
     own = tokens / site.mesh.dp
     return RankMemory(
         weights=_engine_weights(shape, site, precision) / (site.mesh.sharding if site.mesh.gathers else 1),
-        gathered=gathered(shape, site, trained=False) if site.mesh.gathers else 0.0,
+        gathered=(gathered(shape, site, trained=False) if site.mesh.gathers else 0.0) + widened(shape, site, precision),
         cache=Costs().cache_bytes(shape, site, own, precision),
         activations=8192.0 * layer_bytes(shape, precision) / site.mesh.tp,
         context=CONTEXT,

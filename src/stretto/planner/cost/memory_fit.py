@@ -160,6 +160,10 @@ class MemoryFits:
             waiting = RankMemory(optimizer=math.fsum(held.optimizer for held in resident.values()))
             resident = {role: held._replace(optimizer=0.0) for role, held in resident.items()}
         moves = choice.sleeps and not choice.streamed
+        if not moves and self._shares_base(choice, side):
+            site, precision = self._site(choice, side, "fit"), work.precision_of("fit")
+            own = memory.weights(work.shapes["fit"], site, precision)
+            resident["fit"] = resident["fit"]._replace(weights=resident["fit"].weights - own)
         always = CONTEXT if moves else sum(resident.values(), CONTEXT)
         gathered = self._gathered(choice, side) if sources.get("generate") == "gather" else NOTHING
         if choice.streamed:  # generating and training take turns, too often to gather anew
@@ -204,6 +208,12 @@ class MemoryFits:
 
     def _site(self, choice: Candidate, side: DeviceGroup, role: str) -> Site:
         return self.setting.site(choice.split(role, self.setting.workload.reading), side.first, side.size)
+
+    def _shares_base(self, choice: Candidate, side: DeviceGroup) -> bool:
+        """True if a critic's adapter sits on the whole base that lies here for the policy."""
+        work = self.setting.workload
+        splits = {choice.split(role, work.reading).width for role in UPDATE if role in side.roles}
+        return work.critic_shares and {*UPDATE} <= {*side.roles} and splits == {1}
 
     def _kept(self, role: str, phase: str, sources: Mapping[str, Source], resident: RankMemory) -> RankMemory:
         """What of a role that may sleep stays on the device while another works."""
@@ -270,11 +280,20 @@ class MemoryFits:
             kind: memory.Activations = "recompute" if choice.recompute else "keep"
             return RankMemory(
                 activations=memory.activations(shape, site, choice.budget, kind, work.precision),
-                head=memory.head(shape, site, choice.budget) if role == "train" else 0.0,
-                gathered=memory.gathered(shape, site, trained=not work.adapter_of(role)),
+                head=self._head(choice, site) if role == "train" else 0.0,
+                gathered=memory.gathered(shape, site, trained=not work.adapter_of(role))
+                + memory.widened(shape, site, work.precision_of(role)),
             )
         if role == "generate":
             held = memory.generating(shape, site, 0.0, precision=work.precision_of(role))
             return RankMemory(activations=held.activations, gathered=held.gathered)
         scoring = memory.scoring(shape, site, choice.budget, precision=work.precision)
-        return scoring._replace(weights=0.0, context=0.0)
+        wide = scoring.gathered + memory.widened(shape, site, work.precision_of(role))
+        return scoring._replace(weights=0.0, context=0.0, gathered=wide)
+
+    def _head(self, choice: Candidate, site: Site) -> float:
+        """What the policy's head needs while it is trained."""
+        work = self.setting.workload
+        return memory.head(
+            work.shapes["train"], site, choice.budget, trained=not work.adapter, precision=work.precision
+        )

@@ -33,6 +33,10 @@ BYTES: dict[Precision, float] = {
 """Bytes of a stored weight, scales included: fp32 ones per 128 weights, or fewer, for 8 bits, doubly quantised ones per
 64 for NF4."""
 
+WIDENED: dict[Precision, float] = {"fp8": 21.0, "int8": 21.0, "nf4": 12.5}
+"""Bytes that a product moves per weight in few bits, which the native engine makes wide each time: read, written and
+scaled in fp32, written once more in the type of the product, and read."""
+
 UNAIDED: dict[Precision, float] = {"float32": 1 / 16, "float64": 1 / 32}
 """Of a GPU's bf16 products, what it reaches where tensor cores do not help: 67 and 34 of an H100's 989 TFLOP/s."""
 
@@ -72,6 +76,8 @@ class Costs:
 
     rates: Rates = DEFAULT
     """Shares of peaks and delays."""
+    widens: bool = True
+    """Whether an engine makes weights in few bits wide for a product, as the native one does."""
 
     def compute(
         self, shape: ModelShape, site: Site, load: TokenLoad, *, adapter: int = 0, precision: Precision = "bfloat16"
@@ -93,7 +99,7 @@ class Costs:
         seen = min(load.pairs, load.tokens * shape.window) if shape.windowed_layers else 0.0
         pairs = (shape.layers - shape.windowed_layers) * load.pairs + shape.windowed_layers * seen
         attention = 2 * pairs * shape.heads * (shape.queries + shape.values)
-        attention /= self.rates.attention_share * min(gain, 1.0)  # which is never computed in 8 bits
+        attention /= self.rates.attention_share * gain
         routed = ROUTED_PASSES * shape.moe_layers * shape.top_k
         vectors = shape.hidden * (self.rates.layer_passes * shape.layers + routed)
         if adapter:
@@ -102,9 +108,8 @@ class Costs:
         return (products + attention) / (ranks * device.matmul) + traffic / (ranks * device.bandwidth)
 
     def gain(self, site: Site, precision: Precision) -> float:
-        """How much faster than in bf16 a device multiplies: fp8 gains, full precision loses, but not on CPUs."""
-        if precision == "fp8":
-            return self.rates.fp8_gain
+        """How much faster than in bf16 a device multiplies: full precision loses, but not on CPUs; few bits are made
+        wide first."""
         return UNAIDED.get(precision, 1.0) if site.device.kind.has_matrix_units else 1.0
 
     def messages(
@@ -270,15 +275,17 @@ class Costs:
         """Reading prompts into the cache of one lane: a forward, or reading the weights once if that takes longer."""
         if load.tokens <= 0:
             return 0.0
-        once = self.weight_bytes(shape, site, load.tokens, precision) / (
+        once = self.weight_bytes(shape, site, load.tokens, precision, moved=True) / (
             site.device.bandwidth * self.rates.decode_share
         )
         seconds = self.compute(shape, site, load, precision=precision)
         gathers = self.gathers(shape, site, precision) if site.mesh.gathers else 0.0
         return max(seconds + self.messages(shape, site, load, 1.0, precision), once, gathers)
 
-    def weight_bytes(self, shape: ModelShape, site: Site, batch: float, precision: Precision) -> float:
-        """Weights that one rank reads in a tick of this many tokens, or holds if `batch` is infinite.
+    def weight_bytes(
+        self, shape: ModelShape, site: Site, batch: float, precision: Precision, *, moved: bool = False
+    ) -> float:
+        """Weights that one rank holds if `batch` is infinite, or whose bytes are `moved` in a tick of so many tokens.
 
         Of the experts, those that some token visits: n (1 - (1 - k/n)^batch) if routing is even.
         """
@@ -287,7 +294,8 @@ class Costs:
         routed = 0.0
         if shape.moe_layers:
             routed = shape.routed_params * (1 - (1 - shape.top_k / shape.experts) ** batch)
-        layers = BYTES[precision] * (shape.common_params / mesh.tp + routed / max(mesh.tp, mesh.ep))
+        each = WIDENED.get(precision, BYTES[precision]) if moved and self.widens else BYTES[precision]
+        layers = each * (shape.common_params / mesh.tp + routed / max(mesh.tp, mesh.ep))
         return layers + head / mesh.tp
 
     def cache_bytes(self, shape: ModelShape, site: Site, context: float, precision: Precision = "bfloat16") -> float:
@@ -320,7 +328,7 @@ class Costs:
         if mesh.gathers:
             messages += self.gathers(shape, site, precision)
         return Decoding(
-            weights=self.weight_bytes(shape, site, batch / mesh.pp, precision),
+            weights=self.weight_bytes(shape, site, batch / mesh.pp, precision, moved=True),
             bandwidth=site.device.bandwidth,
             share=self.rates.decode_share,
             products=products,

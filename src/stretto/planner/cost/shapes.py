@@ -65,6 +65,10 @@ class ModelShape:
     """Layers whose attention sees only `window` tokens."""
     window: int = 0
     """How many those see."""
+    adapted: tuple[str, ...] | None = None
+    """Names of the linear layers that an adapter sits on; `attention` for all of attention, none for all."""
+    adapts_experts: bool = True
+    """Adapters sit on routed experts, too, where they sit on all linear layers; not if these are in few bits."""
     uncut: bool = False
     """True if devices may not be able to share its matrices or spread its experts (`models.tensor_parallel`)."""
 
@@ -156,21 +160,50 @@ class ModelShape:
         return max(layer, self.embedding_params)
 
     @cached_property
+    def _attention_inputs(self) -> dict[str, int]:
+        """Name of a linear layer of attention -> its in + out size."""
+        queries, keys, out = self.heads * self.queries, self.kv_heads * self.head_dim, self.heads * self.values
+        ends = {"q_proj": self.hidden + queries, "o_proj": out + self.hidden}
+        if not self.kv_rank:
+            return ends | {"k_proj": self.hidden + keys, "v_proj": self.hidden + self.kv_heads * self.values}
+        if self.q_rank:
+            del ends["q_proj"]
+            ends |= {"q_a_proj": self.hidden + self.q_rank, "q_b_proj": self.q_rank + queries}
+        up = self.kv_rank + self.heads * (self.head_dim + self.values)
+        return ends | {"kv_a_proj_with_mqa": self.hidden + self.kv_rank + self.rope_dim, "kv_b_proj": up}
+
+    @cached_property
     def linear_inputs(self) -> int:
         """Sum of in + out sizes over the linear layers that adapters sit on; times the rank, an adapter's size."""
-        queries, keys = self.heads * self.queries, self.kv_heads * self.head_dim
-        attention = 4 * self.hidden + 2 * queries + 2 * keys
-        if self.kv_rank:
-            attention = 3 * self.hidden + self.q_rank + queries + 2 * self.kv_rank + self.heads * 3 * self.values
-        dense = self.matrices * (self.hidden + self.ffn)
-        expert = self.matrices * (self.hidden + self.expert_ffn) * (self.experts + self.shared_experts)
+        chosen = self.adapted
+        if chosen == ("attention",):
+            chosen = tuple(self._attention_inputs)
+        attention = sum(size for name, size in self._attention_inputs.items() if chosen is None or name in chosen)
+        names = ("gate_proj", "up_proj", "down_proj")[-self.matrices :]
+        matrices = sum(chosen is None or name in chosen for name in names)
+        dense = matrices * (self.hidden + self.ffn)
+        expert = matrices * (self.hidden + self.expert_ffn) * self.shared_experts + self.experts * self._expert_inputs
         return self.layers * attention + (self.layers - self.moe_layers) * dense + self.moe_layers * expert
+
+    @cached_property
+    def _expert_inputs(self) -> int:
+        """The same of one routed expert."""
+        adapts = self.adapted is None and self.adapts_experts
+        return self.matrices * (self.hidden + self.expert_ffn) if adapts else 0
 
     @cached_property
     def active_inputs(self) -> int:
         """The same, of the matrices that one token passes through."""
         idle = self.experts - self.top_k if self.experts else 0
-        return self.linear_inputs - self.moe_layers * idle * self.matrices * (self.hidden + self.expert_ffn)
+        return self.linear_inputs - self.moe_layers * idle * self._expert_inputs
+
+    @cached_property
+    def largest_matrix(self) -> int:
+        """Parameters of the largest linear layer but embedding and head."""
+        attention = self.hidden * self.heads * max(self.queries, self.values)
+        dense = self.hidden * self.ffn if self.layers > self.moe_layers else 0
+        shared = self.hidden * self.expert_ffn * max(1, self.shared_experts) if self.experts else 0
+        return max(attention, dense, shared)
 
     def kv_bytes(self, context: float, *, width: float = 2.0) -> float:
         """Cache of one sequence of this many tokens: 2 * layers * kv heads * head size, or the latent and its key."""

@@ -57,3 +57,10 @@ class Recipe(Section):
         """How many updates the policy makes in the whole run; or its critic, which learns alone at first."""
         alone = 0 if critic or self.roles.critic is None else self.roles.critic.warmup_steps
         return (self.run.steps - alone) * self.batch.updates_a_step
+
+    @property
+    def critic_shares_base(self) -> bool:
+        """True if a critic that is trained adapts the very base that the policy's adapter sits on."""
+        critic = self.roles.critic
+        own = critic is None or critic.name != "scratch" or critic.optimizer is None or critic.adapter is None
+        return not own and self.model.adapter is not None
