@@ -32,7 +32,7 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.lora import add_adapter
-from stretto.models.quantised import FORMATS, QuantisedLinear, quantise
+from stretto.models.quantised import FORMATS, QuantisedLinear, in_one_pass, quantise
 from stretto.recipe.schema import Adapter, AlgorithmSection
 from stretto.training.trainer import Trainer
 from tiny import CPU, SCRATCH_FILES, SETTINGS, credited, distance, policy_around, random_groups, scratch_model, step
@@ -136,6 +136,11 @@ def test_what_is_stored_is_the_nearest_there_is_and_stored_again_it_stays(kind):
     assert not wide[5].any()
     again = FORMATS[kind].wide(FORMATS[kind].store(wide), (24, 64))
     assert torch.allclose(again, wide, rtol=1e-6, atol=0) or kind == "nf4", "whose scales are rounded too"
+    if kind != "nf4":  # as GPUs read it
+        narrow = stored.weight.view({"int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]).view(24, 64)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            found = in_one_pass(narrow, stored.scales.view(torch.float32)[:, None], dtype)
+            assert torch.equal(found, FORMATS[kind].wide(stored, (24, 64), dtype))
     bits = 8 * (stored.weight.nbytes + stored.scales.nbytes) / weight.numel()
     assert bits == {"nf4": 4 + 8 * 32 / 1536, "int8": 8.5, "fp8": 8.5}[kind]
 
@@ -147,6 +152,8 @@ def test_blocks_of_four_bits_follow_each_other_past_the_ends_of_rows(shape):
     stored = FORMATS["nf4"].store(weight)
     flat = FORMATS["nf4"].wide(stored, (weight.numel() // 64, 64))
     assert torch.equal(FORMATS["nf4"].wide(stored, shape), flat.view(shape))
+    for narrow in (torch.bfloat16, torch.float16):  # the processor decides how it is read, and not what is read
+        assert torch.equal(FORMATS["nf4"].wide(stored, shape, narrow), flat.view(shape).to(narrow))
     blocks = weight.view(-1, 64)
     assert ((flat - blocks).abs() <= blocks.abs().amax(1, keepdim=True) * FARTHEST["nf4"] + 1e-7).all()
 

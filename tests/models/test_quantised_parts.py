@@ -44,8 +44,9 @@ def test_a_part_is_read_as_the_whole_is(kind, shape, how):
     for rank in range(how["size"]):
         cut, layer = ParameterCut(**how, rank=rank), layer_of(shape, kind)
         keep_part(layer, cut)
-        assert torch.equal(layer.wide(torch.float32), cut.part(whole))
-        assert layer.wide(torch.float32).is_contiguous()
+        for dtype in (torch.float32, torch.bfloat16):
+            assert torch.equal(layer.wide(dtype), cut.part(whole).to(dtype))
+            assert layer.wide(dtype).is_contiguous()
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8", "fp8"])

@@ -46,8 +46,8 @@ class Stored(NamedTuple):
 class Reading(Protocol):
     """How bytes are read."""
 
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
-        """Bytes -> (O, I) fp32."""
+    def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Bytes -> (O, I) in fp32, or rounded from that to another type."""
         ...
 
 
@@ -70,13 +70,13 @@ class Nf4:
         parts = [as_bytes(state.state2.absmax), as_bytes(state.offset), as_bytes(state.absmax)]
         return Stored(packed.flatten(), pad(torch.cat(parts), (0, -state.absmax.numel() % 4)))  # words stay words
 
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+    def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """As bitsandbytes does."""
         count = shape[0] * shape[1]
         largest, offset, narrow = scales_of_scales(stored.scales, count)
         narrow, code = narrow[: -(-count // BLOCK)], dynamic_code(narrow.device)
         scales = torch.ops.bitsandbytes.dequantize_blockwise(narrow, largest, code, NESTED, torch.float32).add_(offset)
-        return read_nf4(stored.weight, scales, shape)
+        return read_nf4(stored.weight, scales, shape, dtype)
 
 
 class Int8:
@@ -87,9 +87,9 @@ class Int8:
         scales = row_scales(weight, 127)
         return Stored(as_bytes((weight / scales).round_().to(torch.int8)), as_bytes(scales))
 
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+    def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Back."""
-        return stored.weight.view(torch.int8).view(shape).float().mul_(stored.scales.view(torch.float32)[:, None])
+        return scaled(stored.weight.view(torch.int8).view(shape), stored.scales, dtype)
 
 
 class Fp8:
@@ -100,10 +100,9 @@ class Fp8:
         scales = row_scales(weight, LARGEST_FP8)
         return Stored(as_bytes((weight / scales).to(torch.float8_e4m3fn)), as_bytes(scales))
 
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+    def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Back."""
-        narrow = stored.weight.view(torch.float8_e4m3fn).view(shape)
-        return narrow.float().mul_(stored.scales.view(torch.float32)[:, None])
+        return scaled(stored.weight.view(torch.float8_e4m3fn).view(shape), stored.scales, dtype)
 
 
 FORMATS: Mapping[str, Format] = {"nf4": Nf4(), "int8": Int8(), "fp8": Fp8()}
@@ -118,8 +117,8 @@ def scales_of_scales(scales: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor
     return largest, offset, scales[4 * nested + 4 :]
 
 
-def read_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int]) -> Tensor:
-    """(O, I) fp32 of two codes in a byte, and a scale for each block of them.
+def read_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """(O, I) of two codes in a byte, and a scale for each block of them.
 
     bitsandbytes is told of rows that are whole blocks: where a processor has AVX-512, it takes the scales of each row
     to begin with that row.
@@ -127,8 +126,25 @@ def read_nf4(codes: Tensor, scales: Tensor, shape: tuple[int, int]) -> Tensor:
     count = shape[0] * shape[1]
     whole = (count // BLOCK, BLOCK) if count % BLOCK == 0 else (1, count + count % 2)
     rows = shape if shape[1] % BLOCK == 0 else whole
-    read: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes, scales, BLOCK, "nf4", rows, torch.float32)
-    return read.flatten()[:count].view(shape)
+    through = dtype if rounds_alike(dtype, codes.device) else torch.float32
+    read: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes, scales, BLOCK, "nf4", rows, through)
+    return read.flatten()[:count].view(shape).to(dtype)
+
+
+@cache
+def rounds_alike(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if bitsandbytes reads NF4 straight into a type to the bits that it comes to by way of fp32, which takes
+    several times as long. What it runs for that depends on the processor, so it is tried once."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    draw, blocks = torch.Generator().manual_seed(0), 256
+    codes = torch.randint(256, (blocks * BLOCK // 2,), generator=draw).to(device, torch.uint8)
+    scales = torch.rand(blocks, generator=draw).to(device)
+    straight, wide = (
+        torch.ops.bitsandbytes.dequantize_4bit(codes, scales, BLOCK, "nf4", (blocks, BLOCK), each)
+        for each in (dtype, torch.float32)
+    )
+    return torch.equal(straight, wide.to(dtype))
 
 
 @cache
@@ -138,6 +154,20 @@ def dynamic_code(device: torch.device) -> Tensor:
 
     code: Tensor = create_dynamic_map().to(device)
     return code
+
+
+def scaled(narrow: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """(O, I) numbers times the scale of their row, in fp32 and then rounded. Processors are faster step by step."""
+    by_row = scales.view(torch.float32)[:, None]
+    return narrow.float().mul_(by_row).to(dtype) if narrow.device.type == "cpu" else in_one_pass(narrow, by_row, dtype)
+
+
+def in_one_pass(narrow: Tensor, by_row: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same bits without a copy in fp32: products are made in it, and rounded as they are written. What 8 bits can
+    say, every type of floating point with 16 can."""
+    through = dtype if dtype.itemsize == 2 else torch.float32
+    numbers = narrow if narrow.dtype == torch.int8 else narrow.to(through)  # torch multiplies no fp8
+    return torch.mul(numbers, by_row, out=torch.empty(narrow.shape, dtype=dtype, device=narrow.device))
 
 
 def row_scales(weight: Tensor, most: float) -> Tensor:
@@ -184,7 +214,7 @@ class QuantisedLinear(nn.Linear):
     def wide(self, dtype: torch.dtype) -> Tensor:
         """(O, I) the weight in a type to compute in."""
         stored = Stored(self.weight.detach(), self.scales.detach())
-        return self.reading.wide(stored, self.shape).to(dtype)
+        return self.reading.wide(stored, self.shape, dtype)
 
     def forward(self, states: Tensor) -> Tensor:
         """States times the weight."""
@@ -207,7 +237,7 @@ class ExpertMatrix:
     def wide(self, dtype: torch.dtype) -> Tensor:
         """(O, I) the weight in a type to compute in."""
         stored = Stored(self.stack.weight.detach()[self.index], self.stack.scales.detach()[self.index])
-        return self.stack.reading.wide(stored, self.stack.shape).to(dtype)
+        return self.stack.reading.wide(stored, self.stack.shape, dtype)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

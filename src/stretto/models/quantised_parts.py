@@ -64,9 +64,9 @@ class PartByRows:
         """Four bytes for each row."""
         return full if self.cut.dim else self.cut.part(full.view(-1, 4)).flatten()
 
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+    def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """As the whole is read."""
-        return FORMATS[self.kind].wide(stored, shape)
+        return FORMATS[self.kind].wide(stored, shape, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +107,16 @@ class PartByRuns:
         here = narrow[self.runs(full.device) * self.run // BLOCK]
         return pad(torch.cat([full[: len(full) - len(narrow)], here]), (0, -len(here) % 4))  # words stay words
 
-    def wide(self, stored: Stored, shape: tuple[int, int]) -> Tensor:
+    def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """As the whole is read, with the scale of each run."""
         largest, offset, narrow = scales_of_scales(stored.scales, prod(self.shape))
         runs = self.runs(narrow.device)
         scales = dynamic_code(narrow.device)[narrow[: len(runs)].int()]
         scales = scales.mul_(largest[runs // (BLOCK * NESTED // self.run)]).add_(offset)
         if self.run == BLOCK:
-            return read_nf4(stored.weight, scales, shape)
-        plain = read_nf4(stored.weight, scales.new_ones(-(-prod(shape) // BLOCK)), shape)
-        return plain.view(-1, self.run).mul_(scales[:, None]).view(shape)
+            return read_nf4(stored.weight, scales, shape, dtype)
+        plain = read_nf4(stored.weight, scales.new_ones(-(-prod(shape) // BLOCK)), shape, torch.float32)
+        return plain.view(-1, self.run).mul_(scales[:, None]).view(shape).to(dtype)
 
 
 def keep_part(held: QuantisedLinear | QuantisedExperts, cut: ParameterCut) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -182,8 +182,9 @@ def head(
 
 
 def widened(shape: ModelShape, site: Site, precision: Precision) -> float:
-    """A matrix of a base in few bits while it is multiplied with: in fp32, and in the type of the product."""
-    return 6.0 * shape.largest_matrix / site.mesh.tp if BYTES[precision] < 2 else 0.0
+    """A matrix of a base in few bits while it is multiplied with, in that type; of fp8 before scaling, too."""
+    each = {"nf4": 2.0, "int8": 2.0, "fp8": 4.0}.get(precision, 0.0)
+    return each * shape.largest_matrix / site.mesh.tp
 
 
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:

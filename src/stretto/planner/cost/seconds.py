@@ -15,6 +15,7 @@ from stretto.placement.rates import Rates
 from stretto.placement.transport import TensorPath
 from stretto.planner.cost.collectives import Wires
 from stretto.planner.cost.decode_time import Decoding
+from stretto.planner.cost.few_bits import widened_bytes
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.shapes import ModelShape
 from stretto.planner.cost.token_load import TokenLoad
@@ -32,10 +33,6 @@ BYTES: dict[Precision, float] = {
 }
 """Bytes of a stored weight, scales included: fp32 ones per 128 weights, or fewer, for 8 bits, doubly quantised ones per
 64 for NF4."""
-
-WIDENED: dict[Precision, float] = {"fp8": 21.0, "int8": 21.0, "nf4": 12.5}
-"""Bytes that a product moves per weight in few bits, which the native engine makes wide each time: read, written and
-scaled in fp32, written once more in the type of the product, and read."""
 
 UNAIDED: dict[Precision, float] = {"float32": 1 / 16, "float64": 1 / 32}
 """Of a GPU's bf16 products, what it reaches where tensor cores do not help: 67 and 34 of an H100's 989 TFLOP/s."""
@@ -294,7 +291,9 @@ class Costs:
         routed = 0.0
         if shape.moe_layers:
             routed = shape.routed_params * (1 - (1 - shape.top_k / shape.experts) ** batch)
-        each = WIDENED.get(precision, BYTES[precision]) if moved and self.widens else BYTES[precision]
+        each = BYTES[precision]
+        if moved and self.widens:
+            each = widened_bytes(precision, site.device.kind) or each
         layers = each * (shape.common_params / mesh.tp + routed / max(mesh.tp, mesh.ep))
         return layers + head / mesh.tp
 
