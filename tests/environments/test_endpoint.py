@@ -345,7 +345,7 @@ def test_who_hangs_up_leaves_nothing_to_train_and_nothing_in_the_terminal(monkey
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {address.key}\r\nContent-Length: 9\r\n\r\n["
         writer.write(head.encode())
         await writer.drain()
-        answer = b"" if hang_up else await reader.read()
+        answer = b"" if hang_up else await reader.readline()
         writer.close()
         return answer
 
@@ -356,7 +356,7 @@ def test_who_hangs_up_leaves_nothing_to_train_and_nothing_in_the_terminal(monkey
         status, answer = await post(address, CHAT, GOOD)
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "1")
         await half_sent(address, hang_up=True)
-        assert b"408" in (await half_sent(address, hang_up=False)).partition(b"\r\n")[0]
+        assert b"408" in await half_sent(address, hang_up=False)
         monkeypatch.setattr(talk, "chat", None)
         status, answer = await post(address, CHAT, GOOD)
         assert (status, answer["error"]["code"]) == (500, "internal_error")
