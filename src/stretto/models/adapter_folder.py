@@ -19,8 +19,8 @@ from stretto.recipe.schema import Adapter
 FIELD = "model.name"
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-ROUTERS = ("gate", "router")
-"""What is called so in a mixture chooses among experts, and is not adapted here."""
+CHOICES = ("gate", "router")
+"""What a plain layer that chooses among experts is called; it is not adapted here."""
 FUSED = {"gate_up_proj": 2}
 """Parameter of experts -> how many matrices it holds, each of which has an adapter of the recipe's rank. PEFT writes
 them as one of so many times the rank."""
@@ -131,7 +131,7 @@ def read_adapter(name: str, folder: Path) -> AdapterFacts:
         raise _refusal(name, f"is an adapter whose {CONFIG} has no usable r, lora_alpha and target_modules")
     layers = {each.removesuffix(".weight") for each in held if each.endswith(".weight")}
     experts = sorted(each for each in held if not each.endswith(".weight"))
-    if any(each.rpartition(".")[2] in ROUTERS for each in layers):
+    if any(each.rpartition(".")[2] in CHOICES for each in layers):
         raise _refusal(name, f"is an adapter of what chooses among experts ({', '.join(held)[:60]})")
     _refuse_patterns(name, config, experts)
     if not any((folder / file).is_file() for file in WEIGHTS):

@@ -14,10 +14,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
+from stretto.models.adapter_folder import CHOICES
+
 ROUTERS = ("Router", "Gating")
 """How names of classes end that choose experts."""
-CHOICES = ("gate", "router")
-"""What a layer that chooses experts is called where it is a plain one."""
 SAME_PRODUCT = ("FalconLinear",)
 """Subclasses of a linear layer that compute the same in another way."""
 

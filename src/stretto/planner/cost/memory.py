@@ -12,6 +12,7 @@ from operator import add
 from typing import Literal, NamedTuple
 
 from stretto.placement.devices import GB
+from stretto.planner.cost.few_bits import HELD
 from stretto.planner.cost.mesh import Site
 from stretto.planner.cost.seconds import BYTES, Costs, Precision, width
 from stretto.planner.cost.shapes import ModelShape
@@ -182,9 +183,8 @@ def head(
 
 
 def widened(shape: ModelShape, site: Site, precision: Precision) -> float:
-    """A matrix of a base in few bits while it is multiplied with, in that type; of fp8 before scaling, too."""
-    each = {"nf4": 2.0, "int8": 2.0, "fp8": 4.0}.get(precision, 0.0)
-    return each * shape.largest_matrix / site.mesh.tp
+    """A matrix of a base in few bits while it is multiplied with."""
+    return HELD.get(precision, 0.0) * shape.largest_matrix / site.mesh.tp
 
 
 def gathered(shape: ModelShape, site: Site, *, trained: bool) -> float:
