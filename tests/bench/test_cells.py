@@ -52,6 +52,12 @@ def here(job):
     return SIDES[job.side](job)
 
 
+def settings(folder, run=here):
+    """Those of a bench whose jobs `run` does."""
+    usual = {"threads": 1, "steps": 1, "turns": 1, "batches": (), "note": len}
+    return BenchSettings(model="scratch", folder=folder, run=run, **usual)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def short_answers():
     """Answers of these cases are long enough to be waited for, which a test need not do."""
@@ -69,9 +75,9 @@ def strategies():
     return measure(BenchRequest(bench="strategies", cases=("models-43",), **FEW), note=told.append, run=here), told
 
 
-@pytest.fixture
-def strategies_case():
-    case = next(case for case in run.BENCHES["strategies"].cases if case.name == "models-43")
+def few(name):
+    """A case of strategies with few answers."""
+    case = next(case for case in run.BENCHES["strategies"].cases if case.name == name)
     return replace(case, prompts=FEW["prompts"], samples=FEW["samples"])
 
 
@@ -109,15 +115,13 @@ def test_strategies_come_to_one_gradient_from_the_same_answers_and_draw_the_same
     assert set(agreement["other_answers"].values()) == {0}
 
 
-def test_an_agreement_that_runs_out_of_memory_costs_the_table_nothing(tmp_path, strategies_case):
+def test_an_agreement_that_runs_out_of_memory_costs_the_table_nothing(tmp_path):
     def run(job):
         if job.side == "plans agree":
             raise StrettoError("out of memory " * 40)
         return here(job)
 
-    usual = {"threads": 1, "steps": 1, "turns": 1, "batches": (), "note": len}
-    setting = BenchSettings(model="scratch", folder=tmp_path, run=run, **usual)
-    row = agreement(setting, strategies_case, ("flatten", "elastic"))
+    row = agreement(settings(tmp_path, run), few("models-43"), ("flatten", "elastic"))
     machine = dict.fromkeys(("cpu", "threads", "cores", "memory_gb", "load", "torch", "transformers", "trl"), "1")
     text = section({"machine": machine, "rows": [row]}, date="today", command="bench")
     assert "| models-43 fp32 | relative difference of gradients | - | - | - |" in text
@@ -126,17 +130,18 @@ def test_an_agreement_that_runs_out_of_memory_costs_the_table_nothing(tmp_path, 
 
 
 @pytest.mark.slow
-def test_four_models_of_unequal_size_take_the_same_step_wherever_they_lie():
+def test_four_models_of_unequal_size_take_the_same_step_wherever_they_lie(tmp_path):
     """Plans whose stages flow whiten gradients, the others credit; critic and reward model have sizes of their own."""
-    request = BenchRequest(bench="strategies", cases=("four-unequal",), **FEW)
-    document = measure(request, note=len, run=here)
-    *rows, agreement = document["rows"]
+    document = measure(BenchRequest(bench="strategies", cases=("four-unequal",), **FEW), note=len, run=here)
+    rows = document["rows"]
     assert [row["strategy"] for row in rows] == ["flatten", "interleave I1", "interleave I2", "separate", "elastic"]
     assert all(
         {"seconds/value", "seconds/fit", "seconds/reward", "seconds/reference"} <= row["stages"].keys() for row in rows
     )
-    assert agreement["stretto"] == max(agreement["differences"].values()) < PRECISE
-    assert set(agreement["other_answers"].values()) == {0}
+    same = agreement(settings(tmp_path), few("four-unequal"), tuple(row["strategy"] for row in rows))
+    assert len(same["differences"]) == 4
+    assert same["stretto"] == max(same["differences"].values()) < PRECISE
+    assert set(same["other_answers"].values()) == {0}
     for row in rows:
         assert row["expected"]["memory_gb"].keys() == row["memory_gb"].keys()
     text = section(document, date="today", command="bench")
