@@ -32,7 +32,7 @@ from stretto.engines.native.engine import NativeEngine
 from stretto.errors import RecipeError
 from stretto.models.load import load
 from stretto.models.lora import add_adapter
-from stretto.models.quantised import FORMATS, QuantisedLinear, in_one_pass, quantise
+from stretto.models.quantised import FORMATS, QuantisedLinear, fp8_by_bits, quantise
 from stretto.recipe.schema import Adapter, AlgorithmSection
 from stretto.training.trainer import Trainer
 from tiny import CPU, SCRATCH_FILES, SETTINGS, credited, distance, policy_around, random_groups, scratch_model, step
@@ -136,13 +136,19 @@ def test_what_is_stored_is_the_nearest_there_is_and_stored_again_it_stays(kind):
     assert not wide[5].any()
     again = FORMATS[kind].wide(FORMATS[kind].store(wide), (24, 64))
     assert torch.allclose(again, wide, rtol=1e-6, atol=0) or kind == "nf4", "whose scales are rounded too"
-    if kind != "nf4":  # as GPUs read it
-        narrow = stored.weight.view({"int8": torch.int8, "fp8": torch.float8_e4m3fn}[kind]).view(24, 64)
-        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-            found = in_one_pass(narrow, stored.scales.view(torch.float32)[:, None], dtype)
-            assert torch.equal(found, FORMATS[kind].wide(stored, (24, 64), dtype))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        matrix, scales = FORMATS[kind].factors(stored, (24, 64), dtype)
+        assert (scales is not None) == (dtype == torch.bfloat16 and kind != "nf4")
+        factors = matrix if scales is None else matrix.float() * scales[:, None]
+        assert torch.equal(factors, wide.to(dtype) if scales is None else wide), "numbers of 8 bits are exact in bf16"
     bits = 8 * (stored.weight.nbytes + stored.scales.nbytes) / weight.numel()
     assert bits == {"nf4": 4 + 8 * 32 / 1536, "int8": 8.5, "fp8": 8.5}[kind]
+
+
+def test_every_number_of_fp8_is_read_from_its_bits_as_torch_reads_it():
+    codes = torch.arange(256).to(torch.uint8)
+    codes = codes[codes & 0x7F != 0x7F]  # NaN, which nothing is stored as
+    assert torch.equal(fp8_by_bits(codes), codes.view(torch.float8_e4m3fn).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("shape", [(24, 32), (8, 96), (64, 12), (96, 8), (4, 608)])

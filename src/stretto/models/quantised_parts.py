@@ -23,6 +23,7 @@ from stretto.models.quantised import (
     BLOCK,
     FORMATS,
     NESTED,
+    Factors,
     QuantisedExperts,
     QuantisedLinear,
     Reading,
@@ -67,6 +68,10 @@ class PartByRows:
     def wide(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
         """As the whole is read."""
         return FORMATS[self.kind].wide(stored, shape, dtype)
+
+    def factors(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype) -> Factors:
+        """As those of the whole."""
+        return FORMATS[self.kind].factors(stored, shape, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,10 @@ class PartByRuns:
             return read_nf4(stored.weight, scales, shape, dtype)
         plain = read_nf4(stored.weight, scales.new_ones(-(-prod(shape) // BLOCK)), shape, torch.float32)
         return plain.view(-1, self.run).mul_(scales[:, None]).view(shape).to(dtype)
+
+    def factors(self, stored: Stored, shape: tuple[int, int], dtype: torch.dtype) -> Factors:
+        """The weight: a row has many scales."""
+        return Factors(self.wide(stored, shape, dtype))
 
 
 def keep_part(held: QuantisedLinear | QuantisedExperts, cut: ParameterCut) -> dict[str, Callable[[Tensor], Tensor]]:
