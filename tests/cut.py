@@ -11,8 +11,9 @@ from transformers import MixtralConfig, Qwen2Config
 from families import FAMILIES, LORA, SIZES, keep_double, sharpen
 from stretto.algorithms.base import build
 from stretto.models.cut_collectives import ALONE, Ranks
+from stretto.models.few_bits import FORMATS
 from stretto.models.lora import add_adapter
-from stretto.models.quantised import FORMATS, quantise
+from stretto.models.quantised import quantise
 from stretto.models.tensor_parallel import copies_made_equal, cut_network
 from stretto.recipe.schema import AlgorithmSection
 from stretto.training.trainer import Trainer

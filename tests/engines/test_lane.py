@@ -6,6 +6,7 @@ import torch
 from torch import multiprocessing
 
 from lanes import CASES, in_broken_lane, in_lane, in_teams, plain_engine, publish, requests, served
+from processes import METHOD, run_together
 from stretto.engines.native.lane import LaneLink
 from stretto.errors import EngineError
 from stretto.weights.tensors import checksums
@@ -17,8 +18,7 @@ from tiers import slow_but
 def started(function, size, folder, *arguments):
     """What several processes of a lane run, until all of them have ended."""
     store = store_at(LOOPBACK)
-    given = (size, (LOOPBACK, store.port), folder, *arguments)
-    multiprocessing.start_processes(function, given, nprocs=size, start_method="spawn")
+    run_together(function, size, size, (LOOPBACK, store.port), folder, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_who_has_not_met_the_others_says_so():
 
 @pytest.mark.parametrize("how", slow_but("killed", of=["killed", "stopped", "left"]))
 def test_who_waits_for_a_process_that_is_lost_says_so_in_time(how, tmp_path):
-    store, context = store_at(LOOPBACK), multiprocessing.get_context("spawn")
+    store, context = store_at(LOOPBACK), multiprocessing.get_context(METHOD)
     given = (2, (LOOPBACK, store.port), tmp_path, how)
     processes = [context.Process(target=in_broken_lane, args=(rank, *given)) for rank in range(2)]
     try:

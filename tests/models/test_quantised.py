@@ -30,9 +30,10 @@ from stretto.algorithms.base import build
 from stretto.engines.base import Request
 from stretto.engines.native.engine import NativeEngine
 from stretto.errors import RecipeError
+from stretto.models.few_bits import FORMATS, fp8_by_bits
 from stretto.models.load import load
 from stretto.models.lora import add_adapter
-from stretto.models.quantised import FORMATS, QuantisedLinear, fp8_by_bits, quantise
+from stretto.models.quantised import QuantisedLinear, quantise
 from stretto.recipe.schema import Adapter, AlgorithmSection
 from stretto.training.trainer import Trainer
 from tiny import CPU, SCRATCH_FILES, SETTINGS, credited, distance, policy_around, random_groups, scratch_model, step

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import multiprocessing
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from cut import CASES, CONFIGS, gradients_of, in_parts, policy_of, samples_of
 from families import SIZES
+from processes import run_together
 from stretto.errors import RecipeError
 from stretto.models.cut_collectives import Ranks
 from stretto.models.parameter_cut import ParameterCut
@@ -18,7 +18,7 @@ from tiny import CPU
 def parts(tmp_path_factory):
     """The folder in which four processes have left what they came to."""
     folder = tmp_path_factory.mktemp("parts")
-    multiprocessing.start_processes(in_parts, (folder,), nprocs=4, start_method="spawn")
+    run_together(in_parts, 4, folder)
     return folder
 
 

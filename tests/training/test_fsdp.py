@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 import torch
-from torch import multiprocessing
 
+from processes import run_together
 from slices import CASES, GRIDS, RUNS, SECTION, in_slices, policy_of, section_of, settings_of, taken
 from stretto.algorithms.base import build
 from stretto.training.narrow_adamw import make_optimizer
@@ -24,7 +24,7 @@ def cells(tmp_path_factory):
     @cache
     def of(size):
         folder = tmp_path_factory.mktemp("cell")
-        multiprocessing.start_processes(in_slices, (folder, size), nprocs=size, start_method="spawn")
+        run_together(in_slices, size, folder, size)
         return folder
 
     return of

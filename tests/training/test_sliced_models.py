@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from torch import multiprocessing
 
+from processes import run_together
 from sliced_models import CRITICS, FROZEN, WORLD, alone, frozen, in_slices, talks
 from stretto.training.optimizer import wide_master
 
@@ -17,7 +17,7 @@ CLOSE = dict.fromkeys(CRITICS, 1e-10) | {"half precision": 2e-2}
 def cells(tmp_path_factory):
     """The folder in which two cells of two processes have left what they came to."""
     folder = tmp_path_factory.mktemp("cells")
-    multiprocessing.start_processes(in_slices, (folder,), nprocs=WORLD, start_method="spawn")
+    run_together(in_slices, WORLD, folder)
     return folder
 
 

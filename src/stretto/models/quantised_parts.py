@@ -18,20 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stretto.models.parameter_cut import ParameterCut
-from stretto.models.quantised import (
+from stretto.models.few_bits import (
     BLOCK,
     FORMATS,
     NESTED,
     Factors,
-    QuantisedExperts,
-    QuantisedLinear,
     Reading,
     Stored,
     dynamic_code,
     read_nf4,
     scales_of_scales,
 )
+from stretto.models.parameter_cut import ParameterCut
+from stretto.models.quantised import QuantisedExperts, QuantisedLinear
 
 
 class StoredPart(Reading, Protocol):
