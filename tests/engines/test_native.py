@@ -19,6 +19,7 @@ from stretto.recipe.schema import AlgorithmSection, Optimizer
 from stretto.training.optimizer import MasterAdamW
 from stretto.training.trainer import Trainer
 from stretto.types import Conversation, Weights
+from tiers import slow_but
 
 
 def test_answers_are_those_of_each_request_alone(policy, requests_for):
@@ -82,7 +83,7 @@ def test_requests_that_share_all_or_part_of_their_context_are_answered_as_alone(
 
 
 @pytest.mark.parametrize("slots", [None, 4])
-@pytest.mark.parametrize("worth", [1, 10**9])
+@pytest.mark.parametrize("worth", slow_but(1, of=[1, 10**9]))
 def test_a_group_reads_its_prompt_from_one_trunk_and_answers_as_alone(policy, monkeypatch, slots, worth):
     """Groups of several sizes beside requests of their own, entering together and as others end."""
     monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)

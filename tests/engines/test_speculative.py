@@ -8,6 +8,7 @@ from stretto.engines.base import Request
 from stretto.engines.native import admission
 from stretto.engines.native.engine import NativeEngine
 from stretto.engines.native.speculative import ANSWERS, FIRST_GUESS, WIDTHS, GrowingAnswer, NgramDrafts
+from tiers import slow_but
 
 CONTEXT = np.array([5, 6, 7, 5, 6])
 KEY = CONTEXT.tobytes()
@@ -100,7 +101,7 @@ def remembering(policy):
     return engine
 
 
-@pytest.mark.parametrize("worth", [1, 10**9])
+@pytest.mark.parametrize("worth", slow_but(1, of=[1, 10**9]))
 def test_answers_are_the_same_with_drafts_and_most_of_a_repetition_is_guessed(policy, monkeypatch, worth):
     """The same questions under the same keys, twice: the second time every answer is known in advance."""
     monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)

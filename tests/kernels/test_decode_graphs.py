@@ -23,6 +23,7 @@ from stretto.kernels.cpu.packed_linear import PackedSteps
 from stretto.kernels.cuda.decode_graphs import LastingCache, RecordedSteps, rounded, steps_for
 from stretto.kernels.cuda.graph_cache import Recordings, difference
 from stretto.types import Weights
+from tiers import slow_but
 from tiny import scratch_policy
 
 MOST = 1 << 20
@@ -83,7 +84,7 @@ def test_steps_of_rounded_sizes_answer_as_each_request_alone(policy, requests_fo
     assert_alone(policy, requests, drained(engine))
 
 
-@pytest.mark.parametrize("worth", [1, 10**9])
+@pytest.mark.parametrize("worth", slow_but(1, of=[1, 10**9]))
 def test_groups_of_any_size_answer_the_same_as_in_steps_that_come_as_they_are(policy, monkeypatch, worth):
     monkeypatch.setattr(admission, "WORTH_A_TRUNK", worth)
     requests = [*group(5), *group(1, first=10), *group(2, first=20, context=70), *group(3, first=30, new=5)]

@@ -36,6 +36,7 @@ from stretto.models.lora import add_adapter
 from stretto.models.quantised import QuantisedLinear, quantise
 from stretto.recipe.schema import Adapter, AlgorithmSection
 from stretto.training.trainer import Trainer
+from tiers import slow_but
 from tiny import CPU, SCRATCH_FILES, SETTINGS, credited, distance, policy_around, random_groups, scratch_model, step
 
 RLOO = build(AlgorithmSection(name="rloo"))
@@ -93,7 +94,7 @@ def pair(request):
     return policy, stock
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", slow_but(True, of=[False, True]))
 def test_a_packed_tree_on_few_bits_is_the_padded_batch_before_and_after_sampling(pair, checkpointing):
     policy, stock = pair
     samples = credited(RLOO, random_groups(1))

@@ -23,6 +23,7 @@ from stretto.models.unpacked import continued, states_apart
 from stretto.recipe.schema import AlgorithmSection
 from stretto.training.packing import merge
 from stretto.training.rows import halved
+from tiers import slow_but
 from tiny import VOCABULARY, credited, distance, naive_step, policy_from, random_groups, step
 
 FAMILIES = {
@@ -76,7 +77,7 @@ def rounded_sums(config, tokens):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("settings", [{}, {"token_budget": 60}], ids=str)
+@pytest.mark.parametrize("settings", slow_but({"token_budget": 60}, of=[{}, {"token_budget": 60}]), ids=str)
 def test_the_gradient_is_that_of_each_conversation_alone(family, settings):
     with InDouble():
         loss, expected, packed, _ = both(family, **settings)

@@ -18,6 +18,7 @@ from stretto.runtime.spans import Clock
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.launchers.ray import RayLauncher
 from stretto.workers.worker import Worker
+from tiers import slow_but
 
 ADAPTERS = [None, {"kind": "lora", "rank": 4, "alpha": 8}]
 DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
@@ -98,7 +99,7 @@ def test_on_a_device_that_only_generates(faulty, told, adapter, tmp_path):
 
 
 @pytest.mark.parametrize("faulty", [Skips, Flips, Forgets, Misnumbers])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", slow_but(DEVICES[0], of=DEVICES))
 def test_on_a_device_that_trains_beside_others(device, faulty, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16")
     workers = ThreadLauncher(worker_with(faulty, device))

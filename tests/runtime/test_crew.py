@@ -28,7 +28,9 @@ STAGES = {
 NUMBERS = ("loss", "grad_norm", "tokens/trained", "kl/reference")
 
 
-@pytest.mark.parametrize("strategy", ["flatten", "interleave", "separate", "elastic"])
+@pytest.mark.parametrize(
+    "strategy", slow_but("interleave", "elastic", of=["flatten", "interleave", "separate", "elastic"])
+)
 def test_every_strategy_ends_with_the_weights_of_one_device(strategy, tmp_path):
     kl = {"coef": 0.1, "estimator": "k2"}
     recipe = recipe_in(tmp_path, model__dtype="float64", optimizer__lr=RATE, algorithm__kl=kl)

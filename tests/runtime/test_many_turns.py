@@ -7,6 +7,7 @@ import pytest
 
 from crewed import alone, distance, together
 from running import assert_same_run, lines, metrics, recipe_in, resume, start
+from tiers import slow_but
 
 SCRATCH = {"layers": 1, "width": 16, "heads": 2, "warmup_steps": 3}
 MEMORY = {
@@ -73,7 +74,7 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("kind", ["memory", "game", pytest.param("tools", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", slow_but("memory", of=["memory", "game", "tools"]))
 def test_a_run_that_died_in_the_middle_is_the_same_run_after_a_resume(kind, tmp_path):
     def die(name, *told):
         if (name, told[0]) == ("step", 3):

@@ -292,7 +292,13 @@ def spans(run):
 
 
 @pytest.mark.parametrize(
-    ("place", "step"), [("_retain", 1), ("_retain", 2), ("_fill", 2), ("metrics", 2), ("timeline", 2), ("event", 2)]
+    ("place", "step"),
+    [
+        ("_retain", 1),
+        ("timeline", 2),
+        *(pytest.param(*when, marks=pytest.mark.slow) for when in [("_retain", 2), ("_fill", 2)]),
+        *(pytest.param(*when, marks=pytest.mark.slow) for when in [("metrics", 2), ("event", 2)]),
+    ],
 )
 def test_after_a_kill_the_timeline_has_the_spans_of_every_step_that_has_metrics(
     short, tmp_path, monkeypatch, place, step

@@ -19,6 +19,7 @@ from stretto.runtime.spans import Clock
 from stretto.workers import shared_folder
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.worker import Worker
+from tiers import slow_but
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
 DEVICES = ["localhost/cpu:0", "localhost/cpu:1"]
@@ -199,7 +200,7 @@ def test_a_run_goes_on_under_another_plan(places, adapter, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("faulty", [Skips, Drops, Flips, Forgets, Misnumbers])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", slow_but(DEVICES[0], of=DEVICES))
 def test_what_is_handed_round_wrongly_is_caught(device, faulty, tmp_path):
     recipe = recipe_in(tmp_path, model__dtype="bfloat16")
     workers = ThreadLauncher(worker_with(faulty, device))

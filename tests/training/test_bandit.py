@@ -88,7 +88,7 @@ def coin(token, generator):
     return float(torch.rand((), generator=generator) < 0.5)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", slow_but("grpo", "dapo", "gspo", "cispo", of=ALGORITHMS))
 @pytest.mark.parametrize("seed", slow_but(0, of=[0, 1]))
 def test_the_rewarded_answer_becomes_the_likely_one(name, seed):
     before, after = play(name, right_answer, seed=seed)

@@ -15,6 +15,7 @@ from stretto.training.narrow_adamw import make_optimizer
 from stretto.training.parallel.fsdp import ShardedTrainer, Shards, on_the_same_tensors
 from stretto.training.parallel.mesh import join, leave, mesh_of
 from stretto.training.rehearsal import row_fits
+from tiers import slow_but
 from tiny import CPU, credited, learned, random_groups
 
 # What is returned is a part of a longer tensor; nothing is done to it in place.
@@ -58,7 +59,7 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("case", ["full", "lora"])
+@pytest.mark.parametrize("case", slow_but("lora", of=["full", "lora"]))
 @pytest.mark.parametrize("where", FAILING)
 def test_a_row_that_finds_no_memory_leaves_the_next_step_as_it_would_have_been(where, case, mesh):
     trainer, _ = trainer_of(case, mesh)

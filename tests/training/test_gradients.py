@@ -95,7 +95,7 @@ def test_layout_changes_nothing_but_rounding_in_single_precision(name, layout, s
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", slow_but("grpo", "dapo", "gspo", "ppo", "astar_po", of=SAMPLING))
 def test_the_gradient_is_that_of_one_plain_forward_per_conversation(name, choice):
     algorithm, samples = prepared(POLICY, name, choice, seed=5, temperature=0.7)
     loss, expected = naive_step(POLICY, algorithm, samples, temperature=0.7)

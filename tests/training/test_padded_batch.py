@@ -16,6 +16,7 @@ from stretto.models.logprob_head import logprobs_of
 from stretto.recipe.schema import AlgorithmSection
 from stretto.training.packing import pack
 from stretto.training.trainer import Trainer
+from tiers import slow_but
 from tiny import CPU, SETTINGS, Recorder, credited, distance, finished, random_groups, step
 
 RLOO = build(AlgorithmSection(name="rloo"))
@@ -47,7 +48,7 @@ def samples_of(seed):
     return credited(RLOO, random_groups(seed))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", slow_but(1, of=[1, 2]))
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_tree_is_the_padded_batch(family, mode, seed):
@@ -95,7 +96,7 @@ def test_two_rows_in_flight_do_not_mix(family, mode):
     assert distance(expected, found) < EXACT
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", slow_but(1, of=[1, 2]))
 @pytest.mark.parametrize("mode", ["plain", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_single_precision_each_parameter_has_the_gradient_of_the_padded_batch(family, mode, seed):
