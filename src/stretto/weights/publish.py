@@ -58,5 +58,5 @@ def refusal(version: int, told: str) -> WeightsError:
     return WeightsError(
         f"publish: {when}, {told}\n"
         "    fix: stretto resume goes on from the newest checkpoint; if it comes again, look at that device's memory, "
-        "and please report it"
+        "or at engine.kind if the engine is your own, and please report it"
     )

@@ -252,31 +252,36 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
     def holds(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
         """Version and checksums of what this process's engine reads; with `whole`, of frozen tensors too.
 
-        Those of `trainers` come from their own optimizers, and are held against them as well. Where a process is
-        `alone` with the policy nobody else has checksums to compare, and tensors that are their own masters need none.
+        Those of `trainers` come from their own optimizers, and are held against them as well; an engine with tensors
+        of its own is held against the policy's at the start, and always where its process is `alone` with the policy.
+        An engine that shares the policy's needs nothing there but what optimizers keep apart.
         """
         self.sleepers.enter(PUBLISH)
+        told = self.engine.holds()
+        shared = alone and told.shared
         trained, network = self.policy.trained(), self.policy.network
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())} if whole else dict(trained)
-        claims = self.claims(alone) if self.optimizer is not None and self.assignment.device in trainers else {}
-        names = claims if alone else tensors
+        trains = self.optimizer is not None and self.assignment.device in trainers
+        claims = self.claims(shared) if trains else {}
+        names = claims if shared else tensors
+        if not told.shared and (alone or whole):
+            claims |= checksums((name, tensor) for name, tensor in tensors.items() if name not in claims)
         read = self.engine.checksums(names)
-        if read is None:  # it has no weights: a script, for tests
-            read = checksums((name, tensors[name]) for name in names)
+        if read is None:  # a script that multiplies nothing, or an engine that does not tell
+            read = checksums((name, tensors[name]) for name in names) if told.shared else {}
         # What was not asked for is told where it is not as it should be.
         verify_equal(
             {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names)),
-            of=len(trained),
+            of=len(trained.keys() | set(names)),
             version=self.trainer.version,
             engine=self.assignment.device,
-            source="its optimizer" if claims else "its trainer",
+            source="its optimizer" if trains else "its trainer",
         )
-        told = self.engine.holds()
         times = getattr(self.engine, "times", None)  # engines of others need not tell
         return Receipt(
             version=told.version,
-            manifest={} if alone else read,
-            shared=alone,
+            manifest={} if shared else read,
+            shared=shared,
             lost=told.lost,
             decoding=times.take() if times is not None else (),
         )

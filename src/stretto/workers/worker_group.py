@@ -251,7 +251,7 @@ class WorkerGroup:
         """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
         alone, seconds = len(holders) == 1, self.patience.publish
         receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
-        where = "shared" if alone else "group"
+        where = "shared" if receipts[0].shared else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
         self.engines_lost += sum(receipt.lost for receipt in receipts)
         source = "the trainer" if alone else self.called(holders[0])
