@@ -96,7 +96,7 @@ async def build_runtime(
         if judged:
             await rehearse(rewards, task.examples if recipe.environment.kind == "single_turn" else ())
         with watch or nullcontext():
-            hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
+            hosts = await start_hosts(recipe, root)
             return await _assemble(
                 recipe, plan, root, folder, note, launcher, make_engine, given,
                 task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, draft=draft,
