@@ -276,6 +276,14 @@ def test_files_and_functions_stay_short(module):
     assert {node.name: size for node in functions if (size := node.end_lineno - node.lineno + 1) > 60} == {}
 
 
+def test_no_two_classes_have_one_name():
+    places = {}
+    for module in MODULES:
+        for name in (node.name for node in ast.walk(parse(module)) if isinstance(node, ast.ClassDef)):
+            places.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_every_room_has_its_arrows():
     assert {module.partition(".")[0] for module in MODULES} == set(ARROWS)
 

@@ -17,7 +17,7 @@ from stretto.bench.cases import SEED
 from stretto.bench.cluster_steps import COEF, SharedLauncher, key_of
 from stretto.bench.forced_lengths import ForcedLengthsWorker, told
 from stretto.bench.ours import RATE, InTurn, rewards_of
-from stretto.bench.prepare import Asked
+from stretto.bench.prepare import PreparedPrompt
 from stretto.engines.queue import SLICE
 from stretto.environments.render import Renderer
 from stretto.placement.devices import kind_of
@@ -185,13 +185,13 @@ def filler(recipe: Recipe) -> str:
     return (recipe.model.scratch or Scratch()).characters[0] if recipe.model.name == "scratch" else " a"
 
 
-def prompt_of(number: int, tokens: int, renderer: Renderer, *, filler: str) -> Asked:
+def prompt_of(number: int, tokens: int, renderer: Renderer, *, filler: str) -> PreparedPrompt:
     """A prompt of so many tokens, as far as the template and the tokenizer allow; no other begins like it."""
 
-    def asked(count: int) -> Asked:
+    def asked(count: int) -> PreparedPrompt:
         message = {"role": "user", "content": f"{number}:{filler * count}"}
         prompt = Prompt(id=f"trial/{number}", messages=(message,), reference="0")
-        return Asked(prompt=prompt, tokens=renderer.open([message]))
+        return PreparedPrompt(prompt=prompt, tokens=renderer.open([message]))
 
     low, high = 0, tokens
     while low < high:

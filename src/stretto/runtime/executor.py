@@ -29,8 +29,7 @@ from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import REWARD_WORKERS, Clock
 from stretto.runtime.step_credit import StepCredit
 from stretto.scheduler.batch_rules import RoundRule
-from stretto.scheduler.records import UPDATE, BufferedGroup, MoveRollouts, RolloutId, StageWork
-from stretto.scheduler.records import GroupStart as Asked
+from stretto.scheduler.records import UPDATE, BufferedGroup, GroupStart, MoveRollouts, RolloutId, StageWork
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
 
@@ -87,27 +86,27 @@ class StepExecutor:
         batch, drops = self.parts.recipe.batch, self.parts.algorithm.drops
         return RoundRule(groups=batch.prompts, oversample=batch.oversample, most=batch.max_rounds if drops else 1)
 
-    def draw(self, count: int) -> list[Asked]:
+    def draw(self, count: int) -> list[GroupStart]:
         """The next prompts, with how long their answers are expected to be."""
         self.rounds += 1
-        batch, found = self.parts.recipe.batch, list[Asked]()
+        batch, found = self.parts.recipe.batch, list[GroupStart]()
         for prompt, visit in self.parts.prompts.take(count):
             attempts = range(batch.samples)
             self.asked.append([RolloutStart(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
             found.append(self._asked(prompt, len(attempts)))
         return found
 
-    def _asked(self, prompt: Prompt, samples: int) -> Asked:
+    def _asked(self, prompt: Prompt, samples: int) -> GroupStart:
         """A group as the scheduler sees it."""
         context = self.parts.renderer.open([dict(message) for message in prompt.messages])
         expected = self.lengths.expected(prompt.id)
-        return Asked(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
+        return GroupStart(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
 
     def carry(self) -> list[BufferedGroup]:
         """What is carried into the step, as the scheduler sees it."""
         return [buffered(group) for group in (self.carried.accepted if self.carried else ())]
 
-    def more(self, missing: int) -> Sequence[Asked]:
+    def more(self, missing: int) -> Sequence[GroupStart]:
         """Another round, while the recipe allows one."""
         count = self.rule.again(missing, rounds=self.rounds)
         return self.draw(count) if count else ()

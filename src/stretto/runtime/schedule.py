@@ -27,13 +27,12 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BufferedBatch
 from stretto.runtime.training_data import batch_of
 from stretto.scheduler.asyncio_driver import Driver, EventLog
-from stretto.scheduler.records import GroupStart as Asked
-from stretto.scheduler.records import RolloutId, SpeedEstimate, StepSpec
+from stretto.scheduler.records import GroupStart, RolloutId, SpeedEstimate, StepSpec
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.scheduler.state import StepState
 
 
-def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
+def slots_of(tokens: int, drawn: Sequence[GroupStart], *, longest: int) -> int:
     """Trajectories that a cache of so many tokens is sure to hold at once: a group's prompt stands there once.
 
     What a cell is given beyond that would wait in its engine, where no cell that is done sooner could take it over.
@@ -42,7 +41,7 @@ def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
     return max(1, int(tokens / (longest + most)))
 
 
-def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> int:
+def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[GroupStart]) -> int:
     """Trajectories that a cell is given at once. One that is alone gets all, as its engine knows best when to begin
     which: then that follows from counts."""
     if sum(each.role == "generate" for each in plan.cells) == 1:
@@ -51,7 +50,7 @@ def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> in
     return slots_of(tokens, drawn, longest=parts.recipe.engine.max_new_tokens)
 
 
-def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
+def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[GroupStart]) -> StepSpec:
     """What holds for a step that begins with these prompts."""
     recipe, algorithm = parts.recipe, parts.algorithm
     divides = recipe.batch.updates_a_step > 1
@@ -66,7 +65,7 @@ def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> S
     )
 
 
-def _sampling_terms(parts: Runtime, plan: Plan, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
+def _sampling_terms(parts: Runtime, plan: Plan, speeds: SpeedEstimate, drawn: Sequence[GroupStart]) -> StepSpec:
     """What holds where every group counts, whatever its rewards."""
     cells = [cell for cell in plan.cells if cell.role != "generate"]
     return StepSpec(
@@ -179,11 +178,11 @@ class SampleExecutor(StepExecutor):
         self.sampling, self.min_samples, self.wants_verdicts = sampling, 1, judged
         self.asked = [list(group) for group in groups]
 
-    def drawn(self) -> list[Asked]:
+    def drawn(self) -> list[GroupStart]:
         """The groups as the scheduler sees them."""
         return [self._asked(group[0].prompt, len(group)) for group in self.asked]
 
-    def more(self, missing: int) -> Sequence[Asked]:
+    def more(self, missing: int) -> Sequence[GroupStart]:
         """What has no verdict is not made up for."""
         return ()
 
