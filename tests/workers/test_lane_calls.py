@@ -35,7 +35,7 @@ class Answering:
             await asyncio.sleep(60)
         if what == "generate" and self.fails is not None:
             raise self.fails
-        return Receipt(version=0, manifest={"a": "0"}, shared=False) if what == "holds" else [self]
+        return Receipt(version=0, manifest={"a": "0"}, shared=False) if what == "engine_weights" else [self]
 
 
 class Answers:

@@ -144,11 +144,13 @@ async def _assemble(
                                nccl=recipe.placement.nccl, note=note)  # fmt: skip
     try:
         await worker_group.start(by=by)
-        tokenizer, context, named = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
+        tokenizer, context, named = await worker_group.worker(
+            worker_group.holders[0], recipe.deadlines.start
+        ).model_limits()
         renderer = Renderer(tokenizer, stop=named, arguments=recipe.task.template)
         renderer.stop_at_turns(note)
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
-        rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
+        rooms = await worker_group.all(generating, lambda each: each.kv_tokens(), seconds=recipe.deadlines.start)
         shared = shared_context(recipe, root, context)
         task = without_long(recipe, task, tokenizer, shared, note)
         return Runtime(

@@ -57,7 +57,9 @@ class Recovery:
             self._refuse(device)
             try:  # who else has died is found out before anybody waits for it
                 asked = [each for each in self.worker_group.members if each not in self.lost]
-                await self.worker_group.all(asked, lambda each: each.room(), seconds=self.worker_group.patience.train)
+                await self.worker_group.all(
+                    asked, lambda each: each.kv_tokens(), seconds=self.worker_group.patience.train
+                )
                 await self._revive(device)
                 self.lost.discard(device)
                 if not self.lost:

@@ -111,7 +111,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         rounds = recipe.optimizer.reduce == "bfloat16"
         self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
         self.groups: dict[str, ProcessGroup] = {}
-        self.door: ProbeServer | None = None
+        self.probe_server: ProbeServer | None = None
         self.files = HostFolder()
         self.writing: Future[SavedFiles] | None = None
 
@@ -176,25 +176,25 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         told = trainer.meter.logprobs
         return {sample.key: told.pop(sample.key) for sample in samples if sample.key in told}
 
-    def sums(self, model: str) -> dict[str, float]:
+    def loss_counters(self, model: str) -> dict[str, float]:
         """The counters of what was accumulated here."""
         return dict(self.trained(model).meter.sums)
 
     # Who reaches whom -------------------------------------------------------------------------------------------------
 
     def listen(self, toward: str) -> tuple[str, int]:
-        """Opens a door for the others, at the address by which this host reaches `toward`."""
-        self.door = ProbeServer(own_address(toward))
-        return self.door.place
+        """Opens a port for the others to try, at the address by which this host reaches `toward`; returns where."""
+        self.probe_server = ProbeServer(own_address(toward))
+        return self.probe_server.place
 
-    def unreached(self, doors: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-        """Which of the others' doors do not answer, and why."""
-        return unreachable(doors)
+    def unreachable(self, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+        """Which devices do not answer at their `places`, and why."""
+        return unreachable(places)
 
-    def shut(self) -> None:
-        """Closes the door."""
-        if self.door is not None:
-            self.door.close()
+    def stop_listening(self) -> None:
+        """Closes the port that `listen` has opened."""
+        if self.probe_server is not None:
+            self.probe_server.close()
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         """What the trained tensors of a model are here."""
         return checksums(self._awake(model).items())
 
-    def holds(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
+    def engine_weights(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
         """Version and checksums of what this process's engine reads; with `whole`, of frozen tensors too.
 
         Those of `trainers` come from their own optimizers, and are held against them as well; an engine with tensors
@@ -299,11 +299,11 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
+    def model_limits(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
         """The model's tokenizer, its longest context, and the tokens that end an answer."""
         return self.policy.tokenizer, self.policy.context, self.policy.stop_tokens
 
-    def room(self) -> int:
+    def kv_tokens(self) -> int:
         """Tokens that the cache of its engine holds."""
         return self.engine.kv_tokens
 
