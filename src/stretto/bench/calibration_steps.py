@@ -81,7 +81,7 @@ class CalibrationSteps:
         self.folder = TemporaryDirectory(prefix="stretto-trials-")
         self.start = Path(self.folder.name, "start")
         self.steps = 0
-        self.paces: dict[str, SpeedEstimator] = {}
+        self.speeds: dict[str, SpeedEstimator] = {}
         self.parts: Runtime | None = None
 
     async def open(self, workload: StepWorkload, plan: Plan) -> None:
@@ -135,7 +135,7 @@ class CalibrationSteps:
             worker_group=worker_group,
             rewards=Rewards(recipe.rewards, self.parts.pool),
             prompts=InTurn([each.prompt for each in asked]),
-            pace=self.paces.setdefault(plan.strategy, SpeedEstimator(round_seconds=SLICE)),
+            speed=self.speeds.setdefault(plan.strategy, SpeedEstimator(round_seconds=SLICE)),
             algorithm=build(recipe.algorithm),
             budgets=dict.fromkeys(devices, budget),
         )

@@ -165,7 +165,7 @@ async def _assemble(
             threads=threads,
             budgets=budgets,
             rooms=dict(zip(generating, rooms, strict=True)),
-            pace=SpeedEstimator(round_seconds=SLICE),
+            speed=SpeedEstimator(round_seconds=SLICE),
         )
     except BaseException:
         await worker_group.close()

@@ -41,10 +41,10 @@ class StepExecutor:
     """One step's."""
 
     def __init__(
-        self, parts: Runtime, *, pace: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
+        self, parts: Runtime, *, speed: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
-        self.parts, self.worker_group, self.lengths, self.pace = parts, parts.worker_group, parts.lengths, pace
+        self.parts, self.worker_group, self.lengths, self.speed = parts, parts.worker_group, parts.lengths, speed
         self.clock, self.step, self.carried = clock, step, carried
         self.sampling = parts.sampling(temperature=parts.recipe.engine.temperature)
         self.min_samples = parts.algorithm.min_samples
@@ -59,7 +59,7 @@ class StepExecutor:
         self.contexts: dict[str, dict[int, int]] = defaultdict(dict)
         self.scored: dict[int, Scored] = {}
         self.old: dict[ConversationKey, NDArray[np.float64]] = dict(carried.old if carried else {})
-        self.rated: dict[RolloutId, asyncio.Future[float | None]] = defaultdict(
+        self.model_scores: dict[RolloutId, asyncio.Future[float | None]] = defaultdict(
             asyncio.get_running_loop().create_future
         )
         self.credit = StepCredit(parts)
@@ -139,7 +139,7 @@ class StepExecutor:
             counts, context = self.counts[cell], sum(self.contexts.pop(cell, {}).values())
             if "tokens" in counts:
                 longest, tokens, seconds = counts["longest"], counts["tokens"], self.clock.spans[-1].seconds
-                self.pace.lane(seconds=seconds, longest=longest, tokens=tokens, context=context, cell=cell)
+                self.speed.lane(seconds=seconds, longest=longest, tokens=tokens, context=context, cell=cell)
 
     async def _generate(self, item: RolloutId, asking: RoutedClient) -> int:
         deadline = self.parts.recipe.environment.deadline
@@ -217,7 +217,7 @@ class StepExecutor:
     async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
         """What the reward model says of a group, once the pieces with it are done."""
         sampled = [each for each in trajectories if sampled_tokens(each)]
-        scores = {trajectory_key(each): await self.rated[index, each.attempt] for each in sampled}
+        scores = {trajectory_key(each): await self.model_scores[index, each.attempt] for each in sampled}
         return {key: score for key, score in scores.items() if score is not None}
 
     # Pieces -----------------------------------------------------------------------------------------------------------
@@ -227,14 +227,14 @@ class StepExecutor:
         with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.worker_group.version) as counts:
             counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
             await self._piece(piece)
-        self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens, cell=piece.cell)
+        self.speed.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens, cell=piece.cell)
 
     async def _piece(self, piece: StageWork) -> None:
         trajectories = [self.trajectories[item] for item in piece.items]
         if piece.stage == "reward":
             scores = await reward_model_scores(trajectories, measure=partial(self.worker_group.score, piece.cell))
             for item, trajectory in zip(piece.items, trajectories, strict=True):
-                asked = self.rated[item[0], trajectory.attempt]
+                asked = self.model_scores[item[0], trajectory.attempt]
                 if not asked.done():  # the cell may have died between this and the scheduler's hearing of it
                     asked.set_result(scores.get(trajectory_key(trajectory)))
             return
@@ -307,9 +307,9 @@ class StepExecutor:
         if not last:
             guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step, suspects=self.suspects)
 
-    async def revive(self, device: str) -> None:
+    async def restart_worker(self, device: str) -> None:
         """Brings back a device's process that died."""
-        await self.worker_group.recovery.revive(device)
+        await self.worker_group.recovery.restart_worker(device)
 
     # What came of it --------------------------------------------------------------------------------------------------
 
@@ -317,8 +317,8 @@ class StepExecutor:
         """Lets later steps expect what this one has seen, in launch order: an interrupted step leaves no trace."""
         for (index, _), trajectory in sorted(self.trajectories.items()):
             if index >= self.first:
-                self.lengths.saw(trajectory.prompt.id, sampled_tokens(trajectory))
-        self.lengths.stepped()
+                self.lengths.observe(trajectory.prompt.id, sampled_tokens(trajectory))
+        self.lengths.decay()
 
     def made(self, accepted: Sequence[int]) -> StepBatch:
         """What was launched in this step, with the credit of what it has trained on."""
