@@ -267,7 +267,8 @@ class WorkerGroup:
         return f"{who} ({', '.join(told)})"
 
     async def meet(self) -> None:
-        """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
+        """Rebuilds the process groups: for each model one per optimizer shard, over all cells that train it, and one
+        over all devices that hold it."""
         epoch = next(EPOCHS)
         for kind in (*TRAINS.values(), *HOLDS.values()):
             self.meetings.pop(kind, None)
