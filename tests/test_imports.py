@@ -57,7 +57,8 @@ ARROWS = {
     "engines": BASE | {"models", "storage.lock", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
-    | {"algorithms.base", "checks.machine", "engines", "models", "openmp", "placement.plan", "placement.transport"}
+    | {"algorithms.base", "checks.machine", "engines", "models", "openmp"}
+    | {"placement.devices", "placement.plan", "placement.transport"}
     | {"threads", "training", "weights"}
     # A checkpoint's tensors are written where they are.
     | {"storage.atomic", "storage.manifest", "storage.tensors"},

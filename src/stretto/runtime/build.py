@@ -144,9 +144,7 @@ async def _assemble(
                                nccl=recipe.placement.nccl, note=note)  # fmt: skip
     try:
         await worker_group.start(by=by)
-        tokenizer, context, named = await worker_group.worker(
-            worker_group.holders[0], recipe.deadlines.start
-        ).model_limits()
+        tokenizer, context, named = await worker_group.worker(plan.holders[0], recipe.deadlines.start).model_limits()
         renderer = Renderer(tokenizer, stop=named, arguments=recipe.task.template)
         renderer.stop_at_turns(note)
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
