@@ -35,6 +35,9 @@ Note = Callable[[str], None]
 Train = Callable[[Path, Sequence[str], Path], None]
 """Trains a recipe with changes in a new run folder."""
 
+LOST = ("work", "imbalance", "reduction", "publish", "evaluation")
+"""Where the seconds go that more devices do not save; together all of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRequest:

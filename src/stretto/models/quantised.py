@@ -51,7 +51,7 @@ class Reading(Protocol):
         ...
 
 
-class StorageFormat(Reading, Protocol):
+class Format(Reading, Protocol):
     """How weights are stored."""
 
     def store(self, weight: Tensor) -> Stored:
@@ -105,7 +105,7 @@ class Fp8:
         return scaled(stored.weight.view(torch.float8_e4m3fn).view(shape), stored.scales, dtype)
 
 
-FORMATS: Mapping[str, StorageFormat] = {"nf4": Nf4(), "int8": Int8(), "fp8": Fp8()}
+FORMATS: Mapping[str, Format] = {"nf4": Nf4(), "int8": Int8(), "fp8": Fp8()}
 """`model.quantize` -> how weights are stored."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,11 +258,11 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         An engine that shares the policy's needs nothing there but what optimizers keep apart.
         """
         self.sleepers.enter(PUBLISH)
-        told = self.engine.holds()
+        told, device = self.engine.holds(), self.assignment.device
         shared = alone and told.shared
         trained, network = self.policy.trained(), self.policy.network
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())} if whole else dict(trained)
-        trains = self.optimizer is not None and self.assignment.device in trainers
+        trains = self.optimizer is not None and device in trainers
         claims = self.claims(shared) if trains else {}
         names = claims if shared else tensors
         if not told.shared and (alone or whole):
@@ -270,21 +271,12 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         if read is None:  # a script that multiplies nothing, or an engine that does not tell
             read = checksums((name, tensors[name]) for name in names) if told.shared else {}
         # What was not asked for is told where it is not as it should be.
-        verify_equal(
-            {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names)),
-            of=len(trained.keys() | set(names)),
-            version=self.trainer.version,
-            engine=self.assignment.device,
-            source="its optimizer" if trains else "its trainer",
-        )
+        differing = {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names))
+        of, source = len(trained.keys() | set(names)), "its optimizer" if trains else "its trainer"
+        verify_equal(differing, of=of, version=self.trainer.version, engine=device, source=source)
         times = getattr(self.engine, "times", None)  # engines of others need not tell
-        return Receipt(
-            version=told.version,
-            manifest={} if shared else read,
-            shared=shared,
-            lost=told.lost,
-            decoding=times.take() if times is not None else (),
-        )
+        decoding = () if times is None else times.take()
+        return replace(told, manifest={} if shared else read, shared=shared, decoding=decoding)
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
