@@ -105,9 +105,9 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             if self.critic is None or "fit" in assignment.slices
             else (self.critic, lambda: self.trained(CRITIC).optimizer),
             engine=self.engine,
-            shelf=self.make_shelf(),
+            host_buffer=self.make_host_buffer(),
         )
-        self.let_parts_sleep(self.make_shelf())
+        self.let_parts_sleep(self.make_host_buffer())
         self.carrier = Carrier()
         rounds = recipe.optimizer.reduce == "bfloat16"
         self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
@@ -137,7 +137,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             raise TrainingError(f"{self.assignment.device}: no {model} is trained here")
         return found
 
-    def make_shelf(self) -> HostBuffer:
+    def make_host_buffer(self) -> HostBuffer:
         """Where what sleeps is."""
         return HostBuffer(self.assignment.torch_device)
 
