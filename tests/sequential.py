@@ -123,12 +123,12 @@ class Sequential:
             ]
             trajectories = await self.collect(launches)
             for each in trajectories:
-                self.lengths.saw(each.prompt.id, sampled_tokens(each))
+                self.lengths.observe(each.prompt.id, sampled_tokens(each))
             scored = await self.score(trajectories)
             accepted += [group for group in scored.groups if not self.algorithm.drop(group)]
             every = Scored(groups=every.groups + scored.groups, failed=every.failed + scored.failed)
             launched, rounds = launched + count, rounds + 1
-        self.lengths.stepped()
+        self.lengths.decay()
         accepted = accepted[: batch.prompts]
         samples = credit(self.algorithm, accepted, {**self.streams(accepted), **value_streams(self, accepted)})
         return StepBatch(scored=every, accepted=tuple(accepted), samples=samples, launched=launched, rounds=rounds)

@@ -25,7 +25,7 @@ class Hidden(HostBuffer):
 
 
 class Sleepy(Worker):
-    """A worker with such a shelf."""
+    """A worker with such a buffer."""
 
-    def make_shelf(self):
+    def make_host_buffer(self):
         return Hidden()

@@ -334,7 +334,16 @@ def test_the_loop_follows_a_batch_through_at_most_fifteen_files():
         for part in name.split("."):
             (tree,) = [node for node in tree.body if getattr(node, "name", None) == part]
     rooms = {file.split("/")[2] for file in table}
-    assert rooms >= {"tasks", "environments", "engines", "rewards", "algorithms", "training", "weights", "workers"}
+    assert rooms >= {"tasks", "environments", "engines", "rewards", "algorithms", "training", "workers"}
+    beside = re.findall(r"`(\w+/[\w/]+(?:\.py|/))`", page)
+    assert len(beside) > 6 and all((ROOT / "src" / "stretto" / file).exists() for file in beside)
+
+
+def test_the_files_that_one_needs_to_read_have_as_many_lines_as_the_readme_says():
+    page = text_of(ROOT / "README.md")
+    files = re.findall(r"^\| \[[\w/.]+\]\((src/[\w/]+\.py)\) \|", page, re.MULTILINE)
+    told = int(re.search(r"^Some ([\d,]+) lines, in this order", page, re.MULTILINE)[1].replace(",", ""))
+    assert len(files) == 12 and abs(sum(text_of(ROOT / file).count("\n") for file in files) - told) < 100
 
 
 def test_the_promises_name_tests_that_exist():

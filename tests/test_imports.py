@@ -55,7 +55,8 @@ ARROWS = {
     "engines": BASE | {"models", "storage.lock", "training.packing"},
     "training": BASE | {"algorithms", "models", "weights"},
     "workers": BASE
-    | {"algorithms.base", "checks.machine", "engines", "models", "openmp", "placement.plan", "placement.transport"}
+    | {"algorithms.base", "checks.machine", "engines", "models", "openmp"}
+    | {"placement.devices", "placement.plan", "placement.transport"}
     | {"threads", "training", "weights"}
     # A checkpoint's tensors are written where they are.
     | {"storage.atomic", "storage.manifest", "storage.tensors"},
@@ -286,6 +287,14 @@ def test_files_and_functions_stay_short():
     )
     long = {(module, node.name): size for module, node in functions if (size := node.end_lineno - node.lineno + 1) > 60}
     assert long == {}
+
+
+def test_no_two_classes_have_one_name():
+    places = {}
+    for module in MODULES:
+        for name in (node.name for node in ast.walk(parse(module)) if isinstance(node, ast.ClassDef)):
+            places.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
 def test_every_room_has_its_arrows():

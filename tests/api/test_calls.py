@@ -412,6 +412,24 @@ def test_several_devices_need_functions_with_a_name():
     assert not Path("runs").exists()
 
 
+def test_an_environment_given_as_an_object_runs_in_hosts_if_these_can_import_it(elsewhere, monkeypatch):
+    (elsewhere / "game_of_mine.py").write_text(
+        "import os\nfrom stretto import Outcome\n\nasync def play(prompt, model):\n"
+        "    reply = await model.chat(prompt.messages)\n"
+        "    return Outcome(answer=reply.text, signals={'pid': os.getpid()})\n"
+    )
+    monkeypatch.syspath_prepend(elsewhere)
+    import game_of_mine
+
+    here = os.getpid()
+    data = data_with(environment__hosts=1, run__steps=1, evaluate__every=0)
+    given = {"rewards": [lambda answer, prompt, signals: float(signals["pid"] != here)], "quiet": True}
+    run = stretto.train(data, environment=game_of_mine.play, **given)
+    assert run.metrics[0]["reward/mean"] == 1
+    with pytest.raises(RecipeError, match=r"environment\.hosts: has no effect: only this process has <function twice>"):
+        stretto.train(data, environment=twice, **given)
+
+
 # Callbacks that end a run ---------------------------------------------------------------------------------------------
 
 

@@ -585,6 +585,7 @@ def test_every_rule_says_something_somewhere(taken, monkeypatch):
     assert silent - of_rows == {
         "adapter_can_go_on",  # needs a folder with an adapter
         "functions_are_there",
+        "hosts_can_import",  # of a function that was given: tests/api/test_calls.py
         "logs_can_be_written",
         "own_algorithm_reads_them",
         "strategy_exists",

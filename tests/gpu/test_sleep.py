@@ -41,7 +41,7 @@ def test_memory_falls_while_a_model_and_an_optimizer_sleep_and_everything_comes_
         reference=reference,
         gauges={},
         engine=NativeEngine(policy),
-        shelf=HostBuffer(GPU),
+        host_buffer=HostBuffer(GPU),
     )
     weights = sum(weight.nbytes for weight in policy.network.parameters())
     states = sum(tensor.nbytes for tensor in optimizer.tensors())

@@ -4,7 +4,7 @@ import pytest
 
 from stretto.errors import RecipeError
 from stretto.placement.cluster import parse_cluster, read_cluster
-from stretto.placement.devices import DEVICES, GB, DeviceKind, find_device, kind_of
+from stretto.placement.devices import DEVICES, GB, DeviceKind, find_device, host_of, kind_of, number_of
 from stretto.placement.rates import Rates
 
 
@@ -155,7 +155,8 @@ def test_a_thread_of_a_cpu_has_constants_of_its_own():
     assert Rates.of({}, kind=DeviceKind.CPU).gather < Rates.of({}).gather
 
 
-def test_the_name_of_a_device_tells_its_kind():
+def test_the_name_of_a_device_tells_its_kind_its_host_and_its_number():
     names = {name: device.kind for name, device in parse_cluster("2xH100+3xcpu").devices.items()}
     assert names == {name: kind_of(name) for name in names}
     assert [kind_of(name) for name in names] == [DeviceKind.GPU] * 2 + [DeviceKind.CPU] * 3
+    assert [(host_of(name), number_of(name)) for name in names][1:4] == [("host0", 1), ("host1", 0), ("host1", 1)]

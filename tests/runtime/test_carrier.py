@@ -157,7 +157,9 @@ def test_a_device_that_only_generates_gets_the_weights_of_a_checkpoint(adapter, 
         second = await build_runtime(recipe, launcher=ThreadLauncher(), **made)
         await second.restored(tmp_path / "saved")
         trainers = second.worker_group.trainers
-        receipts = await second.worker_group.all(DEVICES, lambda each: each.holds(trainers, False, False), seconds=60)
+        receipts = await second.worker_group.all(
+            DEVICES, lambda each: each.engine_weights(trainers, False, False), seconds=60
+        )
         await second.close()
         return receipts
 

@@ -26,7 +26,7 @@ def hands_with():
         rewards=None,
     )
     clock = Clock(devices={"a": "localhost/cpu:0", "b": "localhost/cpu:1"})
-    executor = StepExecutor(parts, pace=SpeedEstimator(round_seconds=0.1), clock=clock, step=1)
+    executor = StepExecutor(parts, speed=SpeedEstimator(round_seconds=0.1), clock=clock, step=1)
     executor.asked = [[None], [None]]
     executor.trajectories = {(0, 0): None, (1, 0): None}
     return executor

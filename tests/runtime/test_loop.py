@@ -171,7 +171,7 @@ def test_loading_that_takes_too_long_is_a_deadline(tmp_path):
 
 @pytest.mark.parametrize("stage", ["train", "publish"])
 def test_a_stage_that_hangs_in_this_process_is_a_deadline_and_its_step_is_not_kept(tmp_path, monkeypatch, stage):
-    name = {"train": "accumulate", "publish": "holds"}[stage]
+    name = {"train": "accumulate", "publish": "engine_weights"}[stage]
     version = {"train": 2, "publish": 3}[stage]  # in the third step
     plain, hung = getattr(Worker, name), []
 

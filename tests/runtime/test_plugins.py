@@ -9,7 +9,7 @@ import pytest
 from crewed import STEPS, alone, distance, together
 from running import Quiet, assert_same_run, metrics, recipe_in, resume, samples, start, tensors
 from stretto.cli.main import main
-from stretto.errors import RecipeError
+from stretto.errors import RecipeError, WeightsError
 from stretto.runtime import questions, session
 from stretto.workers.launchers.inprocess import ThreadLauncher
 from stretto.workers.launchers.ray import RayLauncher
@@ -33,6 +33,9 @@ async def play(prompt, model):
     "judge.py": """
 def early(answer, prompt, signals):
     return (answer == prompt["reference"]) / signals["turns"] + 0.1 * answer.count("1")
+
+def long(answer, prompt, signals):
+    return float(len(answer))
 """,
     "mine.py": """
 from functools import partial
@@ -61,10 +64,29 @@ class Raising(Log):
     def metrics(self, step, values): raise OSError("no such server")
 """,
     "engines.py": """
+from stretto.types import Receipt
 from stretto.engines.scripted import ScriptedEngine
+from stretto.weights.tensors import checksums
 def one(policy):
     one = policy.tokenizer.convert_tokens_to_ids("1")
-    return ScriptedEngine(lambda request: [one, *policy.stop_tokens])
+    return ScriptedEngine(lambda request: [one] * (1 + request.key % 2) + [*policy.stop_tokens])
+class Apart(ScriptedEngine):
+    def __init__(self, policy):
+        super().__init__(one(policy).script)
+        self.policy, self.held = policy, {}
+        self.take()
+    def take(self):
+        network = self.policy.network
+        self.held = checksums([*network.named_parameters(), *network.named_buffers()])
+    def receive(self, weights):
+        self.take()
+        return super().receive(weights)
+    def holds(self): return Receipt(version=self.version, manifest={}, shared=False)
+    def checksums(self, names): return {name: self.held[name] for name in names}
+class Stale(Apart):
+    def receive(self, weights): return ScriptedEngine.receive(self, weights)
+class Silent(Apart):
+    def checksums(self, names): return None
 def bad(policy): return policy
 def here(policy): raise RuntimeError("only here")
 """,
@@ -133,6 +155,19 @@ def test_an_engine_of_ones_own_says_what_it_likes(project):
     run = start(project, engine__kind="engines:one", guards__max_k3=None, run__steps=1, evaluate__every=0).folder
     rows = [json.loads(line) for text in samples(run).values() for line in text.splitlines()]
     assert {row["conversations"][0]["text"].rpartition("|>1")[1] for row in rows} == {"|>1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"), [("Apart", None), ("Stale", "after step 1"), ("Silent", "before the first step")]
+)
+def test_an_engine_with_weights_of_its_own_must_show_that_they_are_the_trainers(kind, when, project):
+    own = {"engine__kind": f"engines:{kind}", "rewards": [{"name": "long", "kind": "judge:long"}]}
+    own |= {"guards__max_k3": None, "run__steps": 1, "evaluate__every": 0}
+    if when is None:
+        start(project, **own)
+        return
+    with pytest.raises(WeightsError, match=rf"publish: {when}, (\d+) of \1 tensors .* differ (.|\n)*engine.kind"):
+        start(project, **own)
 
 
 @pytest.mark.slow

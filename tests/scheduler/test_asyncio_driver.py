@@ -75,7 +75,7 @@ class Waiting:
     def more(self, missing):
         return list(itertools.islice(self.extra, missing))
 
-    async def revive(self, cell):
+    async def restart_worker(self, cell):
         await self.turns(3)
         self.dead.clear()
         self.revived.append(cell)
@@ -137,11 +137,11 @@ def test_a_device_without_cells_in_the_step_is_not_brought_back_in_it():
 
         found = False
 
-        async def revive(self, device):
+        async def restart_worker(self, device):
             if not self.found:
                 self.found = True
                 raise WorkerLost("host/gpu:7", "its process ended")
-            await super().revive(device)
+            await super().restart_worker(device)
 
     hands = Elsewhere(LENGTHS, dies="host/gpu:0")
     drive(hands, plan_of("elastic", 2))
@@ -155,12 +155,12 @@ def test_another_that_dies_while_one_is_brought_back_comes_back_too(other):
 
         alive = True
 
-        async def revive(self, device):
+        async def restart_worker(self, device):
             if self.alive:
                 self.alive = False
                 self.dead = {other}
                 raise WorkerLost(other, "its process ended")
-            await super().revive(device)
+            await super().restart_worker(device)
 
     hands = Together(LENGTHS, dies="host/gpu:0")
     plan = plan_of("elastic", 2)
@@ -186,7 +186,7 @@ def test_two_devices_of_a_cell_that_die_at_once_both_come_back_before_it_serves_
                 raise WorkerLost(min(self.killed), "its process ended")
             return self.lengths[item[0]][item[1]]
 
-        async def revive(self, device):
+        async def restart_worker(self, device):
             await self.turns(3)
             if not self.found:
                 self.found = True

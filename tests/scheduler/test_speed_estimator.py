@@ -12,53 +12,53 @@ def lane_seconds(lengths, *, tick, each):
 
 
 def test_the_two_numbers_of_a_decode_step_are_found_again():
-    pace = SpeedEstimator(round_seconds=0.25)
+    speed = SpeedEstimator(round_seconds=0.25)
     for lengths in ([10, 10, 10], [40, 3, 2], [100], [7] * 30):
         seconds = lane_seconds(lengths, tick=0.03, each=0.002)
-        pace.lane(seconds=seconds, longest=max(lengths), tokens=sum(lengths), context=0)
-    speeds = pace.speeds()
+        speed.lane(seconds=seconds, longest=max(lengths), tokens=sum(lengths), context=0)
+    speeds = speed.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.03), pytest.approx(0.002))
 
 
 def test_one_lane_alone_does_not_tell_the_two_apart():
-    pace = SpeedEstimator(round_seconds=0.25)
-    pace.lane(seconds=2.0, longest=100, tokens=100, context=0)
-    speeds = pace.speeds()
+    speed = SpeedEstimator(round_seconds=0.25)
+    speed.lane(seconds=2.0, longest=100, tokens=100, context=0)
+    speeds = speed.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.02), 0.0)
 
 
 @pytest.mark.parametrize("times", [1.0, 2.0, 3.0])
 def test_where_lanes_are_always_alike_the_engines_tell_the_two_apart(times):
     """Of two cells, one always has fewer answers and takes longer: it would seem that answers take nothing."""
-    pace, few, many, shares = SpeedEstimator(round_seconds=0.25), 300, 300 * times, {}
+    speed, few, many, shares = SpeedEstimator(round_seconds=0.25), 300, 300 * times, {}
     for cell, tokens, slower in (("slow", few, times), ("fast", many, 1.0)):
         fixed, grows = 0.02 * 40, 0.001 * tokens
-        pace.lane(seconds=slower * (fixed + grows), longest=40, tokens=int(tokens), context=0, cell=cell)
+        speed.lane(seconds=slower * (fixed + grows), longest=40, tokens=int(tokens), context=0, cell=cell)
         shares[cell] = fixed / (fixed + grows)
-    pace.decoded({})
-    pace.decoded(shares)
-    speeds = pace.speeds()
+    speed.decoded({})
+    speed.decoded(shares)
+    speeds = speed.speeds()
     assert (speeds.tick - speeds.tick_each) / speeds.tick_each == pytest.approx(20)
     assert speeds.on("slow").tick / speeds.on("fast").tick == pytest.approx(times)
 
 
 def test_a_forward_over_the_prompts_is_not_taken_for_decode_steps():
-    pace = SpeedEstimator(round_seconds=0.25)
-    pace.piece("train", seconds=4.0, tokens=1000)
+    speed = SpeedEstimator(round_seconds=0.25)
+    speed.piece("train", seconds=4.0, tokens=1000)
     for lengths, prompts in ([10, 10, 10], 512), ([40, 3, 2], 1536), ([100], 512), ([7] * 30, 4 * 512):
         decoding = lane_seconds(lengths, tick=0.03, each=0.002)
         longest, tokens = max(lengths), sum(lengths)
-        pace.lane(seconds=0.002 * prompts + decoding, longest=longest, tokens=tokens, context=prompts)
-    speeds = pace.speeds()
+        speed.lane(seconds=0.002 * prompts + decoding, longest=longest, tokens=tokens, context=prompts)
+    speeds = speed.speeds()
     assert (speeds.tick, speeds.tick_each) == (pytest.approx(0.03), pytest.approx(0.002))
 
 
 def test_a_move_costs_a_round_and_a_forward():
-    pace = SpeedEstimator(round_seconds=0.25)
-    pace.piece("train", seconds=3.0, tokens=1000)
-    pace.stepped()
-    assert (pace.speeds().switch, pace.speeds().again) == (0.25, pytest.approx(0.003 / 2))
-    assert pace.speeds().per_token == {"train": pytest.approx(0.003)}
+    speed = SpeedEstimator(round_seconds=0.25)
+    speed.piece("train", seconds=3.0, tokens=1000)
+    speed.decay()
+    assert (speed.speeds().switch, speed.speeds().again) == (0.25, pytest.approx(0.003 / 2))
+    assert speed.speeds().per_token == {"train": pytest.approx(0.003)}
 
 
 def test_before_the_first_step_something_is_assumed():

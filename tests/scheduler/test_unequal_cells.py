@@ -31,14 +31,14 @@ def test_equal_cells_are_taken_to_be_equal_whatever_noise_says():
 
 
 def test_speeds_of_cells_are_found_again_from_what_they_did():
-    pace = SpeedEstimator(round_seconds=0.25)
+    speed = SpeedEstimator(round_seconds=0.25)
     for longest, tokens in ((10, 30), (40, 45), (7, 200), (100, 100)):
         seconds = 0.03 * longest + 0.002 * (tokens - longest)
-        pace.lane(seconds=seconds, longest=longest, tokens=tokens, context=0, cell=SLOW)
-        pace.lane(seconds=seconds / 2, longest=longest, tokens=tokens, context=0, cell=FAST)
-        pace.piece("train", seconds=3.0, tokens=100, cell="train-0")
-        pace.piece("train", seconds=1.0, tokens=100, cell="train-1")
-    speeds = pace.speeds()
+        speed.lane(seconds=seconds, longest=longest, tokens=tokens, context=0, cell=SLOW)
+        speed.lane(seconds=seconds / 2, longest=longest, tokens=tokens, context=0, cell=FAST)
+        speed.piece("train", seconds=3.0, tokens=100, cell="train-0")
+        speed.piece("train", seconds=1.0, tokens=100, cell="train-1")
+    speeds = speed.speeds()
     assert speeds.relative[FAST] / speeds.relative[SLOW] == pytest.approx(2.0)
     assert speeds.relative["train-1"] / speeds.relative["train-0"] == pytest.approx(3.0)
     assert speeds.on(FAST).tick * 2 == pytest.approx(speeds.on(SLOW).tick)

@@ -21,4 +21,4 @@ def test_a_worker_has_the_method_that_callers_are_told_of(name):
 
 def test_callers_are_told_of_all_that_it_does():
     does = {name for name, found in vars(Worker).items() if inspect.isfunction(found) and not name.startswith("_")}
-    assert does - METHODS.keys() == {"make_shelf", "trained", "claims", "close"}
+    assert does - METHODS.keys() == {"make_host_buffer", "trained", "claims", "close"}

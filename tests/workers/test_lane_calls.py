@@ -35,7 +35,7 @@ class Answering:
             await asyncio.sleep(60)
         if what == "generate" and self.fails is not None:
             raise self.fails
-        return Receipt(version=0, manifest={"a": "0"}, shared=False) if what == "holds" else [self]
+        return Receipt(version=0, manifest={"a": "0"}, shared=False) if what == "engine_weights" else [self]
 
 
 class Answers:
@@ -126,11 +126,11 @@ def test_a_cell_has_met_when_all_of_its_devices_are_back_whoever_else_is_missing
     async def scenario():
         worker_group = await started()
         recovery = worker_group.recovery
-        recovery._revive = lambda device: asyncio.sleep(0)  # the rest of a worker is not asked here
+        recovery._restart = lambda device: asyncio.sleep(0)  # the rest of a worker is not asked here
         recovery.lost = {DEVICES[1], other}
         met = []
         for device in (DEVICES[1], other):
-            await recovery.revive(device)
+            await recovery.restart_worker(device)
             heard = [member.heard for member in worker_group.members.values()]
             met.append([sum(call[:2] == ("meet", "lane generate-0") for call in calls) for calls in heard])
         return met

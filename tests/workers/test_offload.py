@@ -1,6 +1,6 @@
 """Models that leave the device to others while these work: who moves when, and that no result shows it.
 
-On a CPU nothing would move, so what sleeps goes to a shelf that leaves empty tensors behind: whoever touches one of
+On a CPU nothing would move, so what sleeps goes to a buffer that leaves empty tensors behind: whoever touches one of
 them fails.
 """
 
@@ -81,8 +81,8 @@ def test_without_cells_that_sleep_nobody_is_told_anything():
 
 @pytest.mark.parametrize(("frozen", "copies"), [(True, 1), (False, 2)])
 def test_what_never_changes_is_copied_once(frozen, copies):
-    weight, shelf = nn.Parameter(torch.arange(4.0)), Hidden()
-    part = HeldTensors({"train"}, lambda: [weight, weight], shelf, frozen=frozen)
+    weight, host_buffer = nn.Parameter(torch.arange(4.0)), Hidden()
+    part = HeldTensors({"train"}, lambda: [weight, weight], host_buffer, frozen=frozen)
     for _ in range(2):
         part.sleep()
         part.sleep()
@@ -90,7 +90,7 @@ def test_what_never_changes_is_copied_once(frozen, copies):
         part.wake()
         part.wake()
         assert weight.tolist() == [0, 1, 2, 3]
-    assert shelf.numbers == 4 * copies
+    assert host_buffer.numbers == 4 * copies
 
 
 def test_what_changed_while_it_was_awake_comes_back_changed_and_keeps_its_hooks():
@@ -134,7 +134,7 @@ def test_sleep_changes_no_bit_on_one_device(changes, dtype, tmp_path):
     launcher = ThreadLauncher(lambda assignment: workers.append(Sleepy(assignment)) or workers[0])
     worker_group = together(recipe, tmp_path, "flatten", devices=1, launcher=launcher, change=with_sleep)
     slept, others, _ = asyncio.run(worker_group)
-    assert workers[0].sleepers.parts[0].shelf.numbers > 0
+    assert workers[0].sleepers.parts[0].host_buffer.numbers > 0
     assert distance(plain, slept) == 0
     assert reports == others
 

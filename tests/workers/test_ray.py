@@ -27,7 +27,9 @@ def recipe(tmp_path_factory):
     return made, folder, asyncio.run(alone(made, folder))[0]
 
 
-@pytest.mark.parametrize("what", ["generate", "score", "accumulate", "sums", "reduce", "apply", "holds"])
+@pytest.mark.parametrize(
+    "what", ["generate", "score", "accumulate", "loss_counters", "reduce", "apply", "engine_weights"]
+)
 def test_a_worker_that_is_killed_is_made_again_and_the_step_has_the_same_result(what, recipe):
     made, folder, single = recipe
     launcher = RayLauncher(DEVICES, seconds=60)

@@ -44,7 +44,7 @@ async def wide(recipe, folder, cells, killed=None, optimizer="replicated", since
         reports = await steps(parts, Clock(devices=parts.devices))
         await parts.worker_group.files.save(folder / "saved")
         with pytest.raises(TrainingError, match="its part of the optimizer with it"):
-            await parts.worker_group.recovery.revive(parts.worker_group.trainers[1])
+            await parts.worker_group.recovery.restart_worker(parts.worker_group.trainers[1])
         return folder / "saved" / "state", reports
     finally:
         await parts.close()

@@ -61,7 +61,7 @@ async def wide(recipe, folder, cells, optimizer, before):
         *_, last = (each for each in plan.cells if plan.in_slices(each))
         lost = "its part of the optimizer" if last.role == "fit" else "those that hold the other slices"
         with pytest.raises(StateLostError, match=lost):
-            await parts.worker_group.recovery.revive(last.devices[-1])
+            await parts.worker_group.recovery.restart_worker(last.devices[-1])
         return folder / "saved" / "state", folder / "again" / "state", reports
     finally:
         await parts.close()

@@ -45,7 +45,11 @@ class Saying:
             _, folder, *_ = arguments
             (folder / "state").mkdir()
             (folder / "state" / "from").write_text(self.device)
-        said = {"holds": Receipt(version=0, manifest={"a": "0"}, shared=False), "unreached": {}, "saved": NOTHING}
+        said = {
+            "engine_weights": Receipt(version=0, manifest={"a": "0"}, shared=False),
+            "unreachable": {},
+            "saved": NOTHING,
+        }
         return said.get(what, self.device)
 
     async def close(self):
@@ -261,11 +265,11 @@ def test_a_worker_that_writes_answers_other_calls_and_an_update_waits_for_it(tmp
         assert "begin" in slow.asked
         updating = asyncio.ensure_future(worker_group.apply())
         await asyncio.sleep(0.02)
-        assert not {"sums", "reduce", "apply"} & set(slow.asked), "weights would change under who writes them"
+        assert not {"loss_counters", "reduce", "apply"} & set(slow.asked), "weights would change under who writes them"
         slow.may_end = True
         await saving
         await asyncio.sleep(0.02)
-        assert "sums" in slow.asked
+        assert "loss_counters" in slow.asked
         await asyncio.gather(updating, return_exceptions=True)
 
     asyncio.run(scenario())
@@ -329,7 +333,7 @@ def test_a_run_whose_processes_do_not_reach_each_other_says_which(monkeypatch):
         for member in worker_group.members.values():
 
             async def call(what, *arguments, member=member):
-                if what == "unreached":
+                if what == "unreachable":
                     return {DEVICES[1]: "10.0.0.2 port 7: timed out"} if member.device == DEVICES[0] else {}
                 return ("10.0.0.1", 7)
 

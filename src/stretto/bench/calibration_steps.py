@@ -17,7 +17,7 @@ from stretto.bench.cases import SEED
 from stretto.bench.cluster_steps import COEF, SharedLauncher, key_of
 from stretto.bench.forced_lengths import ForcedLengthsWorker, told
 from stretto.bench.ours import RATE, InTurn, rewards_of
-from stretto.bench.prepare import Asked
+from stretto.bench.prepare import PreparedPrompt
 from stretto.engines.queue import SLICE
 from stretto.environments.render import Renderer
 from stretto.placement.devices import kind_of
@@ -81,7 +81,7 @@ class CalibrationSteps:
         self.folder = TemporaryDirectory(prefix="stretto-trials-")
         self.start = Path(self.folder.name, "start")
         self.steps = 0
-        self.paces: dict[str, SpeedEstimator] = {}
+        self.speeds: dict[str, SpeedEstimator] = {}
         self.parts: Runtime | None = None
 
     async def open(self, workload: StepWorkload, plan: Plan) -> None:
@@ -135,7 +135,7 @@ class CalibrationSteps:
             worker_group=worker_group,
             rewards=Rewards(recipe.rewards, self.parts.pool),
             prompts=InTurn([each.prompt for each in asked]),
-            pace=self.paces.setdefault(plan.strategy, SpeedEstimator(round_seconds=SLICE)),
+            speed=self.speeds.setdefault(plan.strategy, SpeedEstimator(round_seconds=SLICE)),
             algorithm=build(recipe.algorithm),
             budgets=dict.fromkeys(devices, budget),
         )
@@ -185,13 +185,13 @@ def filler(recipe: Recipe) -> str:
     return (recipe.model.scratch or Scratch()).characters[0] if recipe.model.name == "scratch" else " a"
 
 
-def prompt_of(number: int, tokens: int, renderer: Renderer, *, filler: str) -> Asked:
+def prompt_of(number: int, tokens: int, renderer: Renderer, *, filler: str) -> PreparedPrompt:
     """A prompt of so many tokens, as far as the template and the tokenizer allow; no other begins like it."""
 
-    def asked(count: int) -> Asked:
+    def asked(count: int) -> PreparedPrompt:
         message = {"role": "user", "content": f"{number}:{filler * count}"}
         prompt = Prompt(id=f"trial/{number}", messages=(message,), reference="0")
-        return Asked(prompt=prompt, tokens=renderer.open([message]))
+        return PreparedPrompt(prompt=prompt, tokens=renderer.open([message]))
 
     low, high = 0, tokens
     while low < high:

@@ -19,7 +19,7 @@ from stretto.bench.cluster_steps import DEVICES, ClusterStep, Launch, SharedLaun
 from stretto.bench.forced_lengths import Said, told
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import RATE
-from stretto.bench.prepare import Asked, read_prompts
+from stretto.bench.prepare import PreparedPrompt, read_prompts
 
 MOVING = 1e-3
 """Learning rate where weights must move before gradients are compared: a fresh adapter equals the reference."""
@@ -51,7 +51,7 @@ def cells_in_turn(job: Job, *, launch: Launch = launched) -> JobResult:
     kinds = ["one", "apart", *(f"{name} {kind}" for name in several for kind in ("weak", "strong"))]
 
     async def step(
-        worker_groups: SharedWorkers, kind: str, mine: Sequence[Asked], theirs: Sequence[Asked]
+        worker_groups: SharedWorkers, kind: str, mine: Sequence[PreparedPrompt], theirs: Sequence[PreparedPrompt]
     ) -> ClusterStep:
         if kind == "apart":
             await worker_groups.ready("one", mine, {})

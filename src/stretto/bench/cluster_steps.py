@@ -24,7 +24,7 @@ from stretto.bench.cases import SEED, answer_lengths
 from stretto.bench.forced_lengths import ForcedLengthsWorker, Said, told
 from stretto.bench.jobs import Job
 from stretto.bench.ours import RATE, InTurn, rewards_of
-from stretto.bench.prepare import Asked, model_section
+from stretto.bench.prepare import PreparedPrompt, model_section
 from stretto.bench.sized_models import sized_name
 from stretto.engines.base import noise_key
 from stretto.placement.build import plan_of
@@ -178,7 +178,9 @@ class SharedWorkers:
             self.parts[name] = replace(parts, prompts=InTurn(parts.heldout), pool=first.pool, rewards=first.rewards)
         await next(iter(self.parts.values())).worker_group.save(self.start)
 
-    async def ready(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
+    async def ready(
+        self, name: str, asked: Sequence[PreparedPrompt], said: Mapping[int, Said], *, shows: bool = False
+    ) -> None:
         """Gives a plan's workers the weights that all begin with, and what a step is about."""
         parts = self.parts[name]
         await parts.worker_group.meet()
@@ -187,7 +189,9 @@ class SharedWorkers:
         await parts.worker_group.restore(self.start / STATE)
         await self.about(name, asked, said, shows=shows)
 
-    async def about(self, name: str, asked: Sequence[Asked], said: Mapping[int, Said], *, shows: bool = False) -> None:
+    async def about(
+        self, name: str, asked: Sequence[PreparedPrompt], said: Mapping[int, Said], *, shows: bool = False
+    ) -> None:
         """What a step is about, with the weights as they are."""
         worker_group, prompts = self.parts[name].worker_group, self.parts[name].prompts
         lengths = {
@@ -286,12 +290,12 @@ def plan_named(name: str, recipe: Recipe) -> Plan:
     )
 
 
-def key_of(asked: Asked, attempt: int) -> int:
+def key_of(asked: PreparedPrompt, attempt: int) -> int:
     """The key of the request for an answer to a prompt."""
     return noise_key(seed=SEED, visit=0, prompt=asked.prompt.id, attempt=attempt, context=asked.tokens, occurrence=0)
 
 
-def said_in(did: ClusterStep, asked: Sequence[Asked]) -> dict[int, Said]:
+def said_in(did: ClusterStep, asked: Sequence[PreparedPrompt]) -> dict[int, Said]:
     """The answers of a step, by the keys of their requests."""
     by_id = {each.prompt.id: each for each in asked}
     said = {}

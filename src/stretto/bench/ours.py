@@ -23,7 +23,7 @@ from stretto.bench.cases import CAP, SEED, answer_lengths
 from stretto.bench.flops import shared, unshared
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.machine import synchronise
-from stretto.bench.prepare import Asked, model_section, read_prompts
+from stretto.bench.prepare import PreparedPrompt, model_section, read_prompts
 from stretto.engines.base import Completion, Engine, Request, noise_key
 from stretto.engines.native.engine import NativeEngine
 from stretto.models.load import Policy, choose_device, load
@@ -68,7 +68,7 @@ def rewards_of(longest: int) -> tuple[RewardPart, ...]:
 REWARDS = rewards_of(CAP)
 """Rewards of answers as most cases have them."""
 
-Prepare = Callable[[Runtime, Sequence[Asked]], Awaitable[Runtime]]
+Prepare = Callable[[Runtime, Sequence[PreparedPrompt]], Awaitable[Runtime]]
 """Finds out what a step must know of its prompts before it begins."""
 
 MakeWorker = Callable[..., Worker]
@@ -110,7 +110,9 @@ def endless(policy: Policy) -> Endless:
 class ForcedEngine(NativeEngine):
     """The native engine, in which the n-th answer to a prompt has the n-th length that was drawn for it."""
 
-    def __init__(self, policy: Policy, *, rounds: Sequence[Sequence[Asked]], lengths: NDArray[np.int64]) -> None:
+    def __init__(
+        self, policy: Policy, *, rounds: Sequence[Sequence[PreparedPrompt]], lengths: NDArray[np.int64]
+    ) -> None:
         super().__init__(endless(policy))
         self.lengths = {
             each.tokens.tobytes(): row for asked in rounds for each, row in zip(asked, lengths.tolist(), strict=True)
@@ -161,7 +163,7 @@ def step(job: Job) -> JobResult:
     return measured_steps(job, recipe_of(job))
 
 
-async def as_it_is(parts: Runtime, asked: Sequence[Asked]) -> Runtime:
+async def as_it_is(parts: Runtime, asked: Sequence[PreparedPrompt]) -> Runtime:
     """Where nothing must be known of the prompts before a step."""
     return parts
 
@@ -192,7 +194,7 @@ def measured_steps(
 
 
 async def _steps(
-    recipe: Recipe, root: Path, rounds: Sequence[Sequence[Asked]], *, prepare: Prepare, launcher: Launcher
+    recipe: Recipe, root: Path, rounds: Sequence[Sequence[PreparedPrompt]], *, prepare: Prepare, launcher: Launcher
 ) -> list[StepTiming]:
     """Strictly on-policy steps, each over prompts of its own."""
     plan, note = make_plan(recipe), lambda text: None
@@ -267,7 +269,7 @@ def rollout(job: Job) -> JobResult:
     )
 
 
-def requests(asked: Sequence[Asked], lengths: NDArray[np.int64]) -> list[Request]:
+def requests(asked: Sequence[PreparedPrompt], lengths: NDArray[np.int64]) -> list[Request]:
     """Every answer of the case as a request; no token ends it."""
     return [
         Request(

@@ -23,7 +23,7 @@ from stretto.bench.jobs import Job, JobResult
 from stretto.bench.machine import synchronise
 from stretto.bench.ours import RATE
 from stretto.bench.peer_generate import Forcing, answer_length, load_plain
-from stretto.bench.prepare import Asked, read_prompts
+from stretto.bench.prepare import PreparedPrompt, read_prompts
 from stretto.models.load import choose_device
 from stretto.rewards.answer import numeric, overlong
 
@@ -52,7 +52,7 @@ class PlainLoop:
         """What is trained."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def generate(self, asked: Sequence[Asked]) -> Answers:
+    def generate(self, asked: Sequence[PreparedPrompt]) -> Answers:
         """Every answer of a step in one batch, as long as it was drawn."""
         ends = [self.tokenizer.eos_token_id]
         settings = GenerationConfig(
@@ -75,7 +75,7 @@ class PlainLoop:
         """bf16 products where the case says so."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.case.dtype == "bfloat16")
 
-    def judge(self, asked: Sequence[Asked], answers: Answers) -> Tensor:
+    def judge(self, asked: Sequence[PreparedPrompt], answers: Answers) -> Tensor:
         """The rewards, as our side judges."""
         owners = [each for each in asked for _ in range(self.job.case.samples)]
         return torch.tensor(
@@ -87,7 +87,7 @@ class PlainLoop:
             dtype=torch.float32,
         )
 
-    def train(self, asked: Sequence[Asked], answers: Answers) -> dict[str, float]:
+    def train(self, asked: Sequence[PreparedPrompt], answers: Answers) -> dict[str, float]:
         """An update; its numbers."""
         rewards = self.judge(asked, answers)
         groups = rewards.view(-1, self.job.case.samples)

@@ -34,7 +34,7 @@ ADAPTER = Adapter(rank=16, alpha=32.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PreparedPrompt:
     """A prompt as every side gets it."""
 
     prompt: Prompt
@@ -92,11 +92,11 @@ def model_section(name: str, case: BenchCase) -> ModelSection:
     return ModelSection(name=name, dtype=case.dtype, adapter=ADAPTER if case.adapter else None)
 
 
-def read_prompts(job: Job) -> list[tuple[Asked, ...]]:
+def read_prompts(job: Job) -> list[tuple[PreparedPrompt, ...]]:
     """What `prepare` wrote: the prompts of each repetition, the one that does not count first."""
     rows: list[dict[str, Any]] = json.loads((Path(job.folder) / "prompts.json").read_text(encoding="utf-8"))
     asked = [
-        Asked(
+        PreparedPrompt(
             prompt=Prompt(id=row["id"], messages=tuple(row["messages"]), reference=row["reference"]),
             tokens=np.array(row["tokens"], dtype=np.int64),
         )

@@ -20,7 +20,7 @@ from stretto import __version__, threads
 from stretto.bench.cells import MOVING
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import recipe_of
-from stretto.bench.prepare import Asked, read_prompts
+from stretto.bench.prepare import PreparedPrompt, read_prompts
 from stretto.engines.vllm.engine import VllmEngine
 from stretto.engines.vllm.process import EngineTransport
 from stretto.placement.cluster import parse_cluster
@@ -204,7 +204,7 @@ async def _publish(group: WorkerGroup) -> tuple[float, float, int]:
     return seconds, max(moving for moving, _ in counted), sum(size for _, size in counted)
 
 
-def sample_of(asked: Asked, version: int) -> Sample:
+def sample_of(asked: PreparedPrompt, version: int) -> Sample:
     """A prompt, answered by its own first tokens and praised for it."""
     answer = np.resize(asked.tokens, ANSWER)
     trained = np.arange(len(asked.tokens) + ANSWER) >= len(asked.tokens)

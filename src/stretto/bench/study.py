@@ -17,7 +17,7 @@ from stretto.algorithms.optimal import optimal_value
 from stretto.bench.cases import SEED, answer_lengths
 from stretto.bench.jobs import Job, JobResult
 from stretto.bench.ours import RATE, REWARDS, ForcedEngine, measured_steps
-from stretto.bench.prepare import Asked, model_section, read_prompts
+from stretto.bench.prepare import PreparedPrompt, model_section, read_prompts
 from stretto.engines.base import Completion, Request
 from stretto.engines.queue import EngineQueue
 from stretto.environments.trajectory import EnvironmentBudget, RolloutStart, run_trajectory
@@ -82,12 +82,12 @@ class Values:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    async def __call__(self, parts: Runtime, asked: Sequence[Asked]) -> Runtime:
+    async def __call__(self, parts: Runtime, asked: Sequence[PreparedPrompt]) -> Runtime:
         """The parts of a step that know it."""
         values = {each.prompt.id: STORED for each in asked}
         return replace(parts, values=values | (await self.estimated(parts, asked) if self.job.case.values else {}))
 
-    async def estimated(self, parts: Runtime, asked: Sequence[Asked]) -> dict[str, float]:
+    async def estimated(self, parts: Runtime, asked: Sequence[PreparedPrompt]) -> dict[str, float]:
         """V* from new answers of the reference."""
         seconds, device = parts.recipe.deadlines.generate, parts.plan.devices[0]
         lane = EngineQueue(cast(StudyApi, parts.worker_group.worker(device, seconds)).estimate, together=True)

@@ -94,6 +94,7 @@ RULES: tuple[Rule, ...] = (
     task.some_prompts_are_left,
     environment.turns_can_be_credited,
     environment.tools_have_what_they_read,
+    environment.hosts_can_import,
     environment.games_have_secrets,
     environment.memories_have_documents,
     environment.projects_have_files,

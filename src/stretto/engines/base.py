@@ -94,7 +94,8 @@ class Engine(Protocol):
 
     def checksums(self, names: Collection[str]) -> dict[str, str] | None:
         """Checksums of what its products read of these parameters: the tensors, or copies in another order, computed
-        where they are. A copy that is not its parameter is told even if nobody asks. None if it multiplies nothing."""
+        where they are. A copy that is not its parameter is told even if nobody asks. None if it multiplies nothing,
+        which only an engine may say that shares its tensors."""
         ...
 
     def sleep(self, keep: bool) -> None:

@@ -39,7 +39,7 @@ class AnswerDeadline(Protocol):
         ...
 
 
-class Asked(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request, and who waits for its answer."""
 
     request: Request
@@ -70,7 +70,7 @@ class EngineQueue:
         # How many trajectories run here, and who of them waits for an answer.
         self.running = 0
         self.whereabouts = Whereabouts()
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, PendingRequest] = {}
         self.new: dict[int, Request] = {}
         self.unwanted: list[int] = []
         # How many answers are still to come that nobody waits for any more; the same may have been asked again.
@@ -84,7 +84,7 @@ class EngineQueue:
     async def ask(self, request: Request) -> Completion:
         """The answer to a request, from this cell or from one that it was moved to."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._take(Asked(request, future, time.monotonic()))
+        self._take(PendingRequest(request, future, time.monotonic()))
         return await future
 
     @contextmanager
@@ -139,7 +139,7 @@ class EngineQueue:
             del target.coming[key]
         return target
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: PendingRequest) -> None:
         self.asked[asked.request.key] = asked
         self.new[asked.request.key] = asked.request
         if self.serving is None:
@@ -216,7 +216,7 @@ class EngineQueue:
         )
         before: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         before.add_done_callback(lambda done: _joined(completion, done, future))
-        target._take(Asked(rest, before, asked.since))
+        target._take(PendingRequest(rest, before, asked.since))
 
 
 def _joined(first: Completion, then: asyncio.Future[Completion], future: asyncio.Future[Completion]) -> None:

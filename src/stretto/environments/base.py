@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stretto.types import Message, Outcome, Prompt, StopReason
 
@@ -105,6 +105,7 @@ class Model(Protocol):
         ...
 
 
+@runtime_checkable
 class Demonstrator(Protocol):
     """An environment that can show how it is played; the warm-up of scratch models imitates it."""
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from stretto.environments.base import Tool, ToolCall
 from stretto.environments.templates import LONGEST, Rendered, TemplateOutOfBounds, Templates, chat_of, shared
 from stretto.environments.tool_calls import ToolCallReader
-from stretto.environments.tool_forms import TOOL, Asked, ToolForm, form_of
+from stretto.environments.tool_forms import TOOL, OpenChat, ToolForm, form_of
 from stretto.errors import RolloutError
 from stretto.recipe.schema import SCRATCH_TEMPLATE
 from stretto.types import Message
@@ -248,7 +248,7 @@ class Renderer:
 
     @cached_property
     def _tool_form(self) -> ToolForm:
-        def shown(chat: Asked, tools: Sequence[Tool]) -> Rendered:
+        def shown(chat: OpenChat, tools: Sequence[Tool]) -> Rendered:
             (text,) = self._applied([chat], tools)
             return text
 
@@ -322,7 +322,7 @@ class Renderer:
             return self._applied([(messages, ask) for (messages, _), ask in formed], formed[0][0][1])
         return (_bounded(self._own(messages, ask=ask)) for messages, ask in chats)
 
-    def _applied(self, chats: Sequence[Asked], tools: Sequence[Tool]) -> Iterator[Rendered]:
+    def _applied(self, chats: Sequence[OpenChat], tools: Sequence[Tool]) -> Iterator[Rendered]:
         """What a template of others makes of chats as they are."""
         try:
             template, variables = self.tokenizer.get_chat_template(), self.tokenizer.special_tokens_map

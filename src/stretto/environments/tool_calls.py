@@ -151,7 +151,7 @@ def checked(name: str, arguments: object, given: str = "") -> ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class CallFormat:
     """How calls are written."""
 
     read: Callable[[str, Sequence[Tool]], Reading]
@@ -161,17 +161,17 @@ class Format:
 
 
 FORMATS = (
-    (re.compile(r"\A(?!.*<function=).*<tool_call>", re.DOTALL), Format(hermes, partial(HERMES.sub, ""))),
-    (re.compile(re.escape(MISTRAL)), Format(mistral, lambda text: text.partition(MISTRAL)[0])),
-    (re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]*\\?"parameters\\?"\s*:'), Format(llama)),
+    (re.compile(r"\A(?!.*<function=).*<tool_call>", re.DOTALL), CallFormat(hermes, partial(HERMES.sub, ""))),
+    (re.compile(re.escape(MISTRAL)), CallFormat(mistral, lambda text: text.partition(MISTRAL)[0])),
+    (re.compile(r'\{\s*\\?"name\\?"\s*:[^{}]*\\?"parameters\\?"\s*:'), CallFormat(llama)),
 )
 """What a template says that shows a format -> the format."""
 
 
-def _own_format(template: str) -> Format:
+def _own_format(template: str) -> CallFormat:
     """How the calls of a template's model are written."""
     if template == SCRATCH_TEMPLATE:
-        return Format(one_line)
+        return CallFormat(one_line)
     if not renders_tools(template):
         return FORMATS[0][1]  # it was introduced to it
     for shown, found in FORMATS:

@@ -25,7 +25,7 @@ INTRODUCTION = (
 RESPONSE = "<tool_response>\n{content}\n</tool_response>"
 """What a tool came to, in a user's message: the other half of that format."""
 
-Asked = tuple[Sequence[Message], bool]
+OpenChat = tuple[Sequence[Message], bool]
 """A chat, and whether the model is to speak next."""
 
 
@@ -106,7 +106,7 @@ CALL = {"id": ID, "type": "function", "function": {"name": "find", "arguments": 
 ANSWER: Message = {"role": "tool", "name": "find", "tool_call_id": ID, "content": MARK}
 
 
-def form_of(template: str, shown: Callable[[Asked, Sequence[Tool]], str | RolloutError]) -> ToolForm:
+def form_of(template: str, shown: Callable[[OpenChat, Sequence[Tool]], str | RolloutError]) -> ToolForm:
     """The form that a template takes; `shown` applies it. RolloutError where it takes none."""
     if renders_tools(template):
         forms = [ToolForm(told=True, apart=apart) for apart in (False, True)]

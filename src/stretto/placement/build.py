@@ -72,14 +72,14 @@ def devices_for(section: Placement, seen: Sequence[str]) -> tuple[str, ...]:
     told = None if cluster == "1xgpu" else parse_cluster(cluster)
     if told is not None and len(told.hosts) > 1:
         return tuple(told.devices)
-    kinds = ["gpu"] if told is None else [name.rpartition("/")[2][:3] for name in told.devices]
+    kinds = [DeviceKind.GPU] if told is None else [kind_of(name) for name in told.devices]
     chosen: list[str] = []
     for kind, needed in Counter(kinds).items():
-        there = [device for device in seen if device.rpartition("/")[2].startswith(kind)]
+        there = [device for device in seen if kind_of(device) is kind]
         if needed > len(there):
             raise RecipeError.of(
                 "placement.cluster",
-                f"{cluster}: need {needed} devices of kind {kind}, see {len(there)}",
+                f"{cluster}: need {needed} devices of kind {kind.value}, see {len(there)}",
                 "use a cluster of those that are there, or auto for the first of them",
             )
         chosen += there[:needed]

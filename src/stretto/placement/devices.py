@@ -46,7 +46,21 @@ class DeviceKind(Enum):
 
 def kind_of(device: str) -> DeviceKind:
     """The kind of a device, of which its name tells: "host0/gpu:3" is a GPU."""
-    return DeviceKind(device.rpartition("/")[2].partition(":")[0])
+    return DeviceKind(_place(device).partition(":")[0])
+
+
+def number_of(device: str) -> int:
+    """Which of its host's devices of its kind it is: 3 of "host0/gpu:3"."""
+    return int(_place(device).partition(":")[2])
+
+
+def host_of(device: str) -> str:
+    """The host of a device: "host0" of "host0/gpu:3"."""
+    return device.rpartition("/")[0]
+
+
+def _place(device: str) -> str:
+    return device.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class RolePlace(NamedTuple):
     """Where a user lays a role."""
 
     role: str
-    """Which."""
+    """The role, by its name."""
     first: int
     """Index of its first device."""
     size: int

@@ -26,11 +26,6 @@ class TensorPath(Enum):
         """The path in words."""
         return SENTENCES[self]
 
-    @property
-    def is_direct(self) -> bool:
-        """True if nothing passes through host memory."""
-        return self is not TensorPath.GLOO
-
 
 SENTENCES = {
     TensorPath.SHARED: "the same tensors",

@@ -24,8 +24,6 @@ ARITHMETIC = frozenset({"countdown", "puzzle24"})
 """The tasks whose scorers hand the answer to sympy to get a number."""
 SYMBOLIC = ARITHMETIC | {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
 """The tasks whose scorers hand the answer to sympy, which evaluates a string inside of what it evaluated once more."""
-EVALUATED = LITERAL | SYMBOLIC
-"""All of them; found by reading all scorers of the version that is installed."""
 GRIDS = frozenset({"arc_agi", "rearc"})
 """The tasks whose scorers compare with tuples, which JSON has made lists of."""
 NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)

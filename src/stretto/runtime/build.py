@@ -96,7 +96,7 @@ async def build_runtime(
         if judged:
             await rehearse(rewards, task.examples if recipe.environment.kind == "single_turn" else ())
         with watch or nullcontext():
-            hosts = None if recipe.environment.kind in given.environments else await start_hosts(recipe, root)
+            hosts = await start_hosts(recipe, root)
             return await _assemble(
                 recipe, plan, root, folder, note, launcher, make_engine, given,
                 task=task, pool=pool, rewards=rewards, stacks=stacks or folder, hosts=hosts, draft=draft,
@@ -144,11 +144,11 @@ async def _assemble(
                                nccl=recipe.placement.nccl, note=note)  # fmt: skip
     try:
         await worker_group.start(by=by)
-        tokenizer, context, named = await worker_group.worker(worker_group.holders[0], recipe.deadlines.start).facts()
+        tokenizer, context, named = await worker_group.worker(plan.holders[0], recipe.deadlines.start).model_limits()
         renderer = Renderer(tokenizer, stop=named, arguments=recipe.task.template)
         renderer.stop_at_turns(note)
         generating = [cell.devices[0] for cell in plan.cells if cell.role == "generate"]
-        rooms = await worker_group.all(generating, lambda each: each.room(), seconds=recipe.deadlines.start)
+        rooms = await worker_group.all(generating, lambda each: each.kv_tokens(), seconds=recipe.deadlines.start)
         shared = shared_context(recipe, root, context)
         task = without_long(recipe, task, tokenizer, shared, note)
         return Runtime(
@@ -163,7 +163,7 @@ async def _assemble(
             threads=threads,
             budgets=budgets,
             rooms=dict(zip(generating, rooms, strict=True)),
-            pace=SpeedEstimator(round_seconds=SLICE),
+            speed=SpeedEstimator(round_seconds=SLICE),
         )
     except BaseException:
         await worker_group.close()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.engines.base import Completion, Request
-from stretto.environments.base import Address, Environment, Reply, Tool
+from stretto.environments.base import Address, Demonstrator, Environment, Reply, Tool
 from stretto.environments.chat import ModelHandle, Sampling
 from stretto.environments.render import Renderer
 from stretto.errors import RecipeError, StrettoError
@@ -35,8 +35,7 @@ def player_of(environment: Environment, ways: Sequence[Sequence[str]]) -> Player
     the reference answer is all there is to imitate."""
     if ways:
         return partial(_shown, ways)
-    own: Player | None = getattr(environment, "demonstrate", None)
-    return own
+    return environment.demonstrate if isinstance(environment, Demonstrator) else None
 
 
 def _shown(ways: Sequence[Sequence[str]], prompt: Prompt, turn: int, messages: Sequence[Message]) -> str:

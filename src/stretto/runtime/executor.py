@@ -29,8 +29,7 @@ from stretto.runtime.runtime import Runtime
 from stretto.runtime.spans import REWARD_WORKERS, Clock
 from stretto.runtime.step_credit import StepCredit
 from stretto.scheduler.batch_rules import RoundRule
-from stretto.scheduler.records import UPDATE, BufferedGroup, MoveRollouts, RolloutId, StageWork
-from stretto.scheduler.records import GroupStart as Asked
+from stretto.scheduler.records import UPDATE, BufferedGroup, GroupStart, MoveRollouts, RolloutId, StageWork
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.types import Group, Prompt, Sample, Trajectory, trajectory_key
 
@@ -42,10 +41,10 @@ class StepExecutor:
     """One step's."""
 
     def __init__(
-        self, parts: Runtime, *, pace: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
+        self, parts: Runtime, *, speed: SpeedEstimator, clock: Clock, step: int, carried: StepBatch | None = None
     ) -> None:
         """`carried` is what the step before has made for this one to train on."""
-        self.parts, self.worker_group, self.lengths, self.pace = parts, parts.worker_group, parts.lengths, pace
+        self.parts, self.worker_group, self.lengths, self.speed = parts, parts.worker_group, parts.lengths, speed
         self.clock, self.step, self.carried = clock, step, carried
         self.sampling = parts.sampling(temperature=parts.recipe.engine.temperature)
         self.min_samples = parts.algorithm.min_samples
@@ -60,7 +59,7 @@ class StepExecutor:
         self.contexts: dict[str, dict[int, int]] = defaultdict(dict)
         self.scored: dict[int, Scored] = {}
         self.old: dict[ConversationKey, NDArray[np.float64]] = dict(carried.old if carried else {})
-        self.rated: dict[RolloutId, asyncio.Future[float | None]] = defaultdict(
+        self.model_scores: dict[RolloutId, asyncio.Future[float | None]] = defaultdict(
             asyncio.get_running_loop().create_future
         )
         self.credit = StepCredit(parts)
@@ -87,27 +86,27 @@ class StepExecutor:
         batch, drops = self.parts.recipe.batch, self.parts.algorithm.drops
         return RoundRule(groups=batch.prompts, oversample=batch.oversample, most=batch.max_rounds if drops else 1)
 
-    def draw(self, count: int) -> list[Asked]:
+    def draw(self, count: int) -> list[GroupStart]:
         """The next prompts, with how long their answers are expected to be."""
         self.rounds += 1
-        batch, found = self.parts.recipe.batch, list[Asked]()
+        batch, found = self.parts.recipe.batch, list[GroupStart]()
         for prompt, visit in self.parts.prompts.take(count):
             attempts = range(batch.samples)
             self.asked.append([RolloutStart(prompt=prompt, visit=visit, attempt=attempt) for attempt in attempts])
             found.append(self._asked(prompt, len(attempts)))
         return found
 
-    def _asked(self, prompt: Prompt, samples: int) -> Asked:
+    def _asked(self, prompt: Prompt, samples: int) -> GroupStart:
         """A group as the scheduler sees it."""
         context = self.parts.renderer.open([dict(message) for message in prompt.messages])
         expected = self.lengths.expected(prompt.id)
-        return Asked(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
+        return GroupStart(prompt=prompt.id, prompt_tokens=len(context), samples=samples, expected=expected)
 
     def carry(self) -> list[BufferedGroup]:
         """What is carried into the step, as the scheduler sees it."""
         return [buffered(group) for group in (self.carried.accepted if self.carried else ())]
 
-    def more(self, missing: int) -> Sequence[Asked]:
+    def more(self, missing: int) -> Sequence[GroupStart]:
         """Another round, while the recipe allows one."""
         count = self.rule.again(missing, rounds=self.rounds)
         return self.draw(count) if count else ()
@@ -140,7 +139,7 @@ class StepExecutor:
             counts, context = self.counts[cell], sum(self.contexts.pop(cell, {}).values())
             if "tokens" in counts:
                 longest, tokens, seconds = counts["longest"], counts["tokens"], self.clock.spans[-1].seconds
-                self.pace.lane(seconds=seconds, longest=longest, tokens=tokens, context=context, cell=cell)
+                self.speed.lane(seconds=seconds, longest=longest, tokens=tokens, context=context, cell=cell)
 
     async def _generate(self, item: RolloutId, asking: RoutedClient) -> int:
         deadline = self.parts.recipe.environment.deadline
@@ -218,7 +217,7 @@ class StepExecutor:
     async def _rated(self, index: int, trajectories: Sequence[Trajectory]) -> Scores:
         """What the reward model says of a group, once the pieces with it are done."""
         sampled = [each for each in trajectories if sampled_tokens(each)]
-        scores = {trajectory_key(each): await self.rated[index, each.attempt] for each in sampled}
+        scores = {trajectory_key(each): await self.model_scores[index, each.attempt] for each in sampled}
         return {key: score for key, score in scores.items() if score is not None}
 
     # Pieces -----------------------------------------------------------------------------------------------------------
@@ -228,14 +227,14 @@ class StepExecutor:
         with self.clock.piece(piece.stage, piece.cell, step=self.step, version=self.worker_group.version) as counts:
             counts["groups"], counts["tokens"] = len({index for index, _ in piece.items}), piece.tokens
             await self._piece(piece)
-        self.pace.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens, cell=piece.cell)
+        self.speed.piece(piece.stage, seconds=self.clock.spans[-1].seconds, tokens=piece.tokens, cell=piece.cell)
 
     async def _piece(self, piece: StageWork) -> None:
         trajectories = [self.trajectories[item] for item in piece.items]
         if piece.stage == "reward":
             scores = await reward_model_scores(trajectories, measure=partial(self.worker_group.score, piece.cell))
             for item, trajectory in zip(piece.items, trajectories, strict=True):
-                asked = self.rated[item[0], trajectory.attempt]
+                asked = self.model_scores[item[0], trajectory.attempt]
                 if not asked.done():  # the cell may have died between this and the scheduler's hearing of it
                     asked.set_result(scores.get(trajectory_key(trajectory)))
             return
@@ -308,9 +307,9 @@ class StepExecutor:
         if not last:
             guards.finite(self.parts.recipe.guards, self.reports[-1], step=self.step, suspects=self.suspects)
 
-    async def revive(self, device: str) -> None:
+    async def restart_worker(self, device: str) -> None:
         """Brings back a device's process that died."""
-        await self.worker_group.recovery.revive(device)
+        await self.worker_group.recovery.restart_worker(device)
 
     # What came of it --------------------------------------------------------------------------------------------------
 
@@ -318,8 +317,8 @@ class StepExecutor:
         """Lets later steps expect what this one has seen, in launch order: an interrupted step leaves no trace."""
         for (index, _), trajectory in sorted(self.trajectories.items()):
             if index >= self.first:
-                self.lengths.saw(trajectory.prompt.id, sampled_tokens(trajectory))
-        self.lengths.stepped()
+                self.lengths.observe(trajectory.prompt.id, sampled_tokens(trajectory))
+        self.lengths.decay()
 
     def made(self, accepted: Sequence[int]) -> StepBatch:
         """What was launched in this step, with the credit of what it has trained on."""

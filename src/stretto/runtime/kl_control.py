@@ -35,7 +35,7 @@ class KlController:
             self.built = self.coef, build(self.section.model_copy(update={"kl": kl}), self.folders)
         return self.built[1]
 
-    def saw(self, kl: float, trajectories: int) -> None:
+    def observe(self, kl: float, trajectories: int) -> None:
         """Moves the coefficient after a step whose tokens had this KL on average."""
         off = max(-FARTHEST, min(FARTHEST, kl / self.adaptive.target - 1))
         self.coef *= 1 + off * trajectories / self.adaptive.horizon

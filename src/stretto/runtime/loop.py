@@ -62,7 +62,7 @@ class RunOutput:
 
 
 async def train(
-    parts: Runtime, desk: RunOutput, *, done: int, metrics: Mapping[str, float]
+    parts: Runtime, output: RunOutput, *, done: int, metrics: Mapping[str, float]
 ) -> list[tuple[int, Evaluation]]:
     """Runs the steps after `done`; returns the evaluations made.
 
@@ -72,54 +72,54 @@ async def train(
     recipe = parts.recipe
     pool = parts.pool
     watch = StageWatch(
-        limits=limits(recipe), folder=desk.journal.folder, moved=lambda: pool.moved, last_words=pool.kill
+        limits=limits(recipe), folder=output.journal.folder, moved=lambda: pool.moved, last_words=pool.kill
     )
     clock = Clock(watch, parts.devices)
     evaluations: list[tuple[int, Evaluation]] = []
     if lacks_evaluation(recipe, done, metrics):
-        metrics = await evaluated(parts, desk, clock, step=done, metrics=metrics, into=evaluations)
-        note_step(desk, clock, step=done, metrics=metrics)
+        metrics = await evaluated(parts, output, clock, step=done, metrics=metrics, into=evaluations)
+        note_step(output, clock, step=done, metrics=metrics)
         if done:
-            await unbroken(desk.saves.begin(clock, step=done, metrics=metrics))
-        desk.journal.timeline(clock.events())
+            await unbroken(output.saves.begin(clock, step=done, metrics=metrics))
+        output.journal.timeline(clock.events())
     for step in range(done + 1, recipe.run.steps + 1):
         cursor, begun = parts.prompts.state(), time.monotonic()
-        desk.saves.check()
+        output.saves.check()
         clock.begin()
         try:
             stop_if_interrupted()
             taken = await run_step(parts, clock, step=step)
         except (asyncio.CancelledError, StrettoError) as error:
             parts.prompts.restore(cursor)
-            await save_before(error, desk, clock, step=step - 1, metrics=metrics)
+            await save_before(error, output, clock, step=step - 1, metrics=metrics)
             raise
         guards.finite(recipe.guards, taken.updates[-1], step=step, suspects=taken.suspects)
         batch, metrics = taken.batch, step_numbers(parts, taken)
-        metrics |= {**parts.worker_group.spent(), **desk.host.metrics()}
+        metrics |= {**parts.worker_group.spent(), **output.host.metrics()}
         metrics |= {**clock.metrics(), "weights/version": parts.version, "weights/staleness": lag(batch, parts.version)}
         answers = answers_of(parts, batch, step=step)
         if parts.data is None:
-            desk.journal.samples(step, answers)
+            output.journal.samples(step, answers)
         if lacks_evaluation(recipe, step, metrics):
-            metrics = await evaluated(parts, desk, clock, step=step, metrics=metrics, into=evaluations)
-        note_step(desk, clock, step=step, metrics=metrics)
-        desk.progress.step(step, metrics)
-        show(desk, step=step, metrics=metrics, answers=answers)
+            metrics = await evaluated(parts, output, clock, step=step, metrics=metrics, into=evaluations)
+        note_step(output, clock, step=step, metrics=metrics)
+        output.progress.step(step, metrics)
+        show(output, step=step, metrics=metrics, answers=answers)
         if len(batch.accepted) < recipe.batch.prompts:
-            desk.progress.note(shortage(batch, recipe.batch.prompts, step=step))
+            output.progress.note(shortage(batch, recipe.batch.prompts, step=step))
         if step == recipe.run.steps or step % recipe.checkpoint.every == 0:
-            await unbroken(desk.saves.begin(clock, step=step, metrics=metrics))
-        desk.journal.timeline(clock.events())
-        desk.page.stepped()
+            await unbroken(output.saves.begin(clock, step=step, metrics=metrics))
+        output.journal.timeline(clock.events())
+        output.page.stepped()
         try:
-            judge_step(recipe, desk, step=step, metrics=metrics)
+            judge_step(recipe, output, step=step, metrics=metrics)
             if step < recipe.run.steps:  # what is done needs no time for another
-                desk.time_limit.stepped(time.monotonic() - begun)
+                output.time_limit.stepped(time.monotonic() - begun)
             stop_if_interrupted()
         except (asyncio.CancelledError, StrettoError) as error:
-            await save_before(error, desk, clock, step=step, metrics=metrics)
+            await save_before(error, output, clock, step=step, metrics=metrics)
             raise
-    await unbroken(desk.saves.settled())
+    await unbroken(output.saves.settled())
     return evaluations
 
 
@@ -138,26 +138,26 @@ def answers_of(parts: Runtime, batch: StepBatch, *, step: int) -> list[dict[str,
     return list(sample_rows(batch, renderer=parts.renderer, environment=parts.recipe.environment.kind, step=step))
 
 
-def show(desk: RunOutput, *, step: int, metrics: Mapping[str, float], answers: Sequence[Mapping[str, Any]]) -> None:
+def show(output: RunOutput, *, step: int, metrics: Mapping[str, float], answers: Sequence[Mapping[str, Any]]) -> None:
     """One of the step's answers, and what is wrong with the run, if anything is that no guard has warned of."""
     if answers:
-        desk.progress.sampled(answers[0])
-    for rule, text in desk.diagnosis.step(step, metrics, answers, warned=desk.drift.warned).items():
-        desk.progress.note(f"step {step}: {text}")
-        desk.journal.event("diagnosis", step=step, rule=rule, text=text)
+        output.progress.sampled(answers[0])
+    for rule, text in output.diagnosis.step(step, metrics, answers, warned=output.drift.warned).items():
+        output.progress.note(f"step {step}: {text}")
+        output.journal.event("diagnosis", step=step, rule=rule, text=text)
 
 
-def judge_step(recipe: Recipe, desk: RunOutput, *, step: int, metrics: Mapping[str, float]) -> None:
+def judge_step(recipe: Recipe, output: RunOutput, *, step: int, metrics: Mapping[str, float]) -> None:
     """The user's callbacks, and the guards, each of which may end the run; a step's lines are written by then.
 
     A warning of what was shown already is only recorded.
     """
-    desk.callbacks(StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=desk.journal.folder))
+    output.callbacks(StepEvent(step=step, steps=recipe.run.steps, metrics=dict(metrics), folder=output.journal.folder))
     guards.after_step(recipe.guards, metrics)
-    for warning in desk.drift.after_step(metrics):
-        desk.journal.event("warning", step=step, guard=warning.guard, text=warning.text)
-        if not desk.diagnosis.has_told(warning.guard):
-            desk.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
+    for warning in output.drift.after_step(metrics):
+        output.journal.event("warning", step=step, guard=warning.guard, text=warning.text)
+        if not output.diagnosis.has_told(warning.guard):
+            output.progress.note(f"step {step}: warning (guards.{warning.guard}): {warning.text}")
 
 
 def shortage(batch: StepBatch, wanted: int, *, step: int) -> str:
@@ -180,7 +180,7 @@ def lacks_evaluation(recipe: Recipe, step: int, metrics: Mapping[str, float]) ->
 
 async def evaluated(
     parts: Runtime,
-    desk: RunOutput,
+    output: RunOutput,
     clock: Clock,
     *,
     step: int,
@@ -193,18 +193,18 @@ async def evaluated(
         with clock.stage("evaluate", "generate", step=step, version=parts.version):
             evaluation = await evaluate(parts, parts.heldout, pass_k=parts.recipe.evaluate.pass_k)
     except (asyncio.CancelledError, StrettoError) as error:
-        await save_before(error, desk, clock, step=step, metrics=metrics)
+        await save_before(error, output, clock, step=step, metrics=metrics)
         raise
     into.append((step, evaluation))
     if evaluation.accuracy is not None and evaluation.interval is not None:
         verdicts = evaluation.verdicts.items()
         right, wrong = ([prompt for prompt, verdict in verdicts if verdict is told] for told in (True, False))
-        desk.journal.event("evaluated", step=step, right=right, wrong=wrong)
-        desk.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
+        output.journal.event("evaluated", step=step, right=right, wrong=wrong)
+        output.progress.evaluated(step, evaluation.accuracy, *evaluation.interval, evaluation.prompts)
     else:
-        desk.progress.note(f"step {step}: {' '.join(measured_words(evaluation))}, {evaluation.prompts}")
+        output.progress.note(f"step {step}: {' '.join(measured_words(evaluation))}, {evaluation.prompts}")
     if evaluation.failure is not None:
-        desk.progress.note(unjudged(evaluation, step=step))
+        output.progress.note(unjudged(evaluation, step=step))
     return {**metrics, "seconds/evaluate": clock.spans[-1].seconds, **evaluation_metrics(evaluation)}
 
 
@@ -232,19 +232,19 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 async def save_before(
-    error: BaseException, desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]
+    error: BaseException, output: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]
 ) -> None:
     """A checkpoint before `error` ends the run, so that a resume has nothing to do again. A failure is only told."""
     try:
-        await unbroken(desk.saves.save(clock, step=step, metrics=metrics))
+        await unbroken(output.saves.save(clock, step=step, metrics=metrics))
     except StrettoError as failure:
         if isinstance(error, asyncio.CancelledError):  # whoever pressed Ctrl-C counts on the checkpoint
             raise
-        desk.progress.note(f"no checkpoint of step {step} could be written: {failure}")
+        output.progress.note(f"no checkpoint of step {step} could be written: {failure}")
 
 
-def note_step(desk: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
+def note_step(output: RunOutput, clock: Clock, *, step: int, metrics: Mapping[str, float]) -> None:
     """The step's spans, then its metrics: whoever has these has those."""
-    still_held(desk.journal.folder)
-    desk.journal.timeline(clock.events())
-    desk.journal.metrics(step, metrics)
+    still_held(output.journal.folder)
+    output.journal.timeline(clock.events())
+    output.journal.metrics(step, metrics)

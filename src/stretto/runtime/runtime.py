@@ -91,7 +91,7 @@ class Runtime:
     """Device -> most tokens in a piece."""
     rooms: Mapping[str, int]
     """Device that generates -> tokens that the cache of its engine holds."""
-    pace: SpeedEstimator
+    speed: SpeedEstimator
     """How fast the workers are."""
 
     @property

@@ -27,13 +27,12 @@ from stretto.runtime.spans import Clock
 from stretto.runtime.stale_batch import BufferedBatch
 from stretto.runtime.training_data import batch_of
 from stretto.scheduler.asyncio_driver import Driver, EventLog
-from stretto.scheduler.records import GroupStart as Asked
-from stretto.scheduler.records import RolloutId, SpeedEstimate, StepSpec
+from stretto.scheduler.records import GroupStart, RolloutId, SpeedEstimate, StepSpec
 from stretto.scheduler.speed_estimator import SpeedEstimator
 from stretto.scheduler.state import StepState
 
 
-def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
+def slots_of(tokens: int, drawn: Sequence[GroupStart], *, longest: int) -> int:
     """Trajectories that a cache of so many tokens is sure to hold at once: a group's prompt stands there once.
 
     What a cell is given beyond that would wait in its engine, where no cell that is done sooner could take it over.
@@ -42,7 +41,7 @@ def slots_of(tokens: int, drawn: Sequence[Asked], *, longest: int) -> int:
     return max(1, int(tokens / (longest + most)))
 
 
-def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> int:
+def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[GroupStart]) -> int:
     """Trajectories that a cell is given at once. One that is alone gets all, as its engine knows best when to begin
     which: then that follows from counts."""
     if sum(each.role == "generate" for each in plan.cells) == 1:
@@ -51,7 +50,7 @@ def _slots(parts: Runtime, plan: Plan, cell: Cell, drawn: Sequence[Asked]) -> in
     return slots_of(tokens, drawn, longest=parts.recipe.engine.max_new_tokens)
 
 
-def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
+def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[GroupStart]) -> StepSpec:
     """What holds for a step that begins with these prompts."""
     recipe, algorithm = parts.recipe, parts.algorithm
     divides = recipe.batch.updates_a_step > 1
@@ -66,7 +65,7 @@ def terms_of(parts: Runtime, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> S
     )
 
 
-def _sampling_terms(parts: Runtime, plan: Plan, speeds: SpeedEstimate, drawn: Sequence[Asked]) -> StepSpec:
+def _sampling_terms(parts: Runtime, plan: Plan, speeds: SpeedEstimate, drawn: Sequence[GroupStart]) -> StepSpec:
     """What holds where every group counts, whatever its rewards."""
     cells = [cell for cell in plan.cells if cell.role != "generate"]
     return StepSpec(
@@ -133,7 +132,7 @@ async def take_step(
         return result
     coef, trajectories = parts.kl.coef, len({sample.key[:3] for sample in result.batch.samples})
     if result.report["tokens/trained"]:  # a critic alone says nothing of the policy
-        parts.kl.saw(result.report["kl/reference"], trajectories)
+        parts.kl.observe(result.report["kl/reference"], trajectories)
     return replace(result, updates=[{**report, "kl/coef": coef} for report in result.updates])
 
 
@@ -147,23 +146,23 @@ async def turn(
     noted: Callable[[EventLog], object] | None = None,
 ) -> tuple[StepExecutor, StepBatch]:
     """What the scheduler calls a step, from the first launch to the update; returns what it made, too."""
-    executor = StepExecutor(parts, pace=parts.pace, clock=clock, step=step, carried=carried)
+    executor = StepExecutor(parts, speed=parts.speed, clock=clock, step=step, carried=carried)
     drawn = executor.draw(executor.rule.first) if launches else []
-    terms = terms_of(parts, parts.pace.speeds(), drawn)
+    terms = terms_of(parts, parts.speed.speeds(), drawn)
     if (critic := parts.recipe.roles.critic) and step <= critic.warmup_steps:
         terms = replace(terms, stages=tuple(stage for stage in terms.stages if stage != "train"))
     if parts.plan.staleness and carried:  # what fills the pipe is trained on by the weights that sampled it
         terms = replace(terms, stages=(*terms.stages, "old"))
     state = StepState(parts.plan, terms, spread=parts.lengths.spread)
-    await parts.worker_group.recovery.surviving(parts.worker_group.begin)
+    await parts.worker_group.recovery.retry_after_worker_loss(parts.worker_group.begin)
     notes = await Driver(state, executor, now=time.monotonic).run(drawn, executor.carry())
     if noted is not None:
         noted(notes)
     executor.expect_lengths()
     shares = parts.worker_group.decoding.by_device()
     generating = (cell for cell in parts.plan.cells if cell.role == "generate")
-    parts.pace.decoded({cell.name: shares[cell.devices[0]] for cell in generating if cell.devices[0] in shares})
-    parts.pace.stepped()
+    parts.speed.decoded({cell.name: shares[cell.devices[0]] for cell in generating if cell.devices[0] in shares})
+    parts.speed.decay()
     return executor, executor.made(state.accepted)
 
 
@@ -174,16 +173,16 @@ class SampleExecutor(StepExecutor):
         self, parts: Runtime, groups: Sequence[Sequence[RolloutStart]], sampling: Sampling, *, judged: bool = True
     ) -> None:
         """Answers that are not `judged` are left without a verdict."""
-        pace = SpeedEstimator(round_seconds=SLICE)
-        super().__init__(parts, pace=pace, clock=Clock(devices=parts.devices), step=0)
+        speed = SpeedEstimator(round_seconds=SLICE)
+        super().__init__(parts, speed=speed, clock=Clock(devices=parts.devices), step=0)
         self.sampling, self.min_samples, self.wants_verdicts = sampling, 1, judged
         self.asked = [list(group) for group in groups]
 
-    def drawn(self) -> list[Asked]:
+    def drawn(self) -> list[GroupStart]:
         """The groups as the scheduler sees them."""
         return [self._asked(group[0].prompt, len(group)) for group in self.asked]
 
-    def more(self, missing: int) -> Sequence[Asked]:
+    def more(self, missing: int) -> Sequence[GroupStart]:
         """What has no verdict is not made up for."""
         return ()
 
@@ -207,11 +206,11 @@ class SampleExecutor(StepExecutor):
     async def apply(self, groups: Sequence[int], *, last: bool) -> None:
         """There is nothing to update."""
 
-    async def revive(self, device: str) -> None:
+    async def restart_worker(self, device: str) -> None:
         """Where nobody trains there is nobody to bring it back from, and whoever asked has lost little."""
         if not self.worker_group.copies:
             raise StateLostError(f"{device}: its process has died")
-        await super().revive(device)
+        await super().restart_worker(device)
 
 
 async def sample(
@@ -231,6 +230,6 @@ async def sample(
     drawn = executor.drawn()
     if not drawn:
         return Scored(groups=(), failed=())
-    state = StepState(plan, _sampling_terms(parts, plan, parts.pace.speeds(), drawn), spread=parts.lengths.spread)
+    state = StepState(plan, _sampling_terms(parts, plan, parts.speed.speeds(), drawn), spread=parts.lengths.spread)
     await Driver(state, executor, now=time.monotonic).run(drawn)
     return executor.all_scored()

@@ -177,7 +177,7 @@ async def _run(
                 recipe, plan=course.plan, root=root, folder=folder, note=screen.note, make_engine=make_engine,
                 values=run_values(recipe, root, folder), given=given, watch=startup_deadline(recipe, folder),
             )  # fmt: skip
-            desk: RunOutput | None = None
+            output: RunOutput | None = None
             try:
                 await rehearse_if_asked(parts, screen.note)  # while the optimizer is fresh
                 stateful = _stateful(recipe, parts, folder=folder, root=root, allow=allow)
@@ -187,18 +187,18 @@ async def _run(
                 checkpoints.set_aside(*stand.skipped)
                 if again:  # only now: a recipe that the checkpoint does not go with must not stay in the folder
                     _record(folder, recipe, root, course)
-                desk = _output(parts, journal, checkpoints, stateful, ends, screen, given)
+                output = _output(parts, journal, checkpoints, stateful, ends, screen, given)
                 screen.start(recipe.run.steps, done)
                 reads = _inputs(parts, folder, root, given, allowed=allow, since=done)
-                with reads, desk.host, desk.page, loaded_objects_frozen():
-                    evaluations = await train(parts, desk, done=done, metrics=metrics)
-                    return await _finish(parts, desk, course, evaluations, root=root, after=done)
+                with reads, output.host, output.page, loaded_objects_frozen():
+                    evaluations = await train(parts, output, done=done, metrics=metrics)
+                    return await _finish(parts, output, course, evaluations, root=root, after=done)
             except StateLostError:
                 stop_if_interrupted()  # whoever pressed Ctrl-C wants no second try
                 raise
             finally:
-                if desk is not None:
-                    await desk.saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
+                if output is not None:
+                    await output.saves.close(hurry=request.at_once or bool(parts.worker_group.silent))
                 await parts.close()
 
 
@@ -268,7 +268,7 @@ def _output(
 
 async def _finish(
     parts: Runtime,
-    desk: RunOutput,
+    output: RunOutput,
     course: PlannedRun,
     evaluations: Sequence[tuple[int, Evaluation]],
     *,
@@ -276,10 +276,10 @@ async def _finish(
     after: int,
 ) -> Finished:
     """What the run came to, which is shown, beside what was expected of the steps after `after`."""
-    folder, recipe = desk.journal.folder, parts.recipe
+    folder, recipe = output.journal.folder, parts.recipe
     beside = compare_to_forecast(folder, course, recipe, root, after=after, memory=await parts.memory())
-    model = sound(desk.saves.checkpoints)
-    return finished(desk.progress, folder, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])
+    model = sound(output.saves.checkpoints)
+    return finished(output.progress, folder, model, recipe.run.steps, evaluations, [*[""] * bool(beside), *beside])
 
 
 def steps_of(folder: Path) -> list[dict[str, float]]:

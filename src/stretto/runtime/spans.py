@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from stretto.placement.devices import host_of
 from stretto.report.timeline import Span, idle, to_events
 from stretto.runtime.watch import StageWatch
 
@@ -74,7 +75,7 @@ class Clock:
 
     def events(self) -> list[dict[str, Any]]:
         """The spans of the step that were not told before, for a timeline, each on its cell's host."""
-        hosts = {cell: device.rpartition("/")[0] for cell, device in self.devices.items()}
+        hosts = {cell: host_of(device) for cell, device in self.devices.items()}
         new, self._told = self.spans[self._told :], len(self.spans)
         return [event for span in new for event in to_events([span], host=hosts.get(span.cell) or "localhost")]
 

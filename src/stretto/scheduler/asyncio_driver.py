@@ -62,7 +62,7 @@ class Executor(Protocol):
         """Another round for groups that were dropped, or nothing."""
         ...
 
-    async def revive(self, device: str) -> None:
+    async def restart_worker(self, device: str) -> None:
         """Brings back a device's process that died."""
         ...
 
@@ -194,10 +194,10 @@ class Driver:
         for cell in cells:
             if cell not in self.step.cells.dead:
                 self._tell("lost", cell)
-        self._revive(device)
+        self._restart(device)
 
-    def _revive(self, device: str) -> None:
-        task = self._begin(self.executor.revive(device), partial(self._back, device))
+    def _restart(self, device: str) -> None:
+        task = self._begin(self.executor.restart_worker(device), partial(self._back, device))
         self.reviving[task] = partial(self._died_again, device)
 
     def _died_again(self, device: str, lost: WorkerLost) -> None:
@@ -205,7 +205,7 @@ class Driver:
         if lost.cell == device:
             told = f"{device}: its process died again while it was brought back ({lost.why})"
             raise TrainingError(f"{told}; see why, for example too little memory, and resume the run")
-        self._revive(device)
+        self._restart(device)
 
     def _back(self, device: str, _: None) -> None:
         self.gone.discard(device)

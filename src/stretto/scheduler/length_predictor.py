@@ -32,14 +32,14 @@ class LengthPredictor:
         self.count = self.total = self.squares = 0.0
         self.of: dict[str, tuple[int, float]] = {}
 
-    def saw(self, prompt: str, tokens: int) -> None:
+    def observe(self, prompt: str, tokens: int) -> None:
         """A trajectory of a prompt ended after so many sampled tokens."""
         log = math.log(max(1, tokens))
         self.count, self.total, self.squares = self.count + 1, self.total + log, self.squares + log * log
         times, mean = self.of.get(prompt, (0, 0.0))
         self.of[prompt] = (times + 1, mean + (log - mean) / (times + 1))
 
-    def stepped(self) -> None:
+    def decay(self) -> None:
         """A step is over; what came before counts a little less."""
         self.count, self.total, self.squares = (x * FORGET for x in (self.count, self.total, self.squares))
 

@@ -110,7 +110,7 @@ class StartRollouts:
     """These trajectories start on a generate cell now; the lane opens with the first of them."""
 
     cell: str
-    """Which."""
+    """The generate cell."""
     items: tuple[RolloutId, ...]
     """What starts, in order."""
 
@@ -134,7 +134,7 @@ class StageWork:
     number: int
     """Counts the pieces of a step."""
     cell: str
-    """Which."""
+    """The cell that does it."""
     stage: str
     """One of `FORWARD` or `UPDATE`."""
     items: tuple[RolloutId, ...]

@@ -59,7 +59,7 @@ class BusySpan:
     """Something that took time on a cell."""
 
     cell: str
-    """Which."""
+    """The cell's name."""
     stage: str
     """generate for an open lane, or the stage of a piece."""
     start: float

@@ -66,7 +66,7 @@ class SpeedEstimator:
         self.seconds[stage] += seconds
         self.tokens[stage] += tokens
 
-    def stepped(self) -> None:
+    def decay(self) -> None:
         """A step is over; what came before counts less."""
         self.squares = [term * FORGET for term in self.squares]
         for each in (self.lanes, *self.pieces.values()):

@@ -184,7 +184,7 @@ class NarrowState:
     storage: Storage
     """How its averages are stored."""
     moments: Moments
-    """They."""
+    """Its averages of gradients and of their squares."""
     rest: Tensor | None
     """Lower halves of the masters; none where the weights are wide."""
 

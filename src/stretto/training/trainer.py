@@ -76,7 +76,7 @@ class Trainer:
     ) -> None:
         """`staleness` is how many versions the weights that sampled may lag behind those that are trained.
 
-        Who knows of memory that others hold and do not need meanwhile sets `make_room`, which gives it back.
+        `make_room`, if it is set, frees memory that others can spare while this trains: the engine's idle KV cache.
         """
         self.policy, self.algorithm, self.optimizer = policy, algorithm, optimizer
         self.token_budget, self.temperature, self.clip = token_budget, temperature, clip

@@ -25,10 +25,6 @@ class Receiver(Protocol):
         """Takes over published weights and says what it holds."""
         ...
 
-    def holds(self) -> Receipt:
-        """Which weights it samples from, as it is now."""
-        ...
-
 
 class Carrier:
     """Brings weights where they are read."""

@@ -1,10 +1,9 @@
-"""Hands new weights to an engine, and does not take its word for it.
+"""The proof that engines sample from the weights that were published: nobody's word is taken for it.
 
-An engine answers with the version it samples from and the checksums of its own tensors, read back. Version and
+A receipt has the version that an engine samples from and the checksums of its own tensors, read back. Version and
 checksums must be the trainer's, or the run stops: a sampler that silently holds the wrong weights costs weeks. Where
-engine and trainer share tensors there is nothing to send, and the receipt says "shared" rather than "proved"; what an
-engine reads of them, in place or as copies in another order, is then held against the optimizer's masters
-(`workers.worker`).
+engine and trainer share tensors the receipt says "shared" rather than "proved"; what an engine reads of them, in place
+or as copies in another order, is then held against the optimizer's masters (`workers.worker`, which makes receipts).
 """
 
 from __future__ import annotations
@@ -13,15 +12,6 @@ from collections.abc import Collection
 
 from stretto.errors import WeightsError
 from stretto.types import Receipt, Weights
-from stretto.weights.carrier import Carrier, Receiver
-
-
-def publish(weights: Weights, engine: Receiver, carrier: Carrier | None = None) -> Receipt:
-    """Sends weights, reads back what the engine holds, and proves that they arrived."""
-    (carrier or Carrier()).tell(weights, engine)
-    receipt = engine.holds()
-    verify_publish(weights, receipt)
-    return receipt
 
 
 def verify_publish(
@@ -58,5 +48,5 @@ def refusal(version: int, told: str) -> WeightsError:
     return WeightsError(
         f"publish: {when}, {told}\n"
         "    fix: stretto resume goes on from the newest checkpoint; if it comes again, look at that device's memory, "
-        "and please report it"
+        "or at engine.kind if the engine is your own, and please report it"
     )

@@ -48,7 +48,7 @@ class ProbeServer:
         kind = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.server = socket.create_server((address, 0), family=kind, backlog=128)
         self.place: tuple[str, int] = self.server.getsockname()[:2]
-        threading.Thread(target=self._answer, name="door", daemon=True).start()
+        threading.Thread(target=self._answer, name="probe-server", daemon=True).start()
 
     def _answer(self) -> None:
         with suppress(OSError):
@@ -66,14 +66,14 @@ class ProbeServer:
 
 
 def unreachable(places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    """Those of these doors that do not answer this process, each with where it is and why."""
+    """The `places` that do not answer this process, each with where it is and why."""
     with ThreadPoolExecutor(min(64, len(places)) or 1) as pool:  # silent ones all take their time
         answers = zip(places, pool.map(_silence, places.values()), strict=True)
         return {name: f"{places[name][0]} port {places[name][1]}: {why}" for name, why in answers if why}
 
 
 def _silence(place: tuple[str, int]) -> str:
-    """Why a door does not answer; empty if it does."""
+    """Why a port does not answer; empty if it does."""
     try:
         with socket.create_connection(place, timeout=PATIENCE) as near:
             near.settimeout(PATIENCE)

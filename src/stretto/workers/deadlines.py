@@ -34,9 +34,9 @@ class CallDeadlines:
 
 
 KEYS = {
-    **dict.fromkeys(("start", "meet", "listen", "unreached", "shut"), "start"),
+    **dict.fromkeys(("start", "meet", "listen", "unreachable", "stop_listening"), "start"),
     "generate": "generate",
-    **dict.fromkeys(("fetch", "holds", "peak_memory"), "publish"),
+    **dict.fromkeys(("fetch", "engine_weights", "peak_memory"), "publish"),
 }
 """What is called -> the recipe's deadline that it has; that of training, if it is none of these."""
 

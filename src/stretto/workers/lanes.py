@@ -93,10 +93,10 @@ class LaneMember:
         lane = self.assignment.lane
         return lane is None or lane.rank % lane.team == FIRST
 
-    def let_parts_sleep(self, shelf: HostBuffer) -> None:
+    def let_parts_sleep(self, host_buffer: HostBuffer) -> None:
         """Its parts of the model leave the device where its cell may sleep."""
         if isinstance(self.engine, LaneEngine):
-            self.sleepers.add(HeldStorages({"generate"}, self.engine.tensors, shelf))
+            self.sleepers.add(HeldStorages({"generate"}, self.engine.tensors, host_buffer))
 
     def met(self, kind: str) -> None:
         """Its engine goes on with those that generate together with it, if it is these that were met."""

@@ -74,7 +74,7 @@ class ModelUpdates:
         if len(model.trainers) < 2:
             return
         begun = time.monotonic()
-        told = await group.all(model.trainers, lambda each: each.sums(model.name), seconds=seconds)
+        told = await group.all(model.trainers, lambda each: each.loss_counters(model.name), seconds=seconds)
         sums = loss_counters.together(told)
         reduced = (group.worker(device, seconds).reduce(model.name, sums) for device in model.trainers)
         raise_first(await group.in_lockstep(TRAINS[model.name], reduced))

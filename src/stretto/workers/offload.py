@@ -82,7 +82,7 @@ class HeldTensors:
         self,
         read_by: Collection[str],
         tensors: Callable[[], Iterable[Tensor]],
-        shelf: HostBuffer,
+        host_buffer: HostBuffer,
         *,
         frozen: bool,
         woken_by: Collection[str] | None = None,
@@ -90,7 +90,7 @@ class HeldTensors:
         """`tensors` are asked each time, as an optimizer has none before its first update; `frozen` ones never change,
         so what was copied once need not be copied again. They wake when a role begins that reads them, or later, when
         they are `woken_by` a phase."""
-        self.read_by, self.tensors, self.shelf, self.frozen = frozenset(read_by), tensors, shelf, frozen
+        self.read_by, self.tensors, self.host_buffer, self.frozen = frozenset(read_by), tensors, host_buffer, frozen
         self.woken_by = self.read_by if woken_by is None else frozenset(woken_by)
         self.away: list[Tensor] = []
         self.held: list[Tensor] = []
@@ -99,16 +99,16 @@ class HeldTensors:
         """To host memory."""
         if self.away:
             return
-        kind, mine = self.shelf.device.type, {id(tensor): tensor for tensor in self.tensors()}
+        kind, mine = self.host_buffer.device.type, {id(tensor): tensor for tensor in self.tensors()}
         away = [tensor for tensor in mine.values() if tensor.device.type == kind]
-        self.held = self.held or self.shelf.put([tensor.detach() for tensor in away])
+        self.held = self.held or self.host_buffer.put([tensor.detach() for tensor in away])
         self.away = away
         self._lie(self.held)
 
     def wake(self) -> None:
         """Back."""
         if self.away:
-            self._lie(self.shelf.take(self.held))
+            self._lie(self.host_buffer.take(self.held))
             self.away = []
             self.held = self.held if self.frozen else []
 
@@ -121,9 +121,11 @@ class HeldStorages:
     """Memory that several tensors look at, such as the slices of a model (FSDP2): all of them stay as they are, and
     what is below them goes and comes back."""
 
-    def __init__(self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], shelf: HostBuffer) -> None:
+    def __init__(
+        self, read_by: Collection[str], tensors: Callable[[], Iterable[Tensor]], host_buffer: HostBuffer
+    ) -> None:
         self.read_by = self.woken_by = frozenset(read_by)
-        self.tensors, self.shelf = tensors, shelf
+        self.tensors, self.host_buffer = tensors, host_buffer
         self.away: list[tuple[Tensor, Tensor]] = []
 
     def sleep(self) -> None:
@@ -132,7 +134,7 @@ class HeldStorages:
             return
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self.tensors()}
         whole = [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in storages.values()]
-        pairs = zip(whole, self.shelf.put(whole), strict=True)
+        pairs = zip(whole, self.host_buffer.put(whole), strict=True)
         self.away = [(memory, held) for memory, held in pairs if held is not memory]
         for memory, _ in self.away:
             memory.untyped_storage().resize_(0)
@@ -218,7 +220,7 @@ def sleepers_of(
     gauges: Mapping[str, FrozenScorer],
     critic: tuple[ValueModel, Callable[[], MasterAdamW | None]] | None = None,
     engine: Engine,
-    shelf: HostBuffer,
+    host_buffer: HostBuffer,
 ) -> Offloader:
     """What a device holds; `readers` are the roles on it that read the policy's tensors, `critic` is one that is
     trained and its optimizer."""
@@ -235,16 +237,16 @@ def sleepers_of(
     theirs = _parts_of(critic[0], policy) if critic else None
     shared = {"value", "fit"} if theirs and theirs.shares else set()
     parts = [
-        HeldTensors({*readers, *shared}, weights(trained=False), shelf, frozen=True),
-        HeldTensors(readers, weights(trained=True), shelf, frozen=False),
-        HeldTensors({"train"}, learned(optimizer), shelf, frozen=False, woken_by={UPDATE}),
-        *(HeldTensors({role}, tensors, shelf, frozen=True) for role, tensors in frozen.items()),
+        HeldTensors({*readers, *shared}, weights(trained=False), host_buffer, frozen=True),
+        HeldTensors(readers, weights(trained=True), host_buffer, frozen=False),
+        HeldTensors({"train"}, learned(optimizer), host_buffer, frozen=False, woken_by={UPDATE}),
+        *(HeldTensors({role}, tensors, host_buffer, frozen=True) for role, tensors in frozen.items()),
     ]
     if critic and theirs:
         parts += [
-            HeldTensors({"value", "fit"}, lambda: theirs.frozen, shelf, frozen=True),
-            HeldTensors({"value", "fit"}, lambda: theirs.trained, shelf, frozen=False),
-            HeldTensors({"fit"}, learned(critic[1]), shelf, frozen=False, woken_by={FITTED}),
+            HeldTensors({"value", "fit"}, lambda: theirs.frozen, host_buffer, frozen=True),
+            HeldTensors({"value", "fit"}, lambda: theirs.trained, host_buffer, frozen=False),
+            HeldTensors({"fit"}, learned(critic[1]), host_buffer, frozen=False, woken_by={FITTED}),
         ]
     # The engine last: when it wakes, it looks where the policy's weights are.
     return Offloader(sleeps, [*parts, EngineCaches(engine)])

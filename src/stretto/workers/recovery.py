@@ -29,7 +29,7 @@ class Recovery:
         self.lost: set[str] = set()
         self.lock = asyncio.Lock()
 
-    async def surviving(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry_after_worker_loss(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer to what is asked outside of a step; who dies at it is brought back, and it is asked again.
 
         Where nobody trains there is nothing to bring it back with, and whoever asked has lost little.
@@ -38,7 +38,7 @@ class Recovery:
         while True:
             try:
                 for device in sorted(self.lost):
-                    await self.revive(device)
+                    await self.restart_worker(device)
                 return await ask()
             except WorkerLost as lost:
                 if not self.worker_group.copies:
@@ -49,7 +49,7 @@ class Recovery:
                 died.add(lost.cell)
                 self.lost.add(lost.cell)
 
-    async def revive(self, device: str) -> None:
+    async def restart_worker(self, device: str) -> None:
         """A new worker for one that died, with the state of one that trains; all meet once nobody is missing, and
         those that it generates with once none of them is."""
         self.lost.add(device)
@@ -57,8 +57,10 @@ class Recovery:
             self._refuse(device)
             try:  # who else has died is found out before anybody waits for it
                 asked = [each for each in self.worker_group.members if each not in self.lost]
-                await self.worker_group.all(asked, lambda each: each.room(), seconds=self.worker_group.patience.train)
-                await self._revive(device)
+                await self.worker_group.all(
+                    asked, lambda each: each.kv_tokens(), seconds=self.worker_group.patience.train
+                )
+                await self._restart(device)
                 self.lost.discard(device)
                 if not self.lost:
                     await self.worker_group.meet()
@@ -77,7 +79,7 @@ class Recovery:
             told = "and those that hold the other slices of a model cannot go on; resume the run"
             raise StateLostError(f"{device}: its process died, {told}")
 
-    async def _revive(self, device: str) -> None:
+    async def _restart(self, device: str) -> None:
         models = self.worker_group.trained.values()
         living = {model.name: self.living(model) for model in models if self._needs(model, device)}
         if gone := [name for name, copy in living.items() if copy is None]:

@@ -99,7 +99,7 @@ class ShardedWorker(Worker):
         settings = settings_of(recipe, self.assignment.token_budget) | self._checkpointing("train")
         apart = on_the_same_tensors(self.policy)
         shards = Shards(apart, mesh, temperature=settings["temperature"], serving=self.policy)
-        self.sleepers.add(HeldStorages({"train"}, shards.tensors, self.make_shelf()))
+        self.sleepers.add(HeldStorages({"train"}, shards.tensors, self.make_host_buffer()))
         self.optimizer = self._optimizer(POLICY, shards, recipe.optimizer)
         self.trainer.close()
         self.trainer = ShardedTrainer(shards, self.assignment.algorithm(), self.optimizer, **settings)
@@ -113,8 +113,10 @@ class ShardedWorker(Worker):
         shards = Shards(self.critic, mesh, temperature=settings["temperature"])
         optimizer = self._optimizer(CRITIC, shards, critic_optimizer(self.assignment))
         # What only an update reads sleeps until then.
-        self.sleepers.add(HeldTensors({"fit"}, optimizer.tensors, self.make_shelf(), frozen=False, woken_by={FITTED}))
-        self.sleepers.add(HeldStorages({"value", "fit"}, shards.tensors, self.make_shelf()))
+        self.sleepers.add(
+            HeldTensors({"fit"}, optimizer.tensors, self.make_host_buffer(), frozen=False, woken_by={FITTED})
+        )
+        self.sleepers.add(HeldStorages({"value", "fit"}, shards.tensors, self.make_host_buffer()))
         self.models[CRITIC] = ShardedCriticTrainer(shards, self.assignment.algorithm(), optimizer, **settings)
         self.shards[CRITIC] = shards
 
@@ -130,7 +132,7 @@ class ShardedWorker(Worker):
         loaded = self.models[MODELS[role]]
         whole = loaded if isinstance(loaded, FrozenScorer | Teacher) else self._as_it_is()
         scorer = SlicedScorer(whole, mesh)
-        self.sleepers.add(HeldStorages({role}, scorer.tensors, self.make_shelf()))
+        self.sleepers.add(HeldStorages({role}, scorer.tensors, self.make_host_buffer()))
         self.models[MODELS[role]] = scorer
 
     def _as_it_is(self) -> FrozenModel:

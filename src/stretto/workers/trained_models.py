@@ -13,7 +13,7 @@ class TrainedModel:
     """One of a plan's models that are trained."""
 
     name: str
-    """Which."""
+    """The model: the policy or the critic."""
     training: tuple[tuple[str, ...], ...]
     """The devices of each cell that trains it."""
     copies: tuple[tuple[str, ...], ...]

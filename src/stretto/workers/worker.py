@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,14 +105,14 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             if self.critic is None or "fit" in assignment.slices
             else (self.critic, lambda: self.trained(CRITIC).optimizer),
             engine=self.engine,
-            shelf=self.make_shelf(),
+            host_buffer=self.make_host_buffer(),
         )
-        self.let_parts_sleep(self.make_shelf())
+        self.let_parts_sleep(self.make_host_buffer())
         self.carrier = Carrier()
         rounds = recipe.optimizer.reduce == "bfloat16"
         self.rounding = {model: RoundedSums() for model in self.held_models} if rounds else {}
         self.groups: dict[str, ProcessGroup] = {}
-        self.door: ProbeServer | None = None
+        self.probe_server: ProbeServer | None = None
         self.files = HostFolder()
         self.writing: Future[SavedFiles] | None = None
 
@@ -136,7 +137,7 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
             raise TrainingError(f"{self.assignment.device}: no {model} is trained here")
         return found
 
-    def make_shelf(self) -> HostBuffer:
+    def make_host_buffer(self) -> HostBuffer:
         """Where what sleeps is."""
         return HostBuffer(self.assignment.torch_device)
 
@@ -176,25 +177,25 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         told = trainer.meter.logprobs
         return {sample.key: told.pop(sample.key) for sample in samples if sample.key in told}
 
-    def sums(self, model: str) -> dict[str, float]:
+    def loss_counters(self, model: str) -> dict[str, float]:
         """The counters of what was accumulated here."""
         return dict(self.trained(model).meter.sums)
 
     # Who reaches whom -------------------------------------------------------------------------------------------------
 
     def listen(self, toward: str) -> tuple[str, int]:
-        """Opens a door for the others, at the address by which this host reaches `toward`."""
-        self.door = ProbeServer(own_address(toward))
-        return self.door.place
+        """Opens a port for the others to try, at the address by which this host reaches `toward`; returns where."""
+        self.probe_server = ProbeServer(own_address(toward))
+        return self.probe_server.place
 
-    def unreached(self, doors: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-        """Which of the others' doors do not answer, and why."""
-        return unreachable(doors)
+    def unreachable(self, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+        """Which devices do not answer at their `places`, and why."""
+        return unreachable(places)
 
-    def shut(self) -> None:
-        """Closes the door."""
-        if self.door is not None:
-            self.door.close()
+    def stop_listening(self) -> None:
+        """Closes the port that `listen` has opened."""
+        if self.probe_server is not None:
+            self.probe_server.close()
 
     # The end of a step ------------------------------------------------------------------------------------------------
 
@@ -249,37 +250,33 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
         """What the trained tensors of a model are here."""
         return checksums(self._awake(model).items())
 
-    def holds(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
+    def engine_weights(self, trainers: Sequence[str], whole: bool, alone: bool) -> Receipt:
         """Version and checksums of what this process's engine reads; with `whole`, of frozen tensors too.
 
-        Those of `trainers` come from their own optimizers, and are held against them as well. Where a process is
-        `alone` with the policy nobody else has checksums to compare, and tensors that are their own masters need none.
+        Those of `trainers` come from their own optimizers, and are held against them as well; an engine with tensors
+        of its own is held against the policy's at the start, and always where its process is `alone` with the policy.
+        An engine that shares the policy's needs nothing there but what optimizers keep apart.
         """
         self.sleepers.enter(PUBLISH)
+        told, device = self.engine.holds(), self.assignment.device
+        shared = alone and told.shared
         trained, network = self.policy.trained(), self.policy.network
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())} if whole else dict(trained)
-        claims = self.claims(alone) if self.optimizer is not None and self.assignment.device in trainers else {}
-        names = claims if alone else tensors
+        trains = self.optimizer is not None and device in trainers
+        claims = self.claims(shared) if trains else {}
+        names = claims if shared else tensors
+        if not told.shared and (alone or whole):
+            claims |= checksums((name, tensor) for name, tensor in tensors.items() if name not in claims)
         read = self.engine.checksums(names)
-        if read is None:  # it has no weights: a script, for tests
-            read = checksums((name, tensors[name]) for name in names)
+        if read is None:  # a script that multiplies nothing, or an engine that does not tell
+            read = checksums((name, tensors[name]) for name in names) if told.shared else {}
         # What was not asked for is told where it is not as it should be.
-        verify_equal(
-            {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names)),
-            of=len(trained),
-            version=self.trainer.version,
-            engine=self.assignment.device,
-            source="its optimizer" if claims else "its trainer",
-        )
-        told = self.engine.holds()
+        differing = {name for name in claims if read.get(name) != claims[name]} | (read.keys() - set(names))
+        of, source = len(trained.keys() | set(names)), "its optimizer" if trains else "its trainer"
+        verify_equal(differing, of=of, version=self.trainer.version, engine=device, source=source)
         times = getattr(self.engine, "times", None)  # engines of others need not tell
-        return Receipt(
-            version=told.version,
-            manifest={} if alone else read,
-            shared=alone,
-            lost=told.lost,
-            decoding=times.take() if times is not None else (),
-        )
+        decoding = () if times is None else times.take()
+        return replace(told, manifest={} if shared else read, shared=shared, decoding=decoding)
 
     def claims(self, alone: bool) -> dict[str, str]:
         """Checksums of what this process's optimizer has made, rounded to what the policy computes in; `alone`, only of
@@ -294,11 +291,11 @@ class Worker(LaneMember, LoadsBesideOthers, RehearsalCalls, CheckpointCalls):
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
-    def facts(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
+    def model_limits(self) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
         """The model's tokenizer, its longest context, and the tokens that end an answer."""
         return self.policy.tokenizer, self.policy.context, self.policy.stop_tokens
 
-    def room(self) -> int:
+    def kv_tokens(self) -> int:
         """Tokens that the cache of its engine holds."""
         return self.engine.kv_tokens
 

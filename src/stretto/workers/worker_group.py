@@ -153,10 +153,10 @@ class WorkerGroup:
         if len(devices) < 2 or not isinstance(store, tuple):
             return
         address = store[0]
-        places = await self.all(devices, lambda each: each.listen(address), seconds=seconds)
-        doors = dict(zip(devices, places, strict=True))
-        missed = await self.all(devices, lambda each: each.unreached(doors), seconds=seconds)
-        await self.all(devices, lambda each: each.shut(), seconds=seconds)
+        opened_at = await self.all(devices, lambda each: each.listen(address), seconds=seconds)
+        places = dict(zip(devices, opened_at, strict=True))
+        missed = await self.all(devices, lambda each: each.unreachable(places), seconds=seconds)
+        await self.all(devices, lambda each: each.stop_listening(), seconds=seconds)
         told = [f"{one} -> {two} at {why}" for one, m in zip(devices, missed, strict=True) for two, why in m.items()]
         if told:
             raise StrettoError(f"start: processes cannot reach each other:\n  {'; '.join(told[:8])}\n    fix: {ALLOW}")
@@ -250,8 +250,10 @@ class WorkerGroup:
     async def verify_publish(self, holders: Sequence[str], *, whole: bool = False) -> None:
         """Raises unless these devices hold the same tensors, with `whole` the frozen ones too, under this version."""
         alone, seconds = len(holders) == 1, self.patience.publish
-        receipts = await self.all(holders, lambda each: each.holds(self.trainers, whole, alone), seconds=seconds)
-        where = "shared" if alone else "group"
+        receipts = await self.all(
+            holders, lambda each: each.engine_weights(self.trainers, whole, alone), seconds=seconds
+        )
+        where = "shared" if receipts[0].shared else "group"
         weights = Weights(version=self.version, manifest=receipts[0].manifest, where=where)
         self.engines_lost += sum(receipt.lost for receipt in receipts)
         source = "the trainer" if alone else self.called(holders[0])
@@ -265,7 +267,8 @@ class WorkerGroup:
         return f"{who} ({', '.join(told)})"
 
     async def meet(self) -> None:
-        """Everybody meets anew, under the name of the next epoch: of all that train, those that hold the same part."""
+        """Rebuilds the process groups: for each model one per optimizer shard, over all cells that train it, and one
+        over all devices that hold it."""
         epoch = next(EPOCHS)
         for kind in (*TRAINS.values(), *HOLDS.values()):
             self.meetings.pop(kind, None)

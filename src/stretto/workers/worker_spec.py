@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from stretto.algorithms.base import Algorithm, build
+from stretto.placement.devices import DeviceKind, kind_of, number_of
 from stretto.placement.plan import SliceMeeting
 from stretto.recipe.schema import Recipe, VllmEngineSection
 
@@ -130,6 +131,7 @@ class WorkerSpec:
 
 def torch_device(name: str) -> torch.device:
     """What torch calls a device of this process."""
-    kind, _, number = name.rpartition("/")[2].partition(":")
+    if kind_of(name) is DeviceKind.CPU:
+        return torch.device("cpu")
     # A process that was given one GPU sees it as the first.
-    return torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number) % torch.cuda.device_count())
+    return torch.device("cuda", number_of(name) % torch.cuda.device_count())

@@ -13,6 +13,7 @@ from stretto.environments.program import executable
 from stretto.environments.project import ProjectEnvironment
 from stretto.errors import Problem, RecipeError, RolloutError
 from stretto.extras import missing_extra
+from stretto.plugins import is_plugin
 from stretto.recipe.schema import (
     EnvironmentSection,
     GameSection,
@@ -76,6 +77,15 @@ def tools_have_what_they_read(recipe: Recipe, scene: CheckContext) -> Iterator[P
         if getattr(section, key) != ToolsSection.model_fields[key].default:
             reason = "has no effect, because search is not among environment.tools"
             yield Problem(field=f"environment.{key}", reason=reason, fix="remove it, or add search to the tools")
+
+
+def hosts_can_import(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:
+    """A process of its own has the environment from a file."""
+    section = recipe.environment
+    if isinstance(section, OwnEnvironmentSection) and section.hosts not in ("auto", 0) and not is_plugin(section.kind):
+        reason = f"has no effect: only this process has {section.kind}"
+        fix = "put it in a .py file beside the recipe and name it as module:name, or leave hosts out"
+        yield Problem(field="environment.hosts", reason=reason, fix=fix)
 
 
 def games_have_secrets(recipe: Recipe, scene: CheckContext) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ class GroupMemory:
     """The memory of the devices that serve the same roles."""
 
     side: DeviceGroup
-    """Which."""
+    """The devices, and the roles that they serve."""
     device: Device
     """The least of the group's devices."""
     phases: Mapping[str, RankMemory]
@@ -112,7 +112,7 @@ class FixedMemory:
     """A side as it is whatever the size of micro-batches, so that several sizes can be tried."""
 
     side: DeviceGroup
-    """Which."""
+    """The devices, and the roles that they serve."""
     device: Device
     """As in `GroupMemory`, like `asleep`, `pool` and `token`."""
     beside: Mapping[str, RankMemory]

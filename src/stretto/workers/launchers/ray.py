@@ -34,6 +34,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 from stretto.checks.machine.network import JOIN, LOOPBACK, NO_CLUSTER, cluster_named, place_of, silence
 from stretto.errors import DeadlineError, RecipeError, StrettoError, TrainingError, WorkerLost
 from stretto.models.memory import ONE_HEAP, freeze_loaded
+from stretto.placement.devices import DeviceKind, host_of, kind_of
 from stretto.threads import Daemons, beside
 from stretto.workers.connectivity import on_loopback
 from stretto.workers.deadlines import CLOSING, at_most
@@ -42,7 +43,6 @@ from stretto.workers.launchers.ray_resources import (
     TOUCH,
     Amounts,
     bundle_of,
-    host_of,
     of_kinds,
     shortage,
     visible_to,
@@ -307,7 +307,7 @@ class RayLauncher:
 
     def _actor(self, assignment: WorkerSpec) -> Any:
         index = list(self.hosts).index(host_of(assignment.device))
-        gpus = 1 if "/gpu:" in assignment.device else 0
+        gpus = int(kind_of(assignment.device) is DeviceKind.GPU)
         where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where, "max_restarts": 0}
         variables = {"OMP_NUM_THREADS": str(assignment.threads or 1), **(on_loopback() if self.own else {}), **ONE_HEAP}

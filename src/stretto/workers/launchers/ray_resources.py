@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from stretto.checks.machine.devices import known
+from stretto.placement.devices import DeviceKind, kind_of, number_of
 
 Amounts = Mapping[str, float]
 """Resource -> how much."""
@@ -20,14 +21,9 @@ KIND, ADDRESS = "accelerator_type:", "node:"
 """How Ray begins the names of resources that say which GPUs a node has, and which node it is."""
 
 
-def host_of(device: str) -> str:
-    """The host in a device's name."""
-    return device.rpartition("/")[0]
-
-
 def bundle_of(devices: Sequence[str]) -> dict[str, float]:
     """What a host must have for these devices: a core for each, and the GPUs."""
-    gpus = sum("/gpu:" in device for device in devices)
+    gpus = sum(kind_of(device) is DeviceKind.GPU for device in devices)
     return {"CPU": float(len(devices)), **({"GPU": float(gpus)} if gpus else {})}
 
 
@@ -50,10 +46,10 @@ def visible_to(device: str, listed: str | None) -> str | None:
 
     A plan counts the GPUs that are visible here.
     """
-    kind, _, number = device.rpartition("/")[2].partition(":")
-    if kind != "gpu":
+    if kind_of(device) is not DeviceKind.GPU:
         return None
-    return number if listed is None else listed.replace(" ", "").split(",")[int(number)]
+    number = number_of(device)
+    return str(number) if listed is None else listed.replace(" ", "").split(",")[number]
 
 
 def shortage(bundles: Sequence[Amounts], nodes: Sequence[Amounts], free: Sequence[Amounts]) -> str:
