@@ -26,7 +26,7 @@ from stretto.planner.problem import ModelSplit, PlanningProblem
 from stretto.planner.saved_calibration import as_measured
 from stretto.planner.search import CLOSE, search, variants_of
 from stretto.planner.simulate import Forecast, simulate
-from stretto.planner.whole_run import model_error, step_spread
+from stretto.planner.whole_run import evaluation_of, model_error, step_spread
 from stretto.planner.workload import StepWorkload, workload_of
 from stretto.recipe.schema import Placement, Recipe
 
@@ -132,7 +132,7 @@ def _same(choice: Candidate, plan: Plan, setting: PlanningProblem) -> bool:
     return cells == others and made.flow == plan.flow
 
 
-def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) -> dict[str, Any]:
+def document(forecast: Forecast, setting: PlanningProblem, recipe: Recipe, used: Sequence[str]) -> dict[str, Any]:
     """A forecast as plan.json holds it; updates are made when weights are published."""
     return {
         "seconds": {"step": forecast.step, **forecast.stages, "publish": forecast.ending.seconds},
@@ -143,6 +143,7 @@ def document(forecast: Forecast, setting: PlanningProblem, used: Sequence[str]) 
         "idle": forecast.idle,
         "answer_tokens": forecast.tokens / setting.workload.answers,
         "cost_per_step": explain.cost(forecast, setting),
+        "evaluation": evaluation_of(forecast, setting, recipe),
         "error": model_error(setting),
         "spread": step_spread(forecast, setting),
         "constants": setting.source,

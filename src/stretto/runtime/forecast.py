@@ -69,7 +69,7 @@ def planned(recipe: Recipe, root: Path, note: Note) -> PlannedRun:
             plan = chosen.forecast.plan
             if getattr(recipe.engine, "graphs", False) is True and any(map(plan.generates_together, plan.devices)):
                 note("plan: devices that generate together record no steps, so that engine.graphs has no effect")
-            expected = foresee.document(chosen.forecast, setting, plan.devices)
+            expected = foresee.document(chosen.forecast, setting, recipe, plan.devices)
             return PlannedRun(plan=plan, expected=expected, reward_workers=workers)
     known = _setting(recipe, root)
     plan = widened(recipe, known, note)
@@ -98,7 +98,7 @@ def expectation(recipe: Recipe, setting: PlanningProblem | None, plan: Plan) -> 
     if setting is None:
         return None
     forecast = foresee.forecast_of(plan, setting, recipe.placement, budget=_usual(recipe, setting))
-    return None if forecast is None else foresee.document(forecast, setting, plan.devices)
+    return None if forecast is None else foresee.document(forecast, setting, recipe, plan.devices)
 
 
 def _setting(recipe: Recipe, root: Path) -> PlanningProblem | None:
@@ -255,7 +255,7 @@ def _expected_run(recipe: Recipe, expected: Mapping[str, Any]) -> dict[str, Any]
     run = forecast_run(
         recipe,
         step=seconds["step"],
-        answer=seconds.get("generate", 0.0) / max(1.0, expected["answers"]),
+        evaluation=expected["evaluation"],
         spread=expected["spread"],
         error=expected["error"],
         devices=len(devices_of(recipe.placement)),
