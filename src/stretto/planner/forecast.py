@@ -19,7 +19,7 @@ from stretto.placement.plan import Plan
 from stretto.placement.strategies import STRATEGIES
 from stretto.planner import explain
 from stretto.planner.candidate import Candidate
-from stretto.planner.cost.memory_fit import MemoryFits
+from stretto.planner.cost.memory_fit import MemoryFit, MemoryFits
 from stretto.planner.cost.stage_times import StageTimes
 from stretto.planner.enumerate import Candidates
 from stretto.planner.problem import ModelSplit, PlanningProblem
@@ -67,8 +67,25 @@ def choose(setting: PlanningProblem, section: Placement) -> AutoPlan:
 
 def forecast_of(plan: Plan, setting: PlanningProblem, section: Placement, *, budget: int) -> Forecast | None:
     """What a plan is expected to take whose cells say no token budget; none for cells that no strategy makes."""
-    prices, rooms = StageTimes(setting), MemoryFits(setting)
-    grid = Candidates(setting, prices, rooms)
+    there = setting.with_caches_of(plan)
+    found = _laid(plan, there, section, budget)
+    return None if found is None else simulate(StageTimes(there), *found)
+
+
+def with_caches(plan: Plan, setting: PlanningProblem, section: Placement, *, budget: int) -> Plan:
+    """The plan with the share of memory that is left for caches, where the engine takes what it is told."""
+    found = _laid(plan, setting, section, budget)
+    if found is None or found[1].share is None:
+        return plan
+    share = found[1].share
+    cells = (replace(cell, memory_share=share) if cell.role == "generate" else cell for cell in plan.cells)
+    return replace(plan, cells=tuple(cells))
+
+
+def _laid(plan: Plan, setting: PlanningProblem, section: Placement, budget: int) -> tuple[Candidate, MemoryFit] | None:
+    """The choice that has a plan's cells, with as large micro-batches as fit; none for cells that no strategy makes."""
+    rooms = MemoryFits(setting)
+    grid = Candidates(setting, StageTimes(setting), rooms)
     for variant in variants_of(section):
         for choice in grid.choices(variant, len(plan.devices)) if variant.cannot(setting) is None else ():
             if not _same(choice, plan, setting):
@@ -77,7 +94,7 @@ def forecast_of(plan: Plan, setting: PlanningProblem, section: Placement, *, bud
                 mine = replace(choice, budget=tokens, recompute=bool(setting.workload.recompute))
                 room = rooms.room(mine)
                 if room.fits:
-                    return simulate(prices, mine, room)
+                    return mine, room
     return None
 
 
